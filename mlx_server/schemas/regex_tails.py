@@ -41,6 +41,12 @@ _ESCAPES = {
 
 _CODED = re.compile(r"\\x(?P<x>[0-9a-fA-F]{2})|\\u(?P<u>[0-9a-fA-F]{4})|\\.", re.DOTALL)
 
+_ITEM = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
+"""A range in a character class, or a single item of one."""
+_OPERATORS = frozenset("[]&~|-^")
+"""What may stand for itself in a class. Python warns where a later one may read it as a set of
+sets, so that it is escaped."""
+
 
 class RegexTails(NamedTuple):
     shortest: str
@@ -107,12 +113,17 @@ def _single(piece: re.Match[str]) -> RegexTails:
 
 @lru_cache(512)
 def _member_of(written: str) -> str:
-    class_ = re.compile(written.replace("[:", r"\[:"), re.ASCII)
+    opening = "[^" if written.startswith("[^") else "["
+    class_ = re.compile(opening + _ITEM.sub(_escaped, written[len(opening) : -1]) + "]", re.ASCII)
     found = next((c for c in _SAMPLES if class_.fullmatch(c)), None)
     found = found or next((chr(n) for n in range(33, 0x3000) if class_.fullmatch(chr(n))), None)
     if not found:
         raise NoShortestText
     return found
+
+
+def _escaped(item: re.Match[str]) -> str:
+    return "-".join(f"\\{end}" if end in _OPERATORS else end for end in item.groups() if end)
 
 
 def repeated(one: RegexTails, least: int, most: int = MOST_TAILS) -> RegexTails:

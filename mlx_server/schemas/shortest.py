@@ -48,6 +48,7 @@ FORMATS = {
 }
 """Expressions of some texts of each format, from which their tails are taken."""
 
+_NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _CONSTANTS = {"null": "null", "boolean": "true"}
 
 
@@ -311,6 +312,10 @@ def _string(parts: Parts) -> str:
 
 
 def _number(parts: Parts, *, whole: bool) -> str | None:
+    if not any(_NUMERIC & part.keys() for part in parts):
+        return "0"
+    if (plain := _plain_integer(parts)) is not None:
+        return plain
     steps = [Fraction(1)] * whole + [
         Fraction(str(p["multipleOf"])) for p in parts if "multipleOf" in p
     ]
@@ -337,6 +342,20 @@ def _number(parts: Parts, *, whole: bool) -> str | None:
         and all(number <= high and (number != high or not open) for high, open in highs)
     )
     return _shortest(map(_decimal, fitting))
+
+
+def _plain_integer(parts: Parts) -> str | None:
+    """The shortest integer between bounds that are integers; no fraction is shorter.
+
+    None if there is none, and for what needs fractions to be told."""
+    said = [(key, part[key]) for part in parts for key in _NUMERIC if key in part]
+    if any(key == "multipleOf" or type(value) is not int for key, value in said):
+        return None
+    lows = [value + (key != "minimum") for key, value in said if key.endswith("inimum")]
+    highs = [value - (key != "maximum") for key, value in said if key.endswith("aximum")]
+    low, high = max(lows, default=-math.inf), min(highs, default=math.inf)
+    near = (0, *(bound + n for bound in (*lows, *highs) for n in (-1, 0, 1)))
+    return _shortest(str(number) for number in near if low <= number <= high)
 
 
 def _bounds(parts: Parts, key: str, exclusive: str) -> Iterator[tuple[Fraction, bool]]:

@@ -6,7 +6,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -35,6 +35,19 @@ class View:
 
     def __init__(self, root: Schema) -> None:
         self.root = root
+        self._pointed_parts: dict[str, Part] = {}
+        """The targets of pointers that were followed."""
+
+    @cached_property
+    def _changes_base(self) -> bool:
+        """Whether any object inside the schema has an `$id`."""
+        waiting = [*_values_of(self.root)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Mapping) and "$id" in value:
+                return True
+            waiting += _values_of(value)
+        return False
 
     @cached_property
     def _anchors(self) -> dict[str, Part]:
@@ -98,6 +111,11 @@ class View:
             waiting += [*reversed(list(children(part, definitions))), *([target] if target else [])]
 
     def _pointed(self, name: str, at: Path) -> Part:
+        if name not in self._pointed_parts:
+            self._pointed_parts[name] = self._followed(name, at)
+        return self._pointed_parts[name]
+
+    def _followed(self, name: str, at: Path) -> Part:
         steps = name.split("/")[1:]
         path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
         try:
@@ -117,12 +135,20 @@ class View:
             yield found
 
     def _refuse_other_base(self, path: Path) -> None:
+        if not self._changes_base:
+            return
         for depth, found in enumerate(self._along(path)):
             base = found.get("$id") if depth and isinstance(found, Mapping) else None
             if isinstance(base, str) and not base.startswith("#"):
                 raise refused(
                     (*path[:depth], "$id"), "changes where references in it lead: leave it out"
                 )
+
+
+def _values_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:

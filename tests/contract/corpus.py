@@ -26,9 +26,14 @@ from mlx_server.schemas.child import reply_to
 from mlx_server.schemas.messages import Compile, Compiled
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.worker.constrained_decoding import grammar_compiler
-from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarFailed, GrammarRefused
+from mlx_server.worker.constrained_decoding.grammar_compiler import (
+    CompiledGrammar,
+    GrammarFailed,
+    GrammarRefused,
+)
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from tests.contract.corpus_walks import cut_walks
 
 SECONDS = 60.0
 AMPLE = 100_000
@@ -63,24 +68,26 @@ class Side:
     """Valid instances that were refused, and invalid ones that were taken."""
 
 
+def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
+    try:
+        text = written(schema)
+        measure(schema)
+        reply = reply_to(Compile(text, SECONDS))
+        if not isinstance(reply, Compiled):
+            raise Refused(getattr(reply, "message", "?"))
+        for keyword in reply.unsupported:
+            raise UnsupportedKeyword(*keyword).refusal()
+        source = f"{OPTIONS}\nstart: {reply.grammar}\n"
+        return grammar_compiler._compile(source, vocabulary)
+    except (InvalidGrammar, GrammarRefused) as error:
+        raise Refused(str(getattr(error, "message", error))) from None
+
+
 def ours(vocabulary: Vocabulary) -> Reader:
     def read(schema: Any) -> Step:
-        try:
-            text = written(schema)
-            measure(schema)
-            reply = reply_to(Compile(text, SECONDS))
-            if not isinstance(reply, Compiled):
-                raise Refused(getattr(reply, "message", "?"))
-            for keyword in reply.unsupported:
-                raise UnsupportedKeyword(*keyword).refusal()
-            source = f"{OPTIONS}\nstart: {reply.grammar}\n"
-            grammar = grammar_compiler._compile(source, vocabulary)
-        except (InvalidGrammar, GrammarRefused) as error:
-            raise Refused(str(getattr(error, "message", error))) from None
+        grammar = grammar_of(schema, vocabulary)
         matcher = grammar.matcher.deep_copy()
-        completion = GrammarCompletion(
-            vocabulary.token_classes, grammar.completion, grammar.search.deep_copy()
-        )
+        completion = GrammarCompletion(vocabulary.token_classes, grammar.completion, grammar.search)
 
         def step(token: int | None, left: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
             if token is not None:
@@ -127,9 +134,7 @@ def files_of(folder: Path, sample: int) -> list[Path]:
 
 
 def played(side: Side, read: Reader, file: Path, vocabulary: Vocabulary) -> None:
-    document = json.loads(file.read_text())
-    has_tests = isinstance(document, dict) and isinstance(document.get("tests"), list)
-    schema, tests = (document["schema"], document["tests"]) if has_tests else (document, [])
+    schema, tests = _schema_and_tests(json.loads(file.read_text()))
     began = time.process_time()
     try:
         read(schema)
@@ -149,6 +154,11 @@ def played(side: Side, read: Reader, file: Path, vocabulary: Vocabulary) -> None
             side.led_elsewhere += not _takes(read(schema), tokens, vocabulary, TIGHT, times)
         if taken != test["valid"]:
             side.odd.append(f"{file.name}: {'valid' if test['valid'] else 'invalid'}")
+
+
+def _schema_and_tests(document: Any) -> tuple[Any, list[Any]]:
+    has_tests = isinstance(document, dict) and isinstance(document.get("tests"), list)
+    return (document["schema"], document["tests"]) if has_tests else (document, [])
 
 
 def _takes(
@@ -214,3 +224,19 @@ def print_corpus(folder: Path, model: Path, sample: int) -> None:
         for file in files:
             played(side, read, file, vocabulary)
     print("\n".join(lines(sides, len(files))))
+    print("\n".join(walked(files, vocabulary)))
+
+
+def walked(files: Sequence[Path], vocabulary: Vocabulary) -> Iterator[str]:
+    count, cut = 0, list[str]()
+    for file in files:
+        document = json.loads(file.read_text())
+        try:
+            grammar = grammar_of(_schema_and_tests(document)[0], vocabulary)
+        except Refused:
+            continue
+        found = [*cut_walks(grammar, vocabulary)]
+        count += len(found)
+        cut += [f"  {file.name}: {taste}" for taste in found if taste]
+    yield f"{len(cut)} of {count} random walks were cut, with room for the shortest answer"
+    yield from cut[:25]

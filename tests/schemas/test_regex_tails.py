@@ -27,6 +27,30 @@ def test_every_beginning_has_its_tail(pattern: str) -> None:
         assert any(re.fullmatch(pattern, begun + tail) for tail in found.tails), begun
 
 
+@pytest.mark.parametrize(
+    ("class_", "member"),
+    {
+        "[[a]": "a",
+        "[a[b]]": "a]",
+        "[&&]": "&",
+        "[||]": "|",
+        "[~~]": "~",
+        "[+--]": "-",
+        "[--/]": "-",
+        "[x-z--/]": "-",
+        "[]x]": "]",
+        "[^^]": "a",
+        r"[x\]]": "]",
+        r"[\d_]": "0",
+    }.items(),
+)
+def test_a_class_is_no_set_of_sets(class_: str, member: str) -> None:
+    """Python warns where it may become one, and warnings are errors here."""
+    found = regex_tails(class_)
+    assert found
+    assert found.shortest == member
+
+
 @pytest.mark.parametrize("pattern", [r"\p{L}+", "(?=a)b", r"(a)\1", r"a\b", "[]"])
 def test_what_is_not_read_has_none(pattern: str) -> None:
     assert regex_tails(pattern) is None

@@ -162,6 +162,10 @@ class EndingSearch:
         ending = [*self._joined(tokens), *found]
         return ending if len(ending) <= limit else None
 
+    def known_end(self, probe: Probe) -> list[int] | None:
+        """Returns what is known to end the grammar, without a search."""
+        return self._known_end(probe, [])
+
     def _tails(self, known: list[int], read: int) -> Ways:
         """Returns what is left of the known ending, the shortest first."""
         tails = [known[at:] for at in range(min(len(known), TAILS))][::-1]

@@ -1,27 +1,31 @@
 """Compiles grammars with llguidance, a few at a time, outside the thread that owns MLX."""
 
-import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
 from mlx_server.schemas.compiler import LIMITS, in_a_line
+from mlx_server.worker.constrained_decoding.completion_guide import guide_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
+    SEARCHED_AHEAD,
     CompletionHints,
-    completion_hints,
+    known_hints,
+    searched_hints,
 )
+from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher, in_thread
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
 
-T = TypeVar("T")
+SEARCHED_SOON = 8
+"""A row whose first search is due within so many tokens begins when its matcher is built."""
 
 IsDone = Callable[[Future[Any]], bool]
 
@@ -44,13 +48,11 @@ class GrammarFailed(ValueError):
 class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
     completion: CompletionHints
-    search: LLMatcher
-    """A matcher for the search of endings. Copies of a matcher share its lexer, whose states are
-    limited: the search would use up those of the rows."""
+    search: LazyMatcher
 
     def copy(self) -> "CompiledGrammar":
         """Returns a copy for one row."""
-        return self._replace(matcher=self.matcher.deep_copy(), search=self.search.deep_copy())
+        return self._replace(matcher=self.matcher.deep_copy())
 
 
 class GrammarCompiler:
@@ -67,11 +69,12 @@ class GrammarCompiler:
         stopped."""
 
     def compiled(
-        self, source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()
+        self, source: str, vocabulary: Vocabulary, prefix: Sequence[int] = (), room: int = 0
     ) -> CompiledGrammar | None:
         """Returns a copy of the compiled grammar, None while it is being compiled.
 
-        prefix: tokens that it has accepted already.
+        prefix: tokens that it has accepted already. room: the row's token limit; the search's
+        matcher is awaited if the row is near it from the start.
 
         Raises GrammarRefused and CompilerBusy.
         """
@@ -83,7 +86,7 @@ class GrammarCompiler:
                 case GrammarRefused() as refusal:
                     raise GrammarRefused(*refusal.args)
                 case found:
-                    return found.copy()
+                    return found.copy() if self._is_searchable(found, room) else None
         if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
             work = partial(_compile, source, vocabulary, prefix)
             self._running[key] = in_thread(work, self._wake), self._clock()
@@ -97,6 +100,13 @@ class GrammarCompiler:
         if key not in self._running and max(left.values()) <= 0:
             raise CompilerBusy("other slow grammars are still being compiled. Try again later.")
         return None
+
+    def _is_searchable(self, grammar: CompiledGrammar, room: int) -> bool:
+        first = room - grammar.completion.next_search(room)
+        if first > SEARCHED_AHEAD:
+            return True
+        built = grammar.search.begin(self._wake)
+        return first > SEARCHED_SOON or self._is_done(built)
 
     @property
     def pause(self) -> float:
@@ -126,25 +136,6 @@ class GrammarCompiler:
             self._known.popitem(last=False)
 
 
-def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
-    """Runs `work` in a daemon thread, which does not keep the process from exiting."""
-    future: Future[T] = Future()
-    future.add_done_callback(lambda _: wake())
-    before = threading.stack_size(limits.COMPILE_STACK_BYTES.value)
-    try:
-        threading.Thread(target=_run, args=(future, work), daemon=True).start()
-    finally:
-        threading.stack_size(before)
-    return future
-
-
-def _run(future: Future[T], work: Callable[[], T]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # a panic in llguidance is not an Exception
-        future.set_exception(error)
-
-
 def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefused:
     match future.exception():
         case None:
@@ -158,20 +149,29 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
 def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
-    build = partial(LLMatcher, vocabulary.trie, source, log_level=0, limits=LIMITS)
-    second = in_thread(build, lambda: None)  # llguidance releases the GIL meanwhile
-    matcher, search = build(), second.result()
+    trie, classes = vocabulary.trie, vocabulary.token_classes
+    reading = in_thread(partial(guide_of, source, classes), lambda: None)
+    matcher = _matcher(source, trie)  # llguidance releases the GIL meanwhile
     if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
         raise GrammarRefused("the message to be continued is not the beginning of such an answer")
     matcher.consume_tokens(list(prefix))
-    search.consume_tokens(list(prefix))
     try:
         # Some errors appear only when the first mask is computed.
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    hints = completion_hints(vocabulary.token_classes, search, source)
+    search = LazyMatcher(partial(_matcher, source, trie, prefix))
+    guide = reading.result()
+    hints = known_hints(classes, matcher.deep_copy(), guide)
+    if hints.tokens is None:
+        hints = searched_hints(classes, search.copy(), guide)
     return CompiledGrammar(matcher, hints, search)
+
+
+def _matcher(source: str, trie: LLTokenizer, prefix: Sequence[int] = ()) -> LLMatcher:
+    matcher = LLMatcher(trie, source, log_level=0, limits=LIMITS)
+    matcher.consume_tokens(list(prefix))
+    return matcher
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlx_server.worker.constrained_decoding.completion_guide import CompletionGuide, guide_of
 from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
+from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
 
 FEW = 8
@@ -39,6 +40,12 @@ that may come next: a millisecond or two."""
 TOKEN_WORK = 120
 """What the search after one of the allowed tokens may spend."""
 
+SEARCHED_AHEAD = 32
+"""The search's matcher is built and follows the row so many tokens before it is needed."""
+
+FOLLOWED = 32
+"""Tokens that it follows in one step, at most, while it catches up with the row."""
+
 NEVER = 1 << 20
 """The cost of a token after which no ending was found."""
 
@@ -56,17 +63,45 @@ class CompletionHints:
         """A row with this many tokens more than its ending needs is not restricted."""
         return self.guide.growth + self.guide.reserve + MARGIN
 
+    def next_search(self, remaining: int, ending: list[int] | None = None) -> int:
+        """Returns how many tokens are left when an ending has to be known next.
+
+        ending: the present one, that of the grammar's start by default.
+        """
+        known = self.tokens if ending is None else ending
+        slack = -1 if known is None else remaining - 1 - len(known)
+        if slack <= self.reach:
+            return remaining
+        return remaining - max(1, (slack - self.reach) // (1 + self.guide.growth))
+
 
 def completion_hints(
     classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
 ) -> CompletionHints:
+    """As `searched_hints`. grammar: its source in Lark."""
+    return searched_hints(classes, matcher, guide_of(grammar, classes))
+
+
+def searched_hints(
+    classes: TokenClasses, matcher: LLMatcher, guide: CompletionGuide
+) -> CompletionHints:
     """Finds an ending from the grammar's beginning, in a thread where no row waits.
 
-    matcher: in its initial state, where it is left. grammar: its source in Lark.
+    matcher: in its initial state, where it is left.
     """
-    guide, probe = guide_of(grammar, classes), Probe(matcher)
+    probe = Probe(matcher)
     probe.allow(FIRST_WORK)
     return CompletionHints(guide, EndingSearch(classes, guide).find(probe, [], NEVER))
+
+
+def known_hints(
+    classes: TokenClasses, matcher: LLMatcher, guide: CompletionGuide
+) -> CompletionHints:
+    """Asks only whether what the guide knows ends the grammar, so that few of the lexer's states
+    are used up."""
+    probe = Probe(matcher)
+    probe.allow(STEP_WORK)
+    return CompletionHints(guide, EndingSearch(classes, guide).known_end(probe))
 
 
 class Judgement:
@@ -95,13 +130,17 @@ class Judgement:
 class GrammarCompletion:
     """Restricts one row's tokens so that its grammar can be completed within the token limit."""
 
-    def __init__(self, classes: TokenClasses, hints: CompletionHints, matcher: LLMatcher) -> None:
-        """matcher: one for the search alone, in the state of the row's own."""
+    def __init__(self, classes: TokenClasses, hints: CompletionHints, matcher: LazyMatcher) -> None:
+        """matcher: for the search alone, in the state in which the row's own began."""
         self._classes = classes
+        self._hints = hints
         self._search = EndingSearch(classes, hints.guide)
         self._guide = hints.guide
-        self._probe = Probe(matcher)
-        self._reach = hints.reach
+        self._matcher = matcher
+        self._follower: Probe | None = None
+        """Made when the row comes near its limit."""
+        self._unread: list[int] = []
+        """The tokens that the probe has not followed yet."""
         self._tokens = hints.tokens
         """The latest ending that was found; None if there was none."""
         self._read = 0
@@ -122,7 +161,7 @@ class GrammarCompletion:
 
     def advance(self, token: int) -> None:
         """Follows the row's latest token."""
-        self._probe.advance(token)
+        self._unread.append(token)
         following, *rest = self._tokens or [-1]
         if self._fits and following == token:
             self._tokens = rest
@@ -140,21 +179,49 @@ class GrammarCompletion:
     def allow(self, mask: Mask, remaining: int) -> None:
         """Removes the tokens from the matcher's present mask that would leave no room for an
         ending. remaining: the tokens left to the row, including the next one and a stop token."""
-        if remaining > self._next or self._probe.failed:
+        if remaining > self._next:
+            if remaining <= self._next + SEARCHED_AHEAD + len(self._unread) // FOLLOWED:
+                self._follow()
             return
-        self._probe.allow(STEP_WORK)
+        if self._fits and self._tokens is not None:
+            self._next = self._hints.next_search(remaining, self._tokens)
+            if self._next < remaining:
+                return
+        probe = self._probe
+        if probe.failed:
+            return
+        probe.allow(STEP_WORK)
         if not self._fits:
-            found = self._search.find(self._probe, self._tokens or [], NEVER, self._read)
+            found = self._search.find(probe, self._tokens or [], NEVER, self._read)
             if found is not None:
                 self._tokens, self._fits, self._read = found, True, 0
         if not self._fits or self._tokens is None or len(self._tokens) >= remaining:
             self._next = remaining - 1 - remaining // 8
             return
-        slack = remaining - 1 - len(self._tokens)
-        if slack > self._reach:
-            self._next = remaining - max(1, (slack - self._reach) // (1 + self._guide.growth))
+        self._next = self._hints.next_search(remaining, self._tokens)
+        if self._next < remaining:
             return
-        self._restrict(mask, slack - 1, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
+        most = remaining - 2 - len(self._tokens)
+        self._restrict(mask, most, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
+
+    def _follow(self) -> None:
+        """Lets the search's matcher catch up with the row, some tokens at each step."""
+        if self._follower is None and self._matcher.begin().done():
+            self._follower = Probe(self._matcher.copy())
+        if self._follower is not None:
+            for token in self._unread[:FOLLOWED]:
+                self._follower.advance(token)
+            del self._unread[:FOLLOWED]
+
+    @property
+    def _probe(self) -> Probe:
+        """Where the row is; waits for the search's matcher if it is not built yet."""
+        if self._follower is None:
+            self._follower = Probe(self._matcher.copy())
+        for token in self._unread:
+            self._follower.advance(token)
+        self._unread.clear()
+        return self._follower
 
     def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
         following = next(iter(self._tokens or ()), -1)

@@ -19,9 +19,9 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     IsDone,
     check,
     fill_bitmask,
-    in_thread,
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
+from mlx_server.worker.constrained_decoding.lazy_matcher import in_thread
 from mlx_server.worker.constrained_decoding.recorded_tokens import (
     LeftGrammar,
     RecordedTokens,
@@ -238,7 +238,8 @@ class LogitConstraints:
         vocabulary = known.result()
         later = request.thinking.rest if request.thinking else None
         # both are asked for before either is ready, so that they are compiled at the same time
-        grammar = self._compiled(request.grammar, vocabulary, request.grammar_prefix)
+        room = 0 if request.thinking else request.max_tokens - request.overflow_tokens
+        grammar = self._compiled(request.grammar, vocabulary, request.grammar_prefix, room)
         rest = self._compiled(later, vocabulary)
         if (request.grammar is not None and not grammar) or (later is not None and not rest):
             return None
@@ -256,9 +257,13 @@ class LogitConstraints:
         )
 
     def _compiled(
-        self, source: str | None, vocabulary: Vocabulary, prefix: Sequence[int] = ()
+        self,
+        source: str | None,
+        vocabulary: Vocabulary,
+        prefix: Sequence[int] = (),
+        room: int = 0,
     ) -> CompiledGrammar | None:
-        return None if source is None else self._compiler.compiled(source, vocabulary, prefix)
+        return None if source is None else self._compiler.compiled(source, vocabulary, prefix, room)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):

@@ -67,9 +67,7 @@ class TokenClasses:
         self.ids = {
             text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
         }
-        self._sizes = sorted(
-            {len(text) for text in self.ids if len(text) <= MOST_BYTES}, reverse=True
-        )
+        self._sizes = _sizes(self.ids)
         self.printable = {text[0]: self.ids[text] for text in PRINTABLE if text in self.ids}
         """The tokens of single printable characters, by their bytes."""
         self.first = [text[0] if text and id not in apart else -1 for id, text in enumerate(texts)]
@@ -115,12 +113,15 @@ class TokenClasses:
     def cut(self, text: bytes) -> list[int]:
         """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
         found: list[int] = []
-        while text:
-            size = next((n for n in self._sizes if text[:n] in self.ids and n <= len(text)), 0)
-            if not size:
+        at, ids = 0, self.ids
+        while at < len(text):
+            for size in self._sizes.get(text[at], ()):
+                if (id := ids.get(text[at : at + size])) is not None:
+                    break
+            else:
                 return []
-            found.append(self.ids[text[:size]])
-            text = text[size:]
+            found.append(id)
+            at += len(self.texts[id])
         return found
 
     def bytes_of(self, token: int) -> int:
@@ -146,6 +147,15 @@ class TokenClasses:
             if text.isalpha() and text.isascii():
                 words.setdefault(len(text), id)
         return [words[size] for size in sorted(words, reverse=True)]
+
+
+def _sizes(texts: Iterable[bytes]) -> dict[int, list[int]]:
+    """The sizes of the texts that begin with each byte, the longest first."""
+    found: dict[int, set[int]] = {}
+    for text in texts:
+        if len(text) <= MOST_BYTES:
+            found.setdefault(text[0], set()).add(len(text))
+    return {byte: sorted(sizes, reverse=True) for byte, sizes in found.items()}
 
 
 _MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]

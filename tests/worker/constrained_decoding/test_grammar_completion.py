@@ -24,6 +24,7 @@ from mlx_server.worker.constrained_decoding.grammar_completion import (
     GrammarCompletion,
     completion_hints,
 )
+from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 
@@ -86,6 +87,10 @@ def bytewise() -> World:
     return World([*Tokens.tokens[:256], b"", b"", b""], control, tree, 256)
 
 
+def lazy(matcher: LLMatcher) -> LazyMatcher:
+    return LazyMatcher(lambda: matcher)
+
+
 @dataclass
 class Said:
     tokens: list[int]
@@ -109,7 +114,7 @@ def say(
     ending = GrammarCompletion(
         world.pieces,
         known or CompletionHints(guide_of(grammar, world.pieces)),
-        world.matcher(grammar),
+        LazyMatcher(lambda: world.matcher(grammar)),
     )
     mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
     said: list[int] = []
@@ -279,7 +284,7 @@ def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> Non
     assert known.tokens is not None
     for wish in ("anything", "opening"):
         matcher = demo.matcher(grammar)
-        ending = GrammarCompletion(demo.pieces, known, demo.matcher(grammar))
+        ending = GrammarCompletion(demo.pieces, known, lazy(demo.matcher(grammar)))
         mask = np.zeros((1, -(-len(demo.text) // 32)), np.int32)
         for token in say(demo, grammar, 120, wish, guarded=False).tokens:
             fill_next_token_bitmask(matcher, mask)
@@ -382,7 +387,7 @@ def test_a_call_is_not_begun_where_it_cannot_be_ended(bytewise: World) -> None:
     begins = {}
     for left in (20, 1000):
         fill_next_token_bitmask(matcher, mask)
-        GrammarCompletion(bytewise.pieces, known, matcher.deep_copy()).allow(mask[0], left)
+        GrammarCompletion(bytewise.pieces, known, lazy(matcher)).allow(mask[0], left)
         begins[left] = 258 in bytewise.pieces.allowed(mask[0])
         assert ord("a") in bytewise.pieces.allowed(mask[0])
     assert begins == {20: False, 1000: True}
@@ -393,7 +398,7 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     before = matcher.compute_bitmask()
     mask = np.frombuffer(before, np.int32).copy()
     known = completion_hints(demo.pieces, matcher)
-    GrammarCompletion(demo.pieces, known, matcher).allow(mask, 30)
+    GrammarCompletion(demo.pieces, known, lazy(matcher)).allow(mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()
 
@@ -416,7 +421,7 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
     known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
     assert known.tokens is not None
-    row = GrammarCompletion(demo.pieces, known, demo.matcher(grammar))
+    row = GrammarCompletion(demo.pieces, known, lazy(demo.matcher(grammar)))
     matcher, mask = demo.matcher(grammar), np.zeros((1, -(-len(demo.text) // 32)), np.int32)
     tokens = say(demo, grammar, len(known.tokens) + 60, "text", 2, known).tokens
     spent = []
@@ -512,7 +517,7 @@ def test_near_the_limit_a_text_still_has_its_quotes_and_parts_of_characters(demo
     grammar = f"start: %json {json.dumps(schema)}"
     matcher, search = demo.matcher(grammar), demo.matcher(grammar)
     hints = completion_hints(demo.pieces, search, grammar)
-    completion = GrammarCompletion(demo.pieces, hints, search)
+    completion = GrammarCompletion(demo.pieces, hints, lazy(search))
     for token in demo.pieces.cut(b'{"name":"John'):
         matcher.consume_token(token)
         completion.advance(token)
@@ -522,3 +527,23 @@ def test_near_the_limit_a_text_still_has_its_quotes_and_parts_of_characters(demo
     for text in (b' "', b'"}', b"\xe0", b"\\"):
         (token,) = demo.pieces.known([text])
         assert mask[token // 32] >> (token % 32) & 1, text
+
+
+def test_the_matcher_of_the_search_is_built_only_near_the_limit(demo: World) -> None:
+    grammar = json_of(SCHEMAS["simple"])
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    built: list[LLMatcher] = []
+
+    def build() -> LLMatcher:
+        built.append(demo.matcher(grammar))
+        return built[-1]
+
+    row = GrammarCompletion(demo.pieces, known, LazyMatcher(build))
+    mask = np.zeros(-(-len(demo.text) // 32), np.int32)
+    row.allow(mask, 100_000)
+    for left, token in enumerate(demo.pieces.cut(b'{"name":"')):
+        row.advance(token)
+        row.allow(mask, 99_999 - left)
+    assert not built
+    row.allow(mask, 20)
+    assert len(built) == 1
