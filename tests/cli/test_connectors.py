@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
 from mlx_server.errors import SettingsError
-from mlx_server.mcp.login_file import path_in
 from tests.mcp.authority import Authority, visit
 from tests.mcp.playing import all_gone, served
 
