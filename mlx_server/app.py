@@ -77,7 +77,8 @@ def create_app(
     server, pool = settings.server, _pool(settings, on_progress, recordings)
     awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
     pool.on_rows = awake.count
-    configured = {name: connector(found) for name, found in settings.connectors.items()}
+    data_dir = settings.store.data_dir
+    configured = {name: connector(name, it, data_dir) for name, it in settings.connectors.items()}
     connectors = Connectors(configured, allow_private_urls=server.allow_private_urls)
 
     @asynccontextmanager

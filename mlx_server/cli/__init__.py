@@ -12,7 +12,8 @@ from mlx_server.errors import ServerError, SettingsError
 # isort: off
 # fmt: off
 from mlx_server.cli import (  # noqa: F401  in the order of --help
-    serve, chat, connect, doctor, models, adapters, store, cache, bench, pull, replay, service,
+    serve, chat, connect, doctor, models, adapters, connectors, store, cache, bench, pull, replay,
+    service,
 )
 # fmt: on
 # isort: on

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
+from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
 from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.settings import (
@@ -106,6 +106,8 @@ def _unknown_key(loc: Loc) -> str:
         schema = StoreSettings
     elif loc[0] == "connectors" and loc[2:3] == ("oauth",) and len(loc) > 3:
         schema = OAuthSettings
+    elif loc[0] == "connectors" and loc[2:3] == ("login",) and len(loc) > 3:
+        schema = LoginSettings
     elif loc[0] == "connectors":
         schema = ConnectorSettings
     elif loc[:2] == ("server", "prompt_cache"):

@@ -15,7 +15,9 @@ from mlx_server.config.settings import (
 from mlx_server.config.upstream import upstream_spec
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.rank_group import FIRST_PORT
-from mlx_server.mcp import ClientCredentials, Connector
+from mlx_server.errors import SettingsError
+from mlx_server.mcp import ClientCredentials, Connector, KeptLogin
+from mlx_server.mcp.login_file import path_in
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import SamplingChoices
@@ -96,15 +98,26 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
     )
 
 
-def connector(found: ConnectorSettings) -> Connector:
+def connector(name: str, found: ConnectorSettings, data_dir: Path | None) -> Connector:
+    login = KeptLogin(name, login_file(data_dir, name)) if found.login else None
     return Connector(
         url=found.url,
         command=(found.command, *found.args) if found.command else (),
         env={name: value.get_secret_value() for name, value in found.env.items()},
         headers={name: value.get_secret_value() for name, value in found.headers.items()},
         allow_private=found.allow_private,
-        oauth=_credentials(found.oauth) if found.oauth else None,
+        oauth=_credentials(found.oauth) if found.oauth else login,
     )
+
+
+def login_file(data_dir: Path | None, name: str) -> Path:
+    """Raises SettingsError if there is no folder that keeps it."""
+    if data_dir is None:
+        raise SettingsError(
+            f"The connector {name!r} has a `login`, which is kept in the data directory: set "
+            "`data_dir` under `store` in models.yaml."
+        )
+    return path_in(data_dir, name)
 
 
 def _credentials(found: OAuthSettings) -> ClientCredentials:

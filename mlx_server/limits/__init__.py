@@ -13,6 +13,7 @@ from mlx_server.limits.limit import Limit as Limit
 from mlx_server.limits.logs import *
 from mlx_server.limits.mcp import *
 from mlx_server.limits.page import *
+from mlx_server.limits.pdf import *
 from mlx_server.limits.requests import *
 from mlx_server.limits.store import *
 from mlx_server.limits.templates import *

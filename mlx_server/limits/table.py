@@ -11,6 +11,7 @@ from mlx_server.limits import (
     logs,
     mcp,
     page,
+    pdf,
     requests,
     store,
     templates,
@@ -33,6 +34,7 @@ AREAS = (
     ("Stored responses and conversations", store),
     ("Models and adapters", checkpoints),
     ("The page", page),
+    ("PDF files", pdf),
     ("Errors and logs", logs),
     ("The server of a test run", testing),
 )

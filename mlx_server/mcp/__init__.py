@@ -4,9 +4,17 @@ Whatever a server does, it can only fail the listing or a call of the request th
 requests are not affected.
 """
 
-from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors
+from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors, KeptLogin
 from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.toolset import Toolset
 
-__all__ = ["ClientCredentials", "Connector", "Connectors", "McpError", "McpLimits", "Toolset"]
+__all__ = [
+    "ClientCredentials",
+    "Connector",
+    "Connectors",
+    "KeptLogin",
+    "McpError",
+    "McpLimits",
+    "Toolset",
+]

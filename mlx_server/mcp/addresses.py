@@ -48,6 +48,14 @@ def is_public(address: str) -> bool:
     return found in IPV6_UNICAST and not any(found in network for network in IPV6)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether the host, which is not resolved, is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _unwrapped(address: Address) -> Address:
     """The IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, ipaddress.IPv4Address) or address.scope_id is not None:

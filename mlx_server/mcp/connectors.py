@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -41,6 +42,14 @@ class ClientCredentials:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptLogin:
+    """The connector's owner has logged in, which a file keeps."""
+
+    name: str
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Connector:
     """A server from models.yaml: a URL, or a command to start."""
 
@@ -49,7 +58,7 @@ class Connector:
     env: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     allow_private: bool = False
-    oauth: ClientCredentials | None = None
+    oauth: ClientCredentials | KeptLogin | None = None
 
 
 class Connectors:

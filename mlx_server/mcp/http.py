@@ -7,10 +7,9 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from mlx_server.mcp.addresses import resolved
-from mlx_server.mcp.connectors import ClientCredentials
 from mlx_server.mcp.errors import ConnectionLost
 from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.oauth import authorization
+from mlx_server.mcp.oauth import Authorization, authorization
 from mlx_server.mcp.refusals import explained
 from mlx_server.mcp.streams import Meter, Streams
 
@@ -25,7 +24,7 @@ async def http_transport(
     limits: McpLimits,
     *,
     allow_private: bool,
-    oauth: ClientCredentials | None = None,
+    oauth: Authorization | None = None,
 ) -> AsyncIterator[Streams]:
     client = httpx2.AsyncClient(
         transport=CheckedTransport(limits, allow_private=allow_private),

@@ -21,6 +21,8 @@ from conformance_parts.connected import agents
 from conformance_parts.expected import Known
 from conformance_parts.langchain import SUITE as LANGCHAIN
 from conformance_parts.langchain import langchain
+from conformance_parts.mcp_suite import SUITE as MCP
+from conformance_parts.mcp_suite import mcp
 from conformance_parts.outcomes import Outcome
 from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
@@ -30,7 +32,7 @@ from conformance_parts.upstreams import SUITE as UPSTREAMS
 from conformance_parts.upstreams import upstreams
 from tests.live.server import DEMO
 
-PROGRAMS = {CLAUDE: claude_code, CODEX: codex, AGENTS: agents, UPSTREAMS: upstreams}
+PROGRAMS = {CLAUDE: claude_code, CODEX: codex, AGENTS: agents, UPSTREAMS: upstreams, MCP: mcp}
 """They have servers of their own."""
 PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)
 PIPE_WIDTH = 120

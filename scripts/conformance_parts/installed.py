@@ -37,6 +37,9 @@ NODE_CLIENTS = (
 PROBE = "llmprobe@0.6.12"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
 CODEX = "@openai/codex@0.169.0"
+MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
+MCP_NODE = "node@22"
+"""Node.js itself, as npm has it: the suite needs a newer one than this machine may have."""
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
@@ -70,6 +73,13 @@ def probe() -> list[str]:
     node, _ = _node("llmprobe")
     folder = _package("node", PROBE, "llmprobe")
     return [node, str(folder / "llmprobe" / "bin" / "dist" / "llmprobe.mjs")]
+
+
+def mcp_suite() -> list[str]:
+    """The command that runs MCP's conformance suite."""
+    suite = _package("mcp-suite", MCP_SUITE, "MCP's suite")
+    node = programs(MCP_NODE) / "node"
+    return [str(node), str(suite / "@modelcontextprotocol" / "conformance" / "dist" / "index.js")]
 
 
 def claude_code() -> list[str]:

@@ -11,6 +11,7 @@ from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
+from tests.pdf.files import pdf
 
 Json = dict[str, Any]
 
@@ -70,17 +71,31 @@ def test_text_is_read(read: Any, place: str, data: str, text: str | None) -> Non
 
 
 @BOTH
+def test_base64_alone_is_read(read: Any, place: str) -> None:
+    assert read(file_data=base64.b64encode(b"x = 1").decode()) == "What is it?\nx = 1"
+
+
+@BOTH
+def test_the_text_of_pdf_is_read(read: Any, place: str) -> None:
+    data = pdf("Hello")
+    for given in (url(data, "application/pdf"), base64.b64encode(data).decode()):
+        assert read(file_data=given, filename="a.pdf") == "What is it?\na.pdf\nHello"
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("file", "param"),
     [
         ({"file_data": url(b"%PDF-1.7", "application/pdf")}, "file_data"),
+        ({"file_data": url(b"x", "image/png")}, "file_data"),
+        ({"file_data": "iVBORw0KGgo="}, "file_data"),
+        ({"file_data": "x = 1"}, "file_data"),
         ({"file_data": url(b"x", "x" * 10_000)}, "file_data"),
         ({"file_data": url(b"\xff\xfe")}, "file_data"),
         ({"file_data": url(b"x", "text/plain;charset=klingon")}, "file_data"),
         ({"file_data": url(b"x", "text/plain;charset=zlib")}, "file_data"),
         ({"file_data": "data:text/plain;base64,!"}, "file_data"),
         ({"file_data": "data:text/plain,Hi"}, "file_data"),
-        ({"file_data": "SGk="}, "file_data"),
         ({"file_data": "data:" + ";" * 100_000}, "file_data"),
         ({"file_id": "file-1"}, "file_id"),
         ({"file_url": "http://127.0.0.1/x"}, "file_url"),

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mlx_server import limits
-from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
+from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import (
     ServerSettings,
@@ -534,6 +534,9 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     oauth = settings.connectors["tickets"].oauth
     assert oauth
     assert oauth.model_fields_set == set(OAuthSettings.model_fields)
+    login = settings.connectors["drive"].login
+    assert login
+    assert login.model_fields_set == set(LoginSettings.model_fields)
     legal, support = qwen.adapters["legal"], qwen.adapters["support"]
     assert legal.model_fields_set == set(type(legal).model_fields)
     assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)
@@ -550,6 +553,8 @@ def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
     assert found["here"].command == str(folder / "tools" / "server")
     assert found["found"].command == "npx"
     assert "hush" not in repr(found)
+    logins = "connectors:\n  a: {url: 'https://x', login: true}\n"
+    assert load(written(logins)).connectors["a"].login == LoginSettings()
     for wrong, message in {
         "{}": "should have either a `url` or a `command`",
         "{url: 'https://x', command: y}": "should have either a `url` or a `command`",
@@ -560,6 +565,11 @@ def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
         "{command: x, oauth: {issuer: 'https://i', client_id: a, client_secret: b}}": (
             "`oauth` needs a `url`"
         ),
+        "{command: x, login: true}": "`login` needs a `url`",
+        "{url: 'https://x', login: {client_secret: b}}": "needs a `client_id` and an `issuer`",
+        "{url: 'https://x', login: {prot: 1}}": "unknown key: did you mean `port`?",
+        "{url: 'https://x', login: true, oauth: {issuer: 'https://i', client_id: a, "
+        "client_secret: b}}": "should have either `oauth` or `login`",
     }.items():
         assert message in str(problem(f"connectors:\n  a: {wrong}\n"))
 

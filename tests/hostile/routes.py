@@ -283,6 +283,10 @@ DOCUMENT: Json = {
     "context": "c",
     "source": {"type": "text", "media_type": "text/plain", "data": "x"},
 }
+IN_BASE64: Json = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "text/plain", "data": "eA=="},
+}
 RESULT: Json = {
     "type": "tool_result",
     "tool_use_id": "c",
@@ -292,6 +296,7 @@ RESULT: Json = {
         {"type": "tool_reference", "tool_name": "g"},
         {"type": "search_result", "title": "t", "source": "s", "content": []},
         DOCUMENT,
+        IN_BASE64,
     ],
 }
 TURNS: list[Json] = [

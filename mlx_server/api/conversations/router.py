@@ -59,10 +59,13 @@ async def delete(http: Request, id: str) -> Response:
 @router.post(ITEMS, openapi_extra=documented(ITEMS, ItemsBody))
 async def add_items(http: Request, id: str) -> Response:
     body = await read(http, ItemsBody)
+    more = included(http)
     store, owner = _store(http), http.state.owner
     items = await stored_items(body.items, store, owner, room_of(http))
     await store.add_items(id, owner, items, time.time())
-    return json_response(page_body(items, has_more=False), ignored_header(body.ignored()))
+    data = await in_thread(more.records, items)
+    found = {**page_body(items, has_more=False), "data": data}
+    return json_response(found, ignored_header([*body.ignored(), *more.ignored()]))
 
 
 @router.get(ITEMS)

@@ -47,16 +47,26 @@ class ContentSource(WireModel):
 
 
 class FileSource(WireModel):
-    """Refused by name: these models read only text."""
+    """Refused by name: this server keeps no files and fetches none."""
 
-    type: Literal["base64", "url", "file"]
+    type: Literal["url", "file"]
+
+
+class DataSource(WireModel):
+    """A PDF file, or text."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
 
 
 class DocumentBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["document"]
-    source: Annotated[TextSource | ContentSource | FileSource, Field(discriminator="type")]
+    source: Annotated[
+        TextSource | ContentSource | DataSource | FileSource, Field(discriminator="type")
+    ]
     title: str | None = None
     context: str | None = None
 

@@ -8,10 +8,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mlx_server.api.files import text_of_data
 from mlx_server.api.messages.blocks import (
     AnthropicMessageParam,
     Block,
     CompactionBlock,
+    DataSource,
     DocumentBlock,
     FileSource,
     HostedBlock,
@@ -194,6 +196,8 @@ def _document(block: DocumentBlock, where: str) -> list[str]:
     match block.source:
         case TextSource(data=text):
             return [text]
+        case DataSource(media_type=kind, data=data):
+            return [text_of_data(f"data:{kind};base64,{data}", f"{where}.source.data")]
         case FileSource(type=kind):
             raise _not_text(f"document` with a source of type `{kind}", where)
         case source:

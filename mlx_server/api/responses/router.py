@@ -105,17 +105,19 @@ async def retrieve(
     id: str,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+    include_obfuscation: bool = False,
 ) -> Response:
     runs, owner = _runs(http), http.state.owner
     more = included(http)
+    without_effect = ["include_obfuscation"] if include_obfuscation else []
     if stream:
         start = 0 if starting_after is None else starting_after + 1
-        headers = ignored_header(more.wanted())
+        headers = ignored_header([*more.wanted(), *without_effect])
         return await _streamed_again(runs, id, owner, start, headers)
     if starting_after is not None:
         raise BadRequest("`starting_after` needs `stream=true`.", param="starting_after")
     response = await _response(runs, id, owner, more)
-    return json_response(response, ignored_header(more.ignored()))
+    return json_response(response, ignored_header([*more.ignored(), *without_effect]))
 
 
 async def _response(runs: Runs, id: str, owner: str, more: Included = NOTHING_MORE) -> Wire:

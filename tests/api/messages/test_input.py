@@ -1,5 +1,6 @@
 """What a body becomes: the conversation that families render, and how it is answered."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import JsonFormat, NamedTool
 from tests.api.wire import Json
+from tests.pdf.files import pdf
 
 SIGNER = Signer(b"key")
 HI: Json = {"role": "user", "content": "hi"}
@@ -239,11 +241,29 @@ def test_the_media_type_of_text_is_not_reported_as_ignored() -> None:
     assert MessagesBody.model_validate(body).ignored() == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [("application/pdf", pdf("It rains."), "It rains."), ("text/plain", b"It snows.", "It snows.")],
+)
+def test_documents_in_base64_are_read(kind: str, data: bytes, said: str) -> None:
+    source = {"type": "base64", "media_type": kind, "data": base64.b64encode(data).decode()}
+    (found,) = messages(user({"type": "document", "source": source, "title": "Weather"}))
+    assert said in found.content
+    assert "Weather" in found.content
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/zip", "x,y"])
+def test_documents_of_other_kinds_are_refused(kind: str) -> None:
+    source = {"type": "base64", "media_type": kind, "data": "AA=="}
+    found = refused(messages=[user({"type": "document", "source": source})])
+    assert found.param == "messages[0].content[0].source.data"
+
+
 IMAGE: Json = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
 }
-PDF: Json = {"type": "document", "source": {"type": "base64", "data": "AA=="}}
+LINKED: Json = {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +271,7 @@ PDF: Json = {"type": "document", "source": {"type": "base64", "data": "AA=="}}
     [
         (user(text("a"), IMAGE), "messages[1].content[1].type"),
         (user(result("1", [IMAGE])), "messages[1].content[0].content[0].type"),
-        (user(PDF), "messages[1].content[0].type"),
+        (user(LINKED), "messages[1].content[0].type"),
         (
             user({"type": "document", "source": {"type": "content", "content": [IMAGE]}}),
             "messages[1].content[0].source.content[0].type",

@@ -69,3 +69,19 @@ def test_other_values_are_refused(client: TestClient, value: str) -> None:
     id = created(client)
     for path in (f"{PATH}/{id}", f"{PATH}/{id}/input_items", "/v1/conversations/conv_x/items"):
         assert error(client.get(path, params={"include": value}))["param"] == "include"
+
+
+def test_items_that_are_added_come_with_it_too(client: TestClient) -> None:
+    id = ok(client.post("/v1/conversations", json={}))["id"]
+    path = f"/v1/conversations/{id}/items?include={ENCRYPTED}&include=web_search_call.results"
+    response = client.post(path, json={"items": [USER, THOUGHT]})
+    (_, thought) = ok(response)["data"]
+    assert thought["encrypted_content"]
+    assert response.headers[IGNORED] == "include.web_search_call.results"
+
+
+def test_obfuscation_that_is_asked_for_is_listed(client: TestClient) -> None:
+    path = f"{PATH}/{created(client)}"
+    assert IGNORED not in client.get(path, params={"include_obfuscation": "false"}).headers
+    listed = client.get(path, params={"include_obfuscation": "true"}).headers[IGNORED]
+    assert listed == "include_obfuscation"

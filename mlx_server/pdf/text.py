@@ -1,0 +1,47 @@
+"""The server's end of the process that reads PDF files."""
+
+from pathlib import Path
+
+import msgspec
+
+from mlx_server import limits
+from mlx_server.errors import PdfUnavailable
+from mlx_server.pdf.messages import ReadPdf, Refused, Reply
+from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+
+CHILD = str(Path(__file__).with_name("child.py"))
+"""This file is not imported here, because the reader stays out of the server process."""
+
+PROCESSES = WarmProcesses(
+    Program(
+        CHILD,
+        "reads PDF files",
+        memory=limits.PDF_MEMORY.value,
+        largest=4 * limits.PDF_CHARACTERS.value,
+        unavailable=PdfUnavailable,
+    ),
+    limits.PDF_PROCESSES.value,
+    limits.IDLE_PDF_PROCESSES.value,
+)
+
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+class PdfRefused(Exception):
+    """The file's text can't be read. The message is a sentence's end."""
+
+
+def text_of(data: bytes) -> str:
+    """The text of all pages. Raises PdfRefused, and PdfUnavailable."""
+    seconds = limits.PDF_SECONDS.value
+    request = ReadPdf(data, limits.PDF_PAGES.value, limits.PDF_CHARACTERS.value, seconds)
+    packed = bytearray(msgspec.msgpack.encode(request))
+    try:
+        with PROCESSES.one() as own:
+            answer, text = own.ask(packed, seconds)
+    except Stopped as stopped:
+        raise PdfRefused(f"can't be read: its reader {stopped}") from None
+    reply = _replies.decode(answer)
+    if isinstance(reply, Refused):
+        raise PdfRefused(reply.why)
+    return text.decode()

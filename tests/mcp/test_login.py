@@ -1,0 +1,281 @@
+"""Logins of a connector's owner: what is kept of them, and what a server does with it."""
+
+import asyncio
+import json
+import socket
+import stat
+import time
+import urllib.error
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from mlx_server.mcp import Connector, Connectors, KeptLogin
+from mlx_server.mcp.callback import LoginFailed
+from mlx_server.mcp.login import LoginClient, Show, log_in
+from mlx_server.mcp.login_file import path_in, remove
+from mlx_server.requests import McpServer
+from tests.mcp.authority import Authority, callback_of, visit
+from tests.mcp.playing import all_gone, served
+from tests.mcp.test_http import LIMITS, listed, opened, outcome
+
+pytestmark = pytest.mark.anyio
+
+WIKI = McpServer("wild", connector="wiki")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptLogin:
+    return KeptLogin("wiki", path_in(tmp_path, "wiki/1"))
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Authority]:
+    server = Authority()
+    async with served(server) as url:
+        server.url = url
+        yield server
+    await all_gone()
+
+
+async def logged_in(
+    server: Authority, kept: KeptLogin, show: Show = visit, client: LoginClient | None = None
+) -> int:
+    url = f"{server.url}/mcp"
+    return await log_in(url, kept, client or LoginClient(), show, allow_private=True)
+
+
+def connector(server: Authority, kept: KeptLogin) -> Connector:
+    return Connector(url=f"{server.url}/mcp", allow_private=True, oauth=kept)
+
+
+def change(kept: KeptLogin, **fields: Any) -> None:
+    found = json.loads(kept.file.read_text())
+    kept.file.write_text(json.dumps({**found, **fields}))
+
+
+async def said(server: Authority, kept: KeptLogin) -> str:
+    """What a tool says, or why there is none."""
+    async with opened(WIKI, wiki=connector(server, kept)) as toolset:
+        tools, error = listed(toolset)
+        return await outcome(toolset) if tools else error
+
+
+async def test_a_login_is_kept_and_used(kept: KeptLogin) -> None:
+    async with running() as server:
+        assert await logged_in(server, kept) == 1
+        assert await said(server, kept) == "seen"
+    (asked,) = server.asked
+    assert asked["resource"] == f"{server.url}/mcp"
+    assert asked["grant_type"] == "authorization_code"
+    assert server.pages[0]["code_challenge_method"] == "S256"
+    assert server.pages[0]["scope"] == "read"
+    (client,) = server.registered
+    assert client["client_name"] == "mlx-server"
+    assert stat.S_IMODE(kept.file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.file.parent.stat().st_mode) == 0o700
+    assert [each.name for each in kept.file.parent.iterdir()] == ["wiki%2F1.json"]
+
+
+async def test_an_old_token_is_refreshed_once_for_all_connections(kept: KeptLogin) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        change(kept, expires_at=time.time() - 1)
+        found = Connectors({"wiki": connector(server, kept)}, limits=LIMITS)
+
+        async def one() -> str:
+            async with found.open([WIKI]) as toolset:
+                return await outcome(toolset)
+
+        assert list(await asyncio.gather(one(), one(), one())) == ["seen"] * 3
+        assert server.grants == ["authorization_code", "refresh_token"]
+        tokens = json.loads(kept.file.read_text())["tokens"]
+        assert tokens["refresh_token"] == "refresh-2"
+        assert stat.S_IMODE(kept.file.stat().st_mode) == 0o600
+        await found.stop()
+
+
+async def test_a_token_that_is_refused_is_refreshed(kept: KeptLogin) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        server.access.clear()
+        assert await said(server, kept) == "seen"
+        assert server.grants == ["authorization_code", "refresh_token"]
+
+
+async def test_a_login_that_has_ended_needs_the_owner(kept: KeptLogin) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        server.access.clear()
+        server.refresh.clear()
+        error = await said(server, kept)
+        assert "`mlx-server connectors login wiki`" in error
+        assert len(server.registered) == len(server.pages) == 1
+        await logged_in(server, kept)
+        assert await said(server, kept) == "seen"
+
+
+async def test_without_a_login_nothing_is_sent(kept: KeptLogin) -> None:
+    async with running() as server:
+        assert "connectors login wiki" in await said(server, kept)
+        assert server.heads == []
+        await logged_in(server, kept)
+        assert remove(kept.file)
+        assert not remove(kept.file)
+        assert "connectors login wiki" in await said(server, kept)
+
+
+async def test_tokens_are_for_one_server(kept: KeptLogin) -> None:
+    async with running() as server, running() as other:
+        await logged_in(server, kept)
+        assert "connectors login wiki" in await said(other, kept)
+        assert other.heads == []
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
+async def test_a_file_that_others_can_use_is_not_used(kept: KeptLogin, mode: int) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        kept.file.chmod(mode)
+        assert "not private" in await said(server, kept)
+        await logged_in(server, kept)
+        assert await said(server, kept) == "seen"
+
+
+async def test_a_file_that_is_none_of_ours(kept: KeptLogin, tmp_path: Path) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        elsewhere = tmp_path / "elsewhere"
+        kept.file.rename(elsewhere)
+        kept.file.symlink_to(elsewhere)
+        assert "can't be read" in await said(server, kept)
+        kept.file.unlink()
+        kept.file.mkdir(0o700)
+        assert "damaged" in await said(server, kept)
+        kept.file.rmdir()
+        for text in ("{", "[]", '{"url": 1}', "x" * (1 << 20) + "x"):
+            kept.file.touch(0o600)
+            kept.file.write_text(text)
+            assert "damaged" in await said(server, kept)
+
+
+async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
+    kept: KeptLogin,
+) -> None:
+    refused = []
+
+    def show(page: str) -> None:
+        for forged in ("code=evil&state=x", "code=evil", "error=no&state=", "", "%ff=%ff"):
+            with pytest.raises(urllib.error.HTTPError) as found:
+                visit(f"{callback_of(page)}?{forged}")
+            found.value.close()
+            refused.append(found.value.code)
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+    assert refused == [400] * 5
+    assert server.asked[0]["code"] == "a-code"
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"\0\xff\r\n\r\n", b"GET /callback", b"x" * 40_000, b"POST / x\r\n\r\n"]
+)
+async def test_what_is_no_answer_does_not_end_a_login(kept: KeptLogin, noise: bytes) -> None:
+    def show(page: str) -> None:
+        parts = urlsplit(callback_of(page))
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+            line.sendall(noise)
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            {"error": "access_denied", "error_description": "No\x1b[2J way."},
+            "access_denied: No[2J way.",
+        ),
+        ({"error": "x" * 10_000}, "cut here"),
+        ({}, "neither a code nor an error"),
+        ({"code": "a-code", "iss": "https://evil.example.com"}, "evil.example.com"),
+        ({"code": "another"}, "invalid_grant"),
+    ],
+)
+async def test_a_login_that_is_refused_keeps_nothing(
+    kept: KeptLogin, answer: dict[str, str], said: str
+) -> None:
+    async with running() as server:
+        server.answer = lambda asked: answer
+        with pytest.raises(LoginFailed) as failed:
+            await logged_in(server, kept)
+    assert said in str(failed.value)
+    assert "\x1b" not in str(failed.value)
+    assert not kept.file.exists()
+
+
+async def test_a_page_that_is_not_https_is_not_shown(kept: KeptLogin) -> None:
+    async with running() as server:
+        server.page_of = lambda url: "http://login.example.com/authorize"
+        with pytest.raises(LoginFailed, match="not https"):
+            await logged_in(server, kept)
+
+
+async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(kept: KeptLogin) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        server.scope_needed = "write"
+        assert "connectors login wiki" in await said(server, kept)
+        server.scope_needed = None
+        await logged_in(server, kept)
+    assert server.pages[-1]["scope"].split() == ["read", "write"]
+
+
+async def test_a_client_that_is_registered_already(kept: KeptLogin) -> None:
+    async with running() as server:
+        client = LoginClient("mine", "hush", server.url)
+        assert await logged_in(server, kept, client=client) == 1
+        assert server.registered == []
+        assert server.pages[0]["client_id"] == "mine"
+
+
+async def test_the_secret_is_for_its_issuer(kept: KeptLogin) -> None:
+    async with running() as server:
+        client = LoginClient("mine", "hush", "https://login.example.com")
+        await logged_in(server, kept, client=client)
+    assert "hush" not in str([server.asked, server.pages, server.registered])
+    assert "hush" not in kept.file.read_text()
+
+
+async def test_a_port_that_is_taken(kept: KeptLogin) -> None:
+    async with running() as server:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            client = LoginClient(port=taken.getsockname()[1])
+            with pytest.raises(LoginFailed, match="can't be listened on"):
+                await logged_in(server, kept, client=client)
+
+
+async def test_nobody_logs_in(kept: KeptLogin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_server.mcp.callback.WAIT_SECONDS", 0.01)
+    async with running() as server:
+        with pytest.raises(LoginFailed, match="Nobody has logged in"):
+            await logged_in(server, kept, show=lambda page: None)
+
+
+async def test_a_server_that_asks_for_no_login(kept: KeptLogin) -> None:
+    async with running() as server:
+        server.access.add("")
+        with pytest.raises(LoginFailed, match="asks for no login"):
+            await logged_in(server, kept)

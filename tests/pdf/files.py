@@ -1,0 +1,48 @@
+"""PDF files, made by hand."""
+
+import zlib
+from collections.abc import Sequence
+from io import BytesIO
+
+from pypdf import PdfReader, PdfWriter
+
+
+def pdf(*pages: str | bytes, filters: str = "") -> bytes:
+    """A file with a line of text on each page; bytes are the content of a page as it is."""
+    kids = " ".join(f"{2 * i + 4} 0 R" for i in range(len(pages)))
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>".encode(),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    for i, page in enumerate(pages):
+        line = f"BT /F1 12 Tf 72 700 Td ({page}) Tj ET".encode() if isinstance(page, str) else page
+        objects += [
+            f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents {2 * i + 5} 0 R"
+            "/Resources<</Font<</F1 3 0 R>>>>>>".encode(),
+            f"<</Length {len(line)}{filters}>>stream\n".encode() + line + b"\nendstream",
+        ]
+    return assembled(objects)
+
+
+def assembled(objects: Sequence[bytes]) -> bytes:
+    body, places = b"%PDF-1.7\n", []
+    for number, text in enumerate(objects, start=1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%s\nendobj\n" % (number, text)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    tail = b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    return body + head + table + tail % (len(objects) + 1, len(body))
+
+
+def locked(data: bytes, password: str) -> bytes:
+    writer, file = PdfWriter(clone_from=PdfReader(BytesIO(data))), BytesIO()
+    writer.encrypt(password, algorithm="AES-256")
+    writer.write(file)
+    return file.getvalue()
+
+
+def bomb(size: int) -> bytes:
+    """A page whose content is compressed a thousand times."""
+    return pdf(zlib.compress(b"0 " * (size // 2), 9), filters="/Filter/FlateDecode")

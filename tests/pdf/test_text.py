@@ -1,0 +1,86 @@
+"""The text of PDF files, and files that are made to harm their reader."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.pdf import PdfRefused, text, text_of
+from tests.pdf.files import assembled, bomb, locked, pdf
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(PdfRefused) as refused:
+        text_of(data)
+    return str(refused.value)
+
+
+def test_the_text_of_all_pages_is_read() -> None:
+    assert text_of(pdf("Hello", "World")) == "Hello\n\nWorld"
+
+
+def test_a_file_that_needs_no_password() -> None:
+    assert text_of(locked(pdf("Hello"), "")) == "Hello"
+    assert refusal(locked(pdf("Hello"), "hush")) == "is encrypted"
+
+
+def test_scanned_pages_have_no_text() -> None:
+    assert "no text" in refusal(pdf(b""))
+
+
+LOOP = assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"])
+NESTED = assembled(
+    [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        *(b"<</Type/Pages/Kids[%d 0 R]/Count 1>>" % (n + 3) for n in range(5000)),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"%PDF-",
+        b"%PDF-1.7\n" + b"\0" * 10_000,
+        pdf("Hello")[:200],
+        LOOP,
+        NESTED,
+        assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"[" * 100_000]),
+        pdf(b"[" * 100_000),
+        pdf(b"BT (x" + b"(" * 100_000),
+        pdf(b"\xff" * 1000, filters="/Filter/FlateDecode"),
+        pdf(b"x", filters="/Filter[" + "/ASCIIHexDecode" * 1000 + "]"),
+        bomb(1 << 30),
+    ],
+    ids=[
+        *("head", "zeros", "cut", "loop", "nested", "brackets", "content", "text", "noise"),
+        *("filters", "bomb"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_the_next_one_is_read(data: bytes) -> None:
+    assert refusal(data)
+    assert text_of(pdf("Hello")) == "Hello"
+
+
+def test_pages_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_PAGES", replace(limits.PDF_PAGES, value=2))
+    assert text_of(pdf("a", "b")) == "a\n\nb"
+    assert refusal(pdf("a", "b", "c")) == "has 3 pages; the limit is 2"
+
+
+def test_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_CHARACTERS", replace(limits.PDF_CHARACTERS, value=3))
+    assert text_of(pdf("abc")) == "abc"
+    assert "limit of 3 characters" in refusal(pdf("ab", "cd"))
+
+
+def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_SECONDS", replace(limits.PDF_SECONDS, value=1))
+    monkeypatch.setattr(limits, "PDF_PAGES", replace(limits.PDF_PAGES, value=10**6))
+    assert "can't be read" in refusal(pdf(*(f"Page {n}" for n in range(20_000))))
+
+
+def test_processes_and_their_memory_have_limits() -> None:
+    processes = text.PROCESSES
+    assert processes._program.memory == limits.PDF_MEMORY.value
+    assert limits.PDF_PROCESSES.value >= limits.IDLE_PDF_PROCESSES.value
