@@ -8,10 +8,11 @@ from functools import partial
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import marked_json
+from mlx_server.tool_parsers.call_arguments import gemma_arguments, python_arguments
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired
-from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
