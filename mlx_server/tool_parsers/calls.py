@@ -237,6 +237,8 @@ class ToolCallWriter:
     def __init__(self, calls: ToolCallEmitter, tool: Tool, index: int, number: int) -> None:
         self.number = number
         self.name = tool.name
+        self.is_strict = tool.strict
+        """Whether a grammar holds the arguments to their schema, so that they have no slips."""
         self._calls = calls
         self._schema: Mapping[str, Any] = tool.parameters
         self._index = index

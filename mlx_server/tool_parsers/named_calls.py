@@ -27,6 +27,9 @@ NAME = re.compile(r"[\w.\-]+")
 REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
 """An id of Kimi's in which nothing but letters, digits and underscores was left."""
 
+JSON_CALLS = re.compile(r"\s*(\[\s*)?\{")
+"""The beginning of calls that are JSON objects."""
+
 NO_NAME = ("", "functions", "functions.")
 """Of a call with no more than a number for an id."""
 
@@ -285,8 +288,10 @@ class NamedCallFormat:
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """The calls of a block whose JSON has slips."""
-        if self.may_be_json and text.lstrip().startswith(("[", "{")):
+        if self.may_be_json and JSON_CALLS.match(text):
             return repaired(text)
+        if isinstance(self.arguments, LiteralArguments):
+            raise Malformed("the arguments are no JSON")
         if not self.before_name:
             return [self._mended(text)]
         marked = text if self.opens != self.before_name else self.before_name + text

@@ -257,8 +257,11 @@ def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
 
 def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     """A value that was put on a line of its own, without the line breaks next to its tags. Those of
-    several lines are the value's: a file may begin and end with one."""
-    if tags.margin or tags.says_types or not (APART.fullmatch(text) and call.may_be_mended):
+    several lines are the value's: a file may begin and end with one. So are those of a strict tool,
+    whose schema may ask for them."""
+    if tags.margin or tags.says_types or call.is_strict:
+        return text
+    if not (APART.fullmatch(text) and call.may_be_mended):
         return text
     call.mend("format")
     return text[1:-1]
