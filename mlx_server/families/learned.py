@@ -12,16 +12,16 @@ from itertools import chain
 
 from mlx_server.prompts.template_samples import CallSample, common_beginning, whole_marks
 from mlx_server.tool_parsers import marked_json
-from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
-from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
-from mlx_server.tool_parsers.named_calls import (
+from mlx_server.tool_parsers.call_arguments import (
     JSON,
     PYTHON,
     CallArguments,
-    NamedCallFormat,
     python_arguments,
 )
+from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
+from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 FENCE = re.compile(r"(.*?)\s*(```\w*)\s*\Z", re.DOTALL)

@@ -12,13 +12,20 @@ THOUGHTS = (f"to=self{MESSAGE}", END)
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
-    headers = [f"to={name}{MESSAGE}" for name in ("user", *(tool.name for tool in tools))]
+    names = [name for tool in tools for name in _names(tool.name)]
+    headers = [f"to={name}{MESSAGE}" for name in ("user", *names)]
     turns = [f"{START}assistant {header}" for header in headers]
     return MarkupLayout(
         reasoning=(THOUGHTS,),
         call_formats=(CALLS,),
         dropped=(*turns, f"{START}assistant", *headers, MESSAGE, END, TURN_END),
     )
+
+
+def _names(tool: str) -> tuple[str, ...]:
+    """How a message is addressed to a tool. The template tells the model that a tool without a
+    namespace is one itself."""
+    return tool, f"{tool}.{tool}", f"functions.{tool}"
 
 
 MUSE = ModelFamily(

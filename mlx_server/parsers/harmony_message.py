@@ -110,6 +110,9 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
         call = calls.start(name)
         yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
+        while (yield from source.accept("}")):  # one too many
+            call.mend()
+            yield from source.space()
         if (yield from source.peek()):
             raise Malformed("more than arguments")
         call.finish()

@@ -23,7 +23,7 @@ def pairs_of(names: Iterable[str]) -> tuple[Pair, ...]:
     return tuple(dict.fromkeys(map(pair_of, names)))
 
 
-USUAL_TAGS = pairs_of(NAMES)
+USUAL_TAGS = (*pairs_of(NAMES), ("◁think▷", "◁/think▷"))
 
 
 def is_tag(opening: str) -> bool:

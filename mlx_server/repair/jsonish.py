@@ -35,14 +35,18 @@ NUMBERS_AND_WORDS = re.compile(
 QUOTES = frozenset("\"'`“”‘’")
 ENDS = re.compile("[]}\"'`“”‘’]")
 UNQUOTED = re.compile(r"[^\W\d](?:.*\w)?", re.DOTALL)
+LINE_BREAK = "\ue00a"
+"""Stands for an escaped line break, since json_repair drops those at the end of a string."""
+
 NO_TEXT = frozenset({"nil", "undefined", "nan", "infinity", "inf"})
 """Words for values that JSON can't express."""
 
 
-def loads(text: str, *, missing: int = 0) -> Any:
+def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
     """Reads JSON and repairs slips. Raises Malformed.
 
-    missing: how many closing brackets may be absent; text that lacks more was cut off.
+    missing: how many closing brackets may be absent; text that lacks more was cut off. surplus: how
+    many there may be at the end that close nothing.
     """
     if len(text) > limits.REPAIRED_JSON_CHARACTERS.value:
         raise Malformed("too long to be repaired")
@@ -50,18 +54,53 @@ def loads(text: str, *, missing: int = 0) -> Any:
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
     if not brackets or opened > missing or text.rstrip()[-1:] not in ("}", "]"):
         raise Malformed("not complete JSON")
+    if -surplus <= opened < 0:
+        return loads(_without_surplus(text, -opened))
     try:
         return loads_exactly(text)
     except (ValueError, RecursionError):
         return _repaired(text.strip())  # white space after an array counts as another element
 
 
+def loads_value(text: str) -> Any:
+    """Reads a list or an object whose end is certain, so that its last bracket may be missing or
+    doubled. It may also be escaped as in a JSON string."""
+    try:
+        return loads(text, missing=1, surplus=1)
+    except Malformed:
+        unescaped = _unescaped(text)
+        if unescaped == text:
+            raise
+        return loads(unescaped)
+
+
+def _unescaped(text: str) -> str:
+    try:
+        found = json.loads(f'"{text}"', strict=False)
+    except ValueError:
+        return text
+    return str(found)
+
+
+def _without_surplus(text: str, surplus: int) -> str:
+    """The text without its last brackets, if these are more than were opened."""
+    for _ in range(surplus):
+        text = text.rstrip()
+        if text[-1:] not in ("}", "]"):
+            raise Malformed("a bracket closes nothing")
+        text = text[:-1]
+    return text
+
+
 def _repaired(text: str) -> Any:
     if len(text) * len(ENDS.findall(text)) > limits.REPAIRED_JSON_STEPS.value:
         raise Malformed("too long to be repaired")
     text = ESCAPE.sub(_spelled_out, text)
+    if LINE_BREAK in text:
+        raise Malformed("it has the character that stands for line breaks")
     try:
-        found = json_repair.loads(text, skip_json_loads=True, strict=True)
+        written = ESCAPE.sub(_line_break_kept, text)
+        found = _line_breaks_restored(json_repair.loads(written, skip_json_loads=True, strict=True))
         repaired = json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise Malformed("not JSON") from None
@@ -77,6 +116,22 @@ def _spelled_out(escape: re.Match[str]) -> str:
     """Replaces the escapes that json_repair does not decode."""
     high, _, _, sign = escape.groups()
     return _unescape(escape) if high or sign == "/" else escape[0]
+
+
+def _line_break_kept(escape: re.Match[str]) -> str:
+    return LINE_BREAK if escape[0] == r"\n" else escape[0]
+
+
+def _line_breaks_restored(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace(LINE_BREAK, "\n")
+        case dict():
+            items = value.items()
+            return {_line_breaks_restored(k): _line_breaks_restored(v) for k, v in items}
+        case list():
+            return [_line_breaks_restored(item) for item in value]
+    return value
 
 
 def _unescape(escape: re.Match[str]) -> str:

@@ -20,8 +20,8 @@ def match_tool_name(written: str, names: Iterable[str]) -> str | None:
     bare = next((cleaned.removeprefix(p) for p in PREFIXES if cleaned.startswith(p)), cleaned)
     tail = cleaned.rpartition(":")[2]  # after the namespaces of a gateway
     namespaced = bare.rpartition(".")[2] if bare != cleaned else bare  # functions.namespace.name
-    half = cleaned[: len(cleaned) // 2]  # a name that was written twice
-    twice = [half] if half * 2 == cleaned else []
+    half = cleaned[: len(cleaned) // 2]  # a name that was written twice, or as its own namespace
+    twice = [half] if cleaned in (half * 2, f"{half}.{half}") else []
     for candidate in (cleaned, bare, tail, *twice, SUFFIX.sub("", bare)):
         if candidate in known:
             return candidate

@@ -106,12 +106,15 @@ def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> li
 def _read_calls(call_format: CallFormat, source: Source, calls: ToolCallEmitter) -> None:
     try:
         _exhaust(call_format.read(source, calls))
-    except Malformed:
+    except Malformed as first:
         if not call_format.repair:
             raise
         broken = [source.kept()]
         _exhaust(source.up_to(*call_format.closes, into=broken.append))
-        calls.add_repaired(call_format.repair("".join(broken)))
+        try:
+            calls.add_repaired(call_format.repair("".join(broken)))
+        except Malformed:
+            raise first from None
 
 
 def _exhaust(steps: Steps[Any]) -> None:

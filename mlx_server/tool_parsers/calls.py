@@ -24,7 +24,7 @@ from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import read_as, read_tree, takes_text, types_read
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.fitting import is_made_of
-from mlx_server.repair.jsonish import loads
+from mlx_server.repair.jsonish import loads, loads_value
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
@@ -237,6 +237,8 @@ class ToolCallWriter:
     def __init__(self, calls: ToolCallEmitter, tool: Tool, index: int, number: int) -> None:
         self.number = number
         self.name = tool.name
+        self.is_strict = tool.strict
+        """Whether a grammar holds the arguments to their schema, so that they have no slips."""
         self._calls = calls
         self._schema: Mapping[str, Any] = tool.parameters
         self._index = index
@@ -310,7 +312,7 @@ class ToolCallWriter:
         if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
             return None
         self.mend()
-        found = loads(text.strip())
+        found = loads_value(text.strip())
         (fitted,) = coerce_arguments({key: found}, self._schema, self._calls.allowed).values()
         return fitted
 

@@ -8,10 +8,11 @@ from functools import partial
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import marked_json
+from mlx_server.tool_parsers.call_arguments import gemma_arguments, python_arguments
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired
-from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
+from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired, repaired_by_name
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
@@ -146,7 +147,7 @@ KIMI_K2_SINGULAR = replace(
 """With a delimiter that its vocabulary does not have, but its models write."""
 KIMI_K2_WITHOUT_SECTION = replace(_KIMI_K2, opens=_KIMI_K2.before_name).call_format()
 
-APERTUS = NamedCallFormat(
+_APERTUS = NamedCallFormat(
     opens="<|tools_prefix|>",
     before_name='{"',
     after_name='":',
@@ -156,7 +157,8 @@ APERTUS = NamedCallFormat(
     closes="<|tools_suffix|>",
     listed=True,
     passed=("[", ",", "]"),
-).call_format()
+)
+APERTUS = replace(_APERTUS.call_format(), repair=repaired_by_name)
 
 _PLAMO = "<|plamo:{}:plamo|>"
 _PLAMO_JSON = "<|plamo:constrain|>json<|plamo:msg|>"
@@ -187,7 +189,9 @@ SOLAR_OPEN = NamedCallFormat(
     space="",
 ).call_format()
 
-_GLM4 = NamedCallFormat(name=re.compile(r"[^\n]+"), after_name="\n", ends_answer=True)
+_GLM4 = NamedCallFormat(
+    name=re.compile(r"[^\n]+"), after_name="\n", repair_unit="call", ends_answer=True
+)
 
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
@@ -255,6 +259,7 @@ def _python_block(opens: str, closes: str, *, listed: bool, between: str) -> Cal
         listed=listed,
         passed=("[", ",", ";", "]"),
         may_be_json=True,
+        repair_unit="block",
         space="",
     ).call_format()
 

@@ -123,6 +123,8 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
         yield from source.expect(VALUE)
     elif mark == VALUE or (yield from source.accept(VALUE, ESCAPED_LINE + VALUE)) != VALUE:
         call.mend("format")
+        if (yield from source.comes(KEY, CLOSE)):  # a key without a value
+            return (yield from source.expect(KEY, CLOSE))
     if call.streams(key):
         mark = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)

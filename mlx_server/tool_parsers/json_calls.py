@@ -108,7 +108,7 @@ def _call_object(
             id = found if key == "id" and isinstance(found, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")
-        if call and closes and (yield from source.after_space(*closes)):
+        if call and closes is not None and (yield from source.after_space("]", *closes)):
             call.mend()  # its last brace was forgotten
             break
         yield from source.space()
@@ -155,6 +155,15 @@ def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
     """The calls in broken JSON."""
     found = loads(text, missing=1)  # the outer brace: the arguments are whole
     return [_call(item) for item in (found if isinstance(found, list) else [found])]
+
+
+def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls in a broken list of objects whose only key is a tool's name."""
+    found = loads(text, missing=1)
+    items = found if isinstance(found, list) else [found]
+    if not all(isinstance(item, dict) and len(item) == 1 for item in items):
+        raise Malformed("a call should be an object with one key")
+    return [(name, as_object(value)) for item in items for name, value in item.items()]
 
 
 def _call(found: Any) -> tuple[str, dict[str, Any]]:

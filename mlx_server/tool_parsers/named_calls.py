@@ -1,28 +1,24 @@
 """Calls that begin with the tool's name: one record, one reader, one writer of grammars."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from mlx_server.events import RepairKind
-from mlx_server.grammars import schema
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed
 from mlx_server.schemas.grammar import SPACE
-from mlx_server.schemas.report import UnsupportedKeyword
-from mlx_server.tool_parsers import marked_json, spellings, syntaxes, unsupported_keywords, values
+from mlx_server.tool_parsers import marked_json, values
+from mlx_server.tool_parsers.call_arguments import JSON, LEFT_OUT, CallArguments, LiteralArguments
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import json_ahead
-from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
-from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
-from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
+from mlx_server.tool_parsers.json_calls import as_object, repaired
+from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
-from mlx_server.tool_parsers.values import Syntax
 
 ID = re.compile(r"[a-zA-Z0-9]+")
 CLIENT_ID = re.compile(r"[\w.:\-]+")
@@ -31,90 +27,11 @@ NAME = re.compile(r"[\w.\-]+")
 REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
 """An id of Kimi's in which nothing but letters, digits and underscores was left."""
 
+JSON_CALLS = re.compile(r"\s*(\[\s*)?\{")
+"""The beginning of calls that are JSON objects."""
+
 NO_NAME = ("", "functions", "functions.")
 """Of a call with no more than a number for an id."""
-
-
-class CallArguments(Protocol):
-    """How the arguments of a call are written after the tool's name."""
-
-    def read(
-        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
-    ) -> Steps[ToolCallWriter]:
-        """ends: the marks after them."""
-
-    def write(self, lark: Lark, tool: Tool) -> str:
-        """Symbols of a rule."""
-
-    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        """What of the tool's schema they are not held to, beyond what JSON is not held to."""
-
-
-class JsonArguments:
-    def read(
-        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
-    ) -> Steps[ToolCallWriter]:
-        yield from source.space()
-        yield from source.expect("{")
-        marks = tuple(mark for mark in ends if mark.strip("{[()]}"))  # others end values too
-        call = yield from values.arguments(source, syntaxes.JSON, start, marks)
-        yield from check_end(source, call, ends)
-        return call
-
-    def write(self, lark: Lark, tool: Tool) -> str:
-        return schema.arguments(tool.parameters, lark, strict=tool.strict)
-
-    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        return ()
-
-
-class LeftOutArguments(JsonArguments):
-    """Arguments that a model did not write although it wrote the mark before them."""
-
-    def read(
-        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
-    ) -> Steps[ToolCallWriter]:
-        yield from source.space()
-        return start()
-
-
-@dataclass(frozen=True)
-class LiteralArguments:
-    """Arguments in a syntax of their own, after their opening bracket."""
-
-    syntax: Syntax
-    spelling: LiteralSyntax
-
-    def read(
-        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
-    ) -> Steps[ToolCallWriter]:
-        own = ends if self.syntax.rules == "free" else ()
-        call = yield from values.arguments(source, self.syntax, start, own)
-        while self.syntax.rules == "free" and (yield from source.after_space("}")):
-            yield from source.space()
-            yield from source.expect("}")
-            call.mend()
-        if (yield from source.after_space("'", '"', ")", "}")):
-            raise Malformed("a quote in a string was not escaped")
-        return call
-
-    def write(self, lark: Lark, tool: Tool) -> str:
-        literals = LiteralGrammar(lark, self.spelling)
-
-        def written(member: MemberSchema) -> str | None:
-            key, bare = member.key, self.syntax.bare_key
-            if bare and not bare.fullmatch(key):
-                return None
-            return f"{quoted(key + self.syntax.colon)} {literals.value(member.value)}"
-
-        closing = quoted(self.syntax.brackets[self.syntax.opening])
-        if self.syntax.colon == ":":  # as in the objects of this syntax
-            return f"{literals.members(arguments_of(tool))} {closing}"
-        comma = lark.terminal(r"/,\x20?/")
-        return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
-
-    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        return unsupported_keywords.unsupported_one_by_one(tool)
 
 
 def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
@@ -123,20 +40,6 @@ def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
     ahead = source.lookahead()
     if '"' in (yield from ahead.text_up_to(*ends)):
         raise Malformed("a quote in a string was not escaped")
-
-
-JSON = JsonArguments()
-LEFT_OUT = LeftOutArguments()
-PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
-
-
-def python_arguments(*ends: str) -> LiteralArguments:
-    """ends: the marks that may follow calls."""
-    return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
-
-
-def gemma_arguments(quote: str, opening: str = "{") -> LiteralArguments:
-    return LiteralArguments(syntaxes.gemma_syntax(quote, opening), spellings.gemma(quote))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,8 +288,10 @@ class NamedCallFormat:
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """The calls of a block whose JSON has slips."""
-        if self.may_be_json and text.lstrip().startswith(("[", "{")):
+        if self.may_be_json and JSON_CALLS.match(text):
             return repaired(text)
+        if isinstance(self.arguments, LiteralArguments):
+            raise Malformed("the arguments are no JSON")
         if not self.before_name:
             return [self._mended(text)]
         marked = text if self.opens != self.before_name else self.before_name + text

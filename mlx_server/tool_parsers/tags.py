@@ -65,7 +65,20 @@ class TagSyntax:
 
     @property
     def after_parameter(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.parameter, self.function_end, self.block_end)))
+        return tuple(filter(None, (*self.parameters, self.function_end, self.block_end)))
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return _spellings(self.function)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return _spellings(self.parameter)
+
+
+def _spellings(tag: str) -> tuple[str, ...]:
+    """An opening tag, and as it is written by mistake."""
+    return tag, f"{tag.removesuffix('=').rstrip()} =" if tag.endswith("=") else tag
 
 
 def tagged(opens: str, tags: TagSyntax) -> CallFormat:
@@ -149,7 +162,8 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
         calls.misplaced += ("format",)
         yield from marked_json.objects(source, calls, (tags.block_end,))
         return
-    yield from source.expect(tags.function)
+    if (yield from source.expect(*tags.functions)) != tags.function:
+        calls.misplaced += ("format",)
     yield from _functions(source, calls, tags)
 
 
@@ -159,7 +173,7 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
     while more:
         yield from _function(source, calls, tags)
         yield from source.space()
-        more = yield from source.accept(tags.function)
+        more = yield from source.accept(*tags.functions)
     if not tags.block_end:
         return
     if not (yield from source.accept(tags.block_end)) and (yield from source.peek()):
@@ -174,7 +188,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         calls.start(name).finish()
         return
     yield from source.space()
-    tag = yield from source.expect(tags.parameter, tags.function_end, "{")
+    tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
     call = calls.start(name)
     if tag == "{":
         call.mend("format")
@@ -183,11 +197,13 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         yield from check_end(source, call, ends)
         yield from source.space()
         tag = yield from source.accept(tags.function_end)
-    while tag == tags.parameter:
+    while tag in tags.parameters:
+        if tag != tags.parameter:
+            call.mend("format")
         tag = yield from _parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
-            tag = yield from source.accept(tags.parameter, tags.function_end)
+            tag = yield from source.accept(*tags.parameters, tags.function_end)
         else:
             call.mend("format")
     if tag != tags.function_end:
@@ -241,8 +257,11 @@ def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
 
 def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     """A value that was put on a line of its own, without the line breaks next to its tags. Those of
-    several lines are the value's: a file may begin and end with one."""
-    if tags.margin or tags.says_types or not (APART.fullmatch(text) and call.may_be_mended):
+    several lines are the value's: a file may begin and end with one. So are those of a strict tool,
+    whose schema may ask for them."""
+    if tags.margin or tags.says_types or call.is_strict:
+        return text
+    if not (APART.fullmatch(text) and call.may_be_mended):
         return text
     call.mend("format")
     return text[1:-1]

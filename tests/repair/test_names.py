@@ -27,6 +27,8 @@ TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "d
         ("functions.get_weather json", "get_weather"),
         ("search()", "search"),
         ("search:0", "search"),
+        ("search.search", "search"),
+        ("functions.odd.functions.odd", "functions.odd"),
         ("functions.get_weather<|channel|>analysis", "get_weather"),
         ("GetWeather", "get_weather"),
         ("get-weather", "get_weather"),

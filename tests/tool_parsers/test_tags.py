@@ -183,3 +183,12 @@ def test_a_string_comes_as_it_is_written() -> None:
         if 100 < number < 1000:
             assert told > read - 20, f"nothing but a tag that has begun is held: {text[:number]!r}"
     assert isinstance(events[-1], ToolCallFinished)
+
+
+def test_line_breaks_that_a_strict_schema_may_ask_for_are_the_values() -> None:
+    schema = {"properties": {"path": {"type": "string", "minLength": 4}}, "required": ["path"]}
+    text = '\n<invoke name="write">\n<parameter name="path">\nab\n</parameter>\n</invoke>\n'
+    for strict, path in ((True, "\nab\n"), (False, "ab")):
+        tools = [Tool("write", None, schema, strict=strict)]
+        (call,) = parse_minimax_m2(text + "</minimax:tool_call>", tools)
+        assert call["arguments"] == {"path": path}
