@@ -4,6 +4,7 @@ alone, and what failed once more.
 Ends with a line like pytest's own, which counts all parts.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,13 +16,12 @@ from pathlib import Path
 
 from test_parts.outcomes import Outcomes
 
-SIDE_BY_SIDE = (
-    *("--numprocesses", "auto", "--maxprocesses", "4"),
-    # Whole files to each process: a server that a file has started serves all of its tests.
-    *("--dist", "loadfile", "--no-loadscope-reorder"),
-    "--alone=without",
-)
-IN_ONE_PROCESS = ("--numprocesses", "0")
+PROCESSES = min(4, 2 * (os.cpu_count() or 1))
+"""Two for each core: a test that has started a server often waits for it."""
+SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
+SIDE_BY_SIDE = ("--numprocesses", str(PROCESSES), *SPREAD, "--alone=without")
+IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
+"""And not in pytest's own: the run goes on where a test ends its process."""
 RUN_AGAIN = 20
 """More failed tests than this are not run again: no coincidence breaks so many."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130

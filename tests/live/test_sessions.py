@@ -13,8 +13,9 @@ from bench_parts.sessions.models import MODELS, save
 from tests.live.server import LiveServer, serving
 
 
-@pytest.mark.parametrize("scenario", ["two agents", "two chats"])
-@pytest.mark.parametrize("model", ["gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("model", "scenario"), [("gpt_oss", "two agents"), ("qwen3_5", "two chats")]
+)
 def test_two_sessions_with_one_system_prompt(model: str, scenario: str) -> None:
     count = counted(model, scenario, "mlx-server", turns=2)
     assert count.prompt_tokens > 6_000
@@ -106,8 +107,10 @@ def test_the_owner_keeps_a_volatile_line(tmp_path: Path, tiny_path: Path) -> Non
         assert live.counted("mlx_server_prompt_tokens_total") > 10 * (len(RULES) + len(BILLING))
 
 
-@pytest.mark.parametrize("interruption", ["restart", "swap"])
-@pytest.mark.parametrize("model", ["llama", "gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("model", "interruption"),
+    [("llama", "swap"), ("gpt_oss", "restart"), ("qwen3_5", "restart"), ("qwen3_5", "swap")],
+)
 def test_what_a_restart_or_another_model_costs(model: str, interruption: Interruption) -> None:
     count = counted(model, "one agent", "mlx-server", turns=2, interruption=interruption)
     assert count.prompt_tokens > 6_000

@@ -196,6 +196,7 @@ def test_answers_after_a_restart_are_those_of_a_cold_engine(
     assert after.total("tokens") >= len(first)
 
 
+@pytest.mark.tables
 def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start: Start) -> None:
     """Thoughts of earlier turns are dropped, so each prompt leaves the one before."""
     cold, process = start(path, None), start(path, tmp_path)
@@ -216,6 +217,7 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
     assert again <= 2 * BLOCK + 0.02 * prompt_tokens, "of each restart less than a block is lost"
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("seed", range(2))
 def test_random_sessions(path: Path, tmp_path: Path, start: Start, seed: int) -> None:
     """They branch anywhere, have keys, restart, and push each other off a small disk."""
@@ -262,6 +264,7 @@ def test_bytes_that_wait_for_the_disk_are_limited(
     assert process.folder.count == len(begun) == 400 // BLOCK + 1
 
 
+@pytest.mark.tables
 def test_a_long_session_takes_the_disk_of_one_cache(
     path: Path, tmp_path: Path, start: Start
 ) -> None:

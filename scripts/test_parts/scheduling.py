@@ -1,0 +1,57 @@
+"""How tests are spread over processes: whole files, so that a file's server serves all its tests.
+
+It is xdist's way, but for a process that is lost: xdist (3.8) queues all files of that process
+again, also those that were done, and waits for ever for the process that it sends no tests to.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling:
+    return Files(config)
+
+
+class Files(LoadFileScheduling):
+    """The files that no process has yet, and those that each process has."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Returns the test that ended its process, if one did. It has failed and is not tried
+        again; the tests that were to follow it go to other processes."""
+        left = {path: _to_do(tests) for path, tests in self.assigned_work.pop(node).items()}
+        fatal = next((test for tests in left.values() for test in tests), None)
+        for path, tests in left.items():
+            tests.pop(fatal or "", None)
+            if tests:
+                self.workqueue[path] = tests
+        for other in self.nodes:
+            self._reschedule(other)
+        return fatal
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        if node not in self.registered_collections:
+            node.shutdown()  # it replaces another, but found other tests
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        path, tests = self.workqueue.popitem(last=False)
+        self.assigned_work[node][path] = tests
+        node.send_runtest_some([self._places[test] for test in tests])
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Where each test is in the collection, which is the same in all processes."""
+        return {test: place for place, test in enumerate(self.collection or ())}
+
+
+def _to_do(tests: dict[str, bool]) -> dict[str, bool]:
+    return {test: False for test, is_done in tests.items() if not is_done}
