@@ -107,7 +107,12 @@ def create_app(
         title="mlx-server",
         version=__version__,
         lifespan=lifespan,
-        middleware=[Middleware(DiscreetLifespan), Middleware(BasePaths), Middleware(AccessLog), gate],
+        middleware=[
+            Middleware(DiscreetLifespan),
+            Middleware(BasePaths),
+            Middleware(AccessLog),
+            gate,
+        ],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
