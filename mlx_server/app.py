@@ -21,6 +21,7 @@ from mlx_server import __version__, limits
 from mlx_server.api import adapters, errors, health, metrics, models, replay
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
+from mlx_server.api.base_paths import BasePaths
 from mlx_server.api.body import describe_bodies
 from mlx_server.api.chat_completions import router as chat_completions
 from mlx_server.api.completions import router as completions
@@ -107,7 +108,12 @@ def create_app(
         title="mlx-server",
         version=__version__,
         lifespan=lifespan,
-        middleware=[Middleware(DiscreetLifespan), Middleware(AccessLog), gate],
+        middleware=[
+            Middleware(DiscreetLifespan),
+            Middleware(BasePaths),
+            Middleware(AccessLog),
+            gate,
+        ],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,

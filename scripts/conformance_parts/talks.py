@@ -59,7 +59,8 @@ def _outcomes(
         ) as child:
             assert child.stdout
             for line in child.stdout:
-                yield _outcome(json.loads(line))
+                if line.startswith("{"):  # the AI SDK prints warnings between them
+                    yield _outcome(json.loads(line))
         if child.returncode:
             errors.seek(0)
             last = (errors.read().strip().splitlines() or ["nothing was said"])[-1]
