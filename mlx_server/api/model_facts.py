@@ -62,7 +62,8 @@ def _modalities(found: Capabilities | None) -> dict[str, Any]:
 
 
 def _parameters(found: Capabilities) -> Iterator[str]:
-    yield from TASK_PARAMS[found.task]
+    unread = {"instruction"} if found.is_encoder else set()
+    yield from (name for name in TASK_PARAMS[found.task] if name not in unread)
     if found.task != "generate":
         return
     for ability, names in ABILITY_PARAMS.items():

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from mlx_server.checkpoints.encoders import is_encoder, why_not_encoded
+
 LEAST_DEFAULT = 8192
 """Lower defaults, in tokens, are ignored: they date from a class's first version and apply to no
 checkpoint that omits its context length."""
@@ -58,6 +60,8 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
             f"it needs code of its own ({file[:100]}), which mlx-server never runs. Use a "
             "checkpoint of an architecture that mlx-lm supports."
         )
+    if is_encoder(config):
+        return why_not_encoded(config)
     if module_of(config):
         return None
     return (

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, cast
 
 from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
 from mlx_server.checkpoints.embedder import Embedder, read_embedder
+from mlx_server.checkpoints.encoders import context_of, is_encoder
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
@@ -164,6 +165,8 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
 
 def _context_length(config: dict[str, Any]) -> int:
     """The context length of config.json, else the architecture's default, else a high guess."""
+    if is_encoder(config):
+        return context_of(config)
     own = [found for part in texts(config) for found in _contexts(part)]
     if own:
         return own[0]

@@ -1,16 +1,20 @@
 """How a checkpoint makes embeddings of texts, as its sentence-transformers files describe it."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlx_server.checkpoints.architectures import texts
+from mlx_server.checkpoints.encoders import is_encoder, ranks
 from mlx_server.checkpoints.folder_check import is_own
 from mlx_server.engine.messages import Pooling
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.system.regular_files import read_regular_text
+
+log = logging.getLogger("mlx_server.families")
 
 MODULES, POOLING = "modules.json", "1_Pooling/config.json"
 PROMPTS, LENGTH = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -19,6 +23,15 @@ UNDERSTOOD = {"Transformer", "Pooling", "Normalize"}
 
 POOLINGS: Mapping[str, Pooling] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 """The poolings that a causal model can do, by their names in the files."""
+
+OF_ENCODERS: Mapping[str, Pooling] = {**POOLINGS, "cls": "cls", "cls_token": "cls"}
+"""The first token of a causal model sees no other."""
+
+
+NO_POOLING = (
+    "the model's files do not say how its embeddings are pooled: using the mean of all tokens. Add "
+    "modules.json and 1_Pooling/config.json of the original model if that is wrong."
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,8 @@ class Embedder:
 
 
 def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> Embedder | None:
-    """Returns None for a checkpoint without sentence-transformers files that pool.
+    """Returns None for a checkpoint without sentence-transformers files that pool, unless it is an
+    encoder, which can do nothing else.
 
     adds_end: the tokenizer's `add_eos_token`. Raises ModelUnusable.
     """
@@ -51,8 +65,8 @@ def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> E
     entries = [entry for entry in listed if isinstance(entry, dict)]
     modules = [str(entry.get("type")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in modules:
-        return None
-    pooling, unknown = _pooling(_json(path, POOLING, {}))
+        return _mean_of(config) if is_encoder(config) and not ranks(config) else None
+    pooling, unknown = _pooling(_json(path, POOLING, {}), config)
     prompts = _json(path, PROMPTS, {})
     named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
     longest = _json(path, LENGTH, {}).get("max_seq_length")
@@ -74,15 +88,25 @@ def width_of(config: Mapping[str, Any]) -> int:
     return next((width for width in widths if type(width) is int), 0)
 
 
-def _pooling(config: Mapping[str, Any]) -> tuple[Pooling, str]:
+def _mean_of(config: Mapping[str, Any]) -> Embedder:
+    """As sentence-transformers does with such files, normalised as most are that say so."""
+    log.warning(NO_POOLING)
+    return Embedder(width=width_of(config), pooling="mean")
+
+
+def _pooling(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[Pooling, str]:
     """Returns the pooling, and what can't be done. A copy that lacks the file, as mlx-lm's
     conversions do, pools the last token, as vLLM does with a causal model."""
+    if is_encoder(model) and not config:
+        log.warning(NO_POOLING)
+        return "mean", ""
+    known = OF_ENCODERS if is_encoder(model) else POOLINGS
     flags = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [f for f in flags if f != "include_prompt"]
-    if config and (len(modes) != 1 or modes[0] not in POOLINGS):
+    if config and (len(modes) != 1 or modes[0] not in known):
         return "last", f"pooling by {'+'.join(modes)[:100] or 'no known mode'}"
-    pooling = POOLINGS[modes[0]] if modes else "last"
+    pooling = known[modes[0]] if modes else "last"
     if pooling == "mean" and config.get("include_prompt") is False:
         return pooling, "pooling without the prompt"
     return pooling, ""
@@ -94,6 +118,8 @@ def _others(modules: list[str]) -> list[str]:
 
 def _attention(config: Mapping[str, Any]) -> str:
     """mlx-lm's models are causal: each token sees those before it."""
+    if is_encoder(config):
+        return ""
     is_causal = config.get("is_causal") is not False and not config.get(
         "use_bidirectional_attention"
     )

@@ -4,7 +4,7 @@ import json
 import re
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import pairwise
@@ -71,6 +71,22 @@ class Tokenizer:
         starts = (i for i in range(len(added)) if added[i : i + len(plain)] == plain)
         begin = next(starts, 0)
         return [*added[:begin], *ids, *added[begin + len(plain) :]]
+
+    def pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
+        """Two texts between the special tokens that the tokenizer adds to a pair, and the place
+        from which on the tokens are those of the second."""
+        with _file_error("tokenizer.json"):
+            (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
+        ids, plain = found.ids, self.encode(PROBE)
+        starts = [i for i in range(len(ids)) if ids[i : i + len(plain)] == plain]
+        if len(starts) != 2:
+            raise ModelUnusable("tokenizer.json does not say how a pair of texts is written.")
+        end = starts[0] + len(plain)
+        between = ids[end : starts[1]]
+        begins = [*ids[: starts[0]], *first]
+        kinds = found.type_ids[end : starts[1]]
+        place = len(begins) + (kinds.index(1) if 1 in kinds else len(kinds))
+        return [*begins, *between, *second, *ids[starts[1] + len(plain) :]], place
 
     def encode_within(self, text: str, most: int | None, before: int = 0) -> Ids:
         """Like `encode_as_spelled`. Raises ContextTooLong as soon as there are more than `most`

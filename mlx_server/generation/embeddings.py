@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from mlx_server import limits
 from mlx_server.checkpoints.embedder import Embedder
 from mlx_server.engine.messages import Embed, Embedded, padded_tokens
@@ -53,11 +55,16 @@ async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:
 
 
 async def compute(
-    pool: Pool, prepared: PreparedModel, command: Embed, texts: Sequence[Sequence[int]]
+    pool: Pool,
+    prepared: PreparedModel,
+    command: Embed,
+    texts: Sequence[Sequence[int]],
+    second_from: Sequence[int] = (),
 ) -> tuple[bytes, ...]:
-    """The vectors of the texts, in their order. command: what all groups of them share."""
+    """The vectors of the texts, in their order. command: what all groups of them share.
+    second_from: see `Embed`."""
     groups = list(grouped(texts))
-    rows = [replace_inputs(command, [texts[place] for place in group]) for group in groups]
+    rows = [_row(command, texts, second_from, group) for group in groups]
     found: dict[int, bytes] = {}
     async with pool.lease(prepared, _demand(prepared, command, rows)) as lease:
         _check_ids(lease.model, texts)
@@ -85,16 +92,16 @@ def grouped(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         yield group
 
 
-def replace_inputs(command: Embed, texts: Sequence[Sequence[int]]) -> Embed:
-    return Embed(
-        row=0,
-        model=command.model,
-        inputs=[list(text) for text in texts],
-        pooling=command.pooling,
-        normalize=command.normalize,
-        dimensions=command.dimensions,
-        logits_of=command.logits_of,
-        client=command.client,
+def _row(
+    command: Embed,
+    texts: Sequence[Sequence[int]],
+    second_from: Sequence[int],
+    group: Sequence[int],
+) -> Embed:
+    return msgspec.structs.replace(
+        command,
+        inputs=[list(texts[place]) for place in group],
+        second_from=[second_from[place] for place in group] if second_from else [],
     )
 
 
@@ -115,7 +122,7 @@ def _check_embedder(id: str, embedder: Embedder, request: EmbedRequest) -> None:
     if embedder.unsupported:
         raise BadRequest(
             f"{id} can't compute embeddings here: its sentence-transformers files ask for "
-            f"{embedder.unsupported}. Use a causal embedding model, such as Qwen3-Embedding.",
+            f"{embedder.unsupported}. Use another embedding model, such as Qwen3-Embedding.",
             param="model",
         )
     asked, width = request.dimensions, embedder.width

@@ -1,7 +1,8 @@
 """Ranks documents by how well they answer a query, with models that say `yes` or `no` to each.
 
 The prompt is that of Qwen3-Reranker. A document's score is the probability of `yes`, were `yes` and
-`no` the only tokens that can follow.
+`no` the only tokens that can follow. Encoders give a score themselves: see
+`rerank_pairs`.
 """
 
 import math
@@ -9,9 +10,11 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 
+from mlx_server.checkpoints.encoders import ranks
 from mlx_server.engine.messages import Embed
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.embeddings import check_total, compute
+from mlx_server.generation.rerank_pairs import pairs, probability
 from mlx_server.generation.task import prepared_for
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
@@ -34,8 +37,8 @@ class RerankRequest:
     model: str
     query: str
     documents: tuple[str, ...]
-    instruction: str = INSTRUCTION
-    """What makes a document relevant to a query."""
+    instruction: str | None = None
+    """What makes a document relevant to a query; None: `INSTRUCTION`."""
     client: str = ""
 
 
@@ -52,16 +55,32 @@ async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
     """Compute the scores. A caller that is cancelled cancels the rows."""
     with pool.row_slot(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
-        command = Embed(
-            row=0,
-            model=prepared.id,
-            inputs=[],
-            logits_of=answers_of(prepared),
-            client=request.client,
-        )
-        prompts = await in_thread(tokenized, prepared, request, model=prepared.id)
-        logits = await compute(pool, prepared, command, prompts)
+        command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
+        ranked = _by_encoder if ranks(prepared.checkpoint.config) else _by_answers
+        return await ranked(request, prepared, command, pool)
+
+
+async def _by_answers(
+    request: RerankRequest, prepared: PreparedModel, command: Embed, pool: Pool
+) -> Relevance:
+    command.logits_of = answers_of(prepared)
+    prompts = await in_thread(tokenized, prepared, request, model=prepared.id)
+    logits = await compute(pool, prepared, command, prompts)
     return Relevance(prepared.id, tuple(map(score, logits)), sum(map(len, prompts)))
+
+
+async def _by_encoder(
+    request: RerankRequest, prepared: PreparedModel, command: Embed, pool: Pool
+) -> Relevance:
+    if request.instruction is not None:
+        raise BadRequest(
+            f"{prepared.id} reads no instruction. Leave `instruction` out.", param="instruction"
+        )
+    command.scores = True
+    query, documents = request.query, request.documents
+    texts, starts = await in_thread(pairs, prepared, query, documents, model=prepared.id)
+    scores = await compute(pool, prepared, command, texts, starts)
+    return Relevance(prepared.id, tuple(map(probability, scores)), sum(map(len, texts)))
 
 
 def score(logits: bytes) -> float:
@@ -94,7 +113,8 @@ def tokenized(prepared: PreparedModel, request: RerankRequest) -> list[list[int]
     tokenizer = prepared.checkpoint.tokenizer
     before, after = tokenizer.encode(BEFORE), tokenizer.encode(AFTER)
     room = prepared.context_length - len(before) - len(after)
-    asked = f"<Instruct>: {request.instruction}\n<Query>: {request.query}\n<Document>: "
+    instruction = INSTRUCTION if request.instruction is None else request.instruction
+    asked = f"<Instruct>: {instruction}\n<Query>: {request.query}\n<Document>: "
     prompts: list[list[int]] = []
     total = 0
     for place, document in enumerate(request.documents):

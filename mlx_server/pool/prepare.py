@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.embedder import Embedder, width_of
+from mlx_server.checkpoints.encoders import is_encoder, ranks
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
@@ -144,7 +145,9 @@ class PreparedModel:
 
     @property
     def context_length(self) -> int:
-        return self.spec.context_length or self.checkpoint.context_length
+        own = self.checkpoint.context_length
+        asked = self.spec.context_length or own
+        return min(asked, own) if is_encoder(self.checkpoint.config) else asked
 
     @property
     def task(self) -> Task:
@@ -162,8 +165,21 @@ def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
         return spec.task
     if checkpoint.embedder:
         return "embed"
+    if ranks(checkpoint.config):
+        return "rerank"
     # vLLM's name for the tokens, `no` and `yes`, that a reranker answers with
     return "rerank" if checkpoint.config.get("classifier_from_token") else "generate"
+
+
+def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Raises ModelUnusable for what an encoder can't do, whatever models.yaml says."""
+    task, config = task_of(spec, checkpoint), checkpoint.config
+    if is_encoder(config) and (task == "generate" or (task == "rerank") != ranks(config)):
+        right = "rerank" if ranks(config) else "embed"
+        raise ModelUnusable(
+            f"{spec.id} is an encoder, and `task: {task}` in models.yaml is not what it was "
+            f"trained for. Set `task: {right}`, or leave it out."
+        )
 
 
 @dataclass(frozen=True)
@@ -182,6 +198,7 @@ class Capabilities:
     tools: bool
     structured_output: bool
     task: Task = "generate"
+    is_encoder: bool = False
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
@@ -210,6 +227,7 @@ def _capabilities(
     answers = task == "generate"
     return Capabilities(
         task=task,
+        is_encoder=is_encoder(checkpoint.config),
         family=family.name,
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
@@ -235,6 +253,7 @@ def prepare(
     tokenizer = tokenizer_json(path)
     checkpoint = read_checkpoint(path, spec.chat_template, tokenizer)
     check_architecture(checkpoint.config, spec.id)
+    check_task(spec, checkpoint)
     prepared = PreparedModel(
         spec=spec,
         path=path,

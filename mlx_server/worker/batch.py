@@ -29,6 +29,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.preemption import Preempted
@@ -102,6 +103,11 @@ class Batch:
     @property
     def plays(self) -> bool:
         return isinstance(self.model, ReplayModel)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model has no output but vectors of whole texts."""
+        return isinstance(self.model, Encoder)
 
     @property
     def decoding(self) -> int:

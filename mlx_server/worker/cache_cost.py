@@ -11,7 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.checkpoints.architectures import texts
+from mlx_server.checkpoints.encoders import is_encoder
 from mlx_server.engine.kv_cost import STEP, KvCost
+from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
 from mlx_server.worker.quantized_kv import make_caches, set_kv_bits
 from mlx_server.worker.weights import arrays, model_classes
@@ -27,6 +29,10 @@ def cache_cost(
 ) -> KvCost:
     """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it, and
     ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
+    if is_encoder(config):
+        if kv_bits:
+            raise ValueError("`kv_cache` is of no use: it keeps no keys and values. Leave it out.")
+        return _activations_of(encoder_classes(config)[1].from_dict(config))
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
     mx.random.seed(0)  # see weights.load
@@ -47,6 +53,13 @@ def cache_cost(
         window=max((cost.window for cost in costs), default=0),
         fixed=sum(cost.fixed for cost in costs),
     )
+
+
+def _activations_of(arguments: Any) -> KvCost:
+    """What one layer of an encoder makes of a token: keys, queries, values, their sum and what
+    comes out of them, and twice the wide part. All are in float32 at most, and freed after it."""
+    widths = 6 * arguments.hidden_size + 2 * arguments.intermediate_size
+    return KvCost(per_token=4 * widths)
 
 
 def _check_kv_bits(model: nn.Module, bits: int) -> None:

@@ -1,7 +1,8 @@
 """Computes the embeddings of texts: the hidden states of their tokens, pooled to a vector each.
 
-The texts of a group begin at the same place and are padded at their ends. The models are causal, so
-that padding changes nothing before it, and one cache serves the whole group.
+The texts of a group begin at the same place and are padded at their ends. A causal model computes
+them piece by piece: padding changes nothing before it, and one cache serves the whole group. See
+`encoded_texts` for the models whose tokens see the whole text.
 """
 
 from collections.abc import Callable, Generator
@@ -12,6 +13,8 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_server.engine.messages import Embed, Pooling
+from mlx_server.worker.encoded_texts import encoded
+from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 IDLE_PIECE = 512
@@ -30,6 +33,9 @@ def pooled_texts(
     piece_tokens: returns how many tokens the next piece may have. alone: whether texts can't be
     computed together.
     """
+    if isinstance(model, Encoder):
+        made = yield from encoded(model, command, piece_tokens)
+        return _as_bytes(made if command.scores else _finished(made, command))
     groups = [[text] for text in command.inputs] if alone else [command.inputs]
     found: list[bytes] = []
     for group in groups:

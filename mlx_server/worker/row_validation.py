@@ -6,12 +6,15 @@ from mlx_server import limits
 from mlx_server.engine.messages import Embed, Generate, Thinking
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
+from mlx_server.worker.encoders import Encoder
 
 LARGEST_SCALE = 4.0
 
 
 def check_row(command: Generate, batch: Batch) -> None:
     """Raises ValueError for parameters that could harm other rows."""
+    if batch.encodes:
+        raise ValueError("an encoder generates no text")
     if not command.prompt:
         raise ValueError("the prompt is empty")
     if command.max_tokens < (0 if command.prompt_logprobs else 1):
@@ -46,6 +49,14 @@ def check_texts(command: Embed, batch: Batch) -> None:
     ids = [*command.logits_of, *(id for text in command.inputs for id in (min(text), max(text)))]
     if not 0 <= min(ids) <= max(ids) < batch.vocabulary:
         raise ValueError(f"a token id is outside the vocabulary of {batch.vocabulary}")
+    if batch.encodes and command.logits_of:
+        raise ValueError("an encoder has no logits of tokens")
+    if isinstance(batch.model, Encoder) and max(map(len, command.inputs)) > batch.model.longest:
+        raise ValueError(f"a text has more than {batch.model.longest} tokens")
+    if command.scores and not getattr(batch.model, "labels", 0):
+        raise ValueError("the model has no head that gives scores")
+    if command.second_from and len(command.second_from) != len(command.inputs):
+        raise ValueError("each pair needs the place where its second text begins")
     if command.dimensions is not None and command.dimensions < 1:
         raise ValueError("an embedding needs at least one dimension")
 

@@ -37,7 +37,7 @@ SAMPLINGS = (
 
 def warm_up(batch: Batch, rows: int, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Yields after each step. batch: a separate one, without a prompt cache."""
-    if batch.plays or not IS_WARM_UP_USEFUL:  # a replay model computes nothing
+    if batch.plays or batch.encodes or not IS_WARM_UP_USEFUL:  # it generates nothing
         return
     until = clock() + MOST_SECONDS
     try:

@@ -12,7 +12,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_server.checkpoints.architectures import SAME
+from mlx_server.checkpoints.encoders import is_encoder
 from mlx_server.system.regular_files import read_regular
+from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model
 from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
@@ -39,6 +41,8 @@ def load(
         return ReplayModel(config["vocab_size"])
     is_embedder = (path / MODULES).is_file()
     classes = embedder_classes if is_embedder else model_classes
+    if is_encoder(config):
+        classes = encoder_classes
     model, _ = load_model(path, lazy=True, get_model_classes=classes)
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.

@@ -62,6 +62,35 @@ def test_poolings(tmp_path: Path, pooling: dict[str, Any], found: str) -> None:
     assert (read(tmp_path).pooling, read(tmp_path).unsupported) == (found, "")
 
 
+@pytest.mark.parametrize(
+    ("pooling", "found"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        (LAST, "last"),
+    ],
+)
+def test_poolings_of_encoders(tmp_path: Path, pooling: dict[str, Any], found: str) -> None:
+    files: dict[str, Any] = {"1_Pooling/config": pooling}
+    tiny_embedder(tmp_path, **files)
+    encoder = read(tmp_path, model_type="bert", is_causal=False)
+    assert (encoder.pooling, encoder.unsupported) == (found, "")
+
+
+def test_an_encoder_whose_files_do_not_say_it_pools_the_mean(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = read(tmp_path, model_type="bert")
+    assert (encoder.pooling, encoder.normalizes, encoder.width) == ("mean", True, 64)
+    tiny_embedder(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    assert read(tmp_path, model_type="bert").pooling == "mean"
+    assert caplog.text.count("do not say how its embeddings are pooled") == 2
+    ranks = {**CONFIG, "model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    assert read_embedder(tmp_path / "none", ranks, adds_end=False) is None
+
+
 def test_vectors_that_are_not_normalised(tmp_path: Path) -> None:
     tiny_embedder(tmp_path, modules=of(["Transformer", "Pooling"]))
     assert not read(tmp_path).normalizes

@@ -1,7 +1,7 @@
 """Converts a rerank body to a `RerankRequest`."""
 
 from mlx_server.api.rerank.protocol import RerankBody
-from mlx_server.generation.rerank import INSTRUCTION, RerankRequest
+from mlx_server.generation.rerank import RerankRequest
 
 
 def to_request(body: RerankBody, client: str) -> RerankRequest:
@@ -9,6 +9,6 @@ def to_request(body: RerankBody, client: str) -> RerankRequest:
         model=body.model,
         query=body.query,
         documents=tuple(each.text for each in body.documents),
-        instruction=INSTRUCTION if body.instruction is None else body.instruction,
+        instruction=body.instruction,
         client=client,
     )

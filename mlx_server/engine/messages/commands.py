@@ -104,8 +104,8 @@ class Generate(msgspec.Struct, tag=True):
         self.overflow_tokens = max(0, self.overflow_tokens - beyond)
 
 
-Pooling = Literal["last", "mean"]
-"""How the hidden states of a text's tokens become one vector."""
+Pooling = Literal["last", "mean", "cls"]
+"""How the hidden states of a text's tokens become one vector: `cls` takes the first."""
 
 
 class Embed(msgspec.Struct, tag=True):
@@ -120,6 +120,10 @@ class Embed(msgspec.Struct, tag=True):
     """How many values each vector has; None: all."""
     logits_of: list[int] = []
     """If there are any, the logits of these tokens are reported in place of the vector."""
+    scores: bool = False
+    """Whether the outputs of the model's own head are reported in place of the vector."""
+    second_from: list[int] = []
+    """Where the second text of each pair begins; empty if the inputs are no pairs."""
     client: str = ""
     """See Generate."""
     adapter: str | None = None

@@ -1,0 +1,100 @@
+"""What all encoders have in common."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+PREFIX = re.compile(r"^(bert|roberta|camembert|model)\.")
+"""What the names begin with if the weights were saved with a head."""
+
+OLD = {".gamma": ".weight", ".beta": ".bias"}
+"""Endings that the first checkpoints of BERT have."""
+
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "relu": nn.relu,
+    "silu": nn.silu,
+}
+
+Mask = mx.array | None
+"""Which tokens each token sees; None: all."""
+
+Layer = Callable[[mx.array], mx.array]
+
+
+class Encoder(nn.Module):
+    """A text passes `embedded`, then each of `passes`, then `finished`.
+
+    Rows are padded at their ends. What a padding token's hidden state is, is not defined.
+    """
+
+    vocabulary: int
+    longest: int
+    """The most tokens of a text. MLX would read other memory for a position that has no row."""
+    labels: int
+    """How many scores `scores` gives; 0 if the checkpoint has no head for them."""
+
+    def embedded(self, tokens: mx.array, second: mx.array) -> mx.array:
+        """tokens: [rows, tokens]. second: which tokens are those of a pair's second text."""
+        raise NotImplementedError
+
+    def passes(self, tokens: int, is_text: Mask) -> Sequence[Layer]:
+        """The layers, for rows of so many tokens. is_text: [rows, tokens], which of them are no
+        padding; None: all."""
+        raise NotImplementedError
+
+    def finished(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+    def scores(self, hidden: mx.array, is_text: Mask) -> mx.array:
+        """[rows, labels], of the hidden states after `finished`."""
+        raise NotImplementedError
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Leaves out heads that are not used here."""
+        is_module = nn.Module.is_module
+        own = {name for name, _ in tree_flatten(self.leaf_modules(), is_leaf=is_module)}
+        named = {_plain(name): array for name, array in weights.items()}
+        return {name: a for name, a in named.items() if name.rpartition(".")[0] in own}
+
+    def make_cache(self) -> list[Any]:
+        return []
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        """Logits of no meaning, of the shape that a batch looks at: rows of texts are refused."""
+        return mx.zeros((*tokens.shape, self.vocabulary))
+
+
+def _plain(name: str) -> str:
+    name = PREFIX.sub("", name)
+    for old, new in OLD.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
+
+
+def heads_of(projected: mx.array, heads: int) -> mx.array:
+    """[rows, tokens, width] as [rows, heads, tokens, width of a head]"""
+    rows, tokens, width = projected.shape
+    return projected.reshape(rows, tokens, heads, width // heads).swapaxes(1, 2)
+
+
+def attended(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    """Each of [rows, heads, tokens, width of a head]; returns [rows, tokens, width]."""
+    rows, _, tokens, width = queries.shape
+    found = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=width**-0.5, mask=mask
+    )
+    return found.swapaxes(1, 2).reshape(rows, tokens, -1)
+
+
+def mean_of(hidden: mx.array, is_text: Mask) -> mx.array:
+    if is_text is None:
+        return hidden.mean(axis=1)
+    total = mx.where(is_text[..., None], hidden, 0).sum(axis=1)
+    return total / is_text.sum(axis=1, keepdims=True)

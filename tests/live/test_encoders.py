@@ -1,0 +1,116 @@
+"""Encoders over HTTP, from the engine of a real server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.live.server import LiveServer, serving
+from tests.tiny_encoders import (
+    BERT,
+    CLS,
+    MODERN,
+    POSITIONS,
+    SEP,
+    XLM_R,
+    Weights,
+    hidden_states,
+    pooled,
+    ranking,
+    score,
+    tiny_encoder,
+)
+
+Json = dict[str, Any]
+
+EMBEDDERS = {"bge": (BERT, "cls_token"), "e5": (XLM_R, "mean_tokens"), "gte": (MODERN, "cls_token")}
+RANKER = "bge-reranker"
+TEXTS = ["salü", "a longer text. " * 4, "x", "what?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encoders")
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> dict[str, Weights]:
+    own = {
+        name: tiny_encoder(folder / name, config, pooling=pooling)
+        for name, (config, pooling) in EMBEDDERS.items()
+    }
+    return {**own, RANKER: tiny_encoder(folder / RANKER, ranking(XLM_R))}
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, weights: dict[str, Weights]) -> Iterator[LiveServer]:
+    with serving(folder, {"models": {name: {"source": name} for name in weights}}) as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path, weights: dict[str, Weights]) -> Tokenizer:
+    return Tokenizer(folder / "bge" / "tokenizer.json")
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_embeddings_as_the_files_pool_them(
+    http: httpx.Client, weights: dict[str, Weights], tokenizer: Tokenizer, name: str
+) -> None:
+    found = http.post("/v1/embeddings", json={"model": name, "input": TEXTS}).json()
+    config, pooling = EMBEDDERS[name]
+    ids = [[CLS, *tokenizer.encode(text), SEP] for text in TEXTS]
+    assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
+    for each, text in zip(found["data"], ids, strict=True):
+        exact = pooled(hidden_states(config, weights[name], text), pooling.split("_")[0])
+        np.testing.assert_allclose(each["embedding"], exact, atol=2e-5)
+
+
+def test_ranks(http: httpx.Client, weights: dict[str, Weights], tokenizer: Tokenizer) -> None:
+    body = {"model": RANKER, "query": "who?", "documents": TEXTS}
+    found = http.post("/v1/rerank", json=body).json()
+    scores = {each["index"]: each["relevance_score"] for each in found["results"]}
+    for place, text in enumerate(TEXTS):
+        ids = [CLS, *tokenizer.encode("who?"), SEP, *tokenizer.encode(text), SEP]
+        hidden = hidden_states(XLM_R, weights[RANKER], ids)
+        assert scores[place] == pytest.approx(score(XLM_R, weights[RANKER], hidden), abs=2e-5)
+    order = [each["relevance_score"] for each in found["results"]]
+    assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["d"], "instruction": "Find."}, "instruction"),
+        ("/v1/rerank", {"query": "q", "documents": ["x" * POSITIONS]}, "documents[0]"),
+        ("/v1/rerank", {"model": "bge", "query": "q", "documents": ["d"]}, "model"),
+        ("/v1/embeddings", {"input": "x"}, "model"),
+        ("/v1/embeddings", {"model": "e5", "input": [[5] * (POSITIONS - 1)]}, "input"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
+    ],
+)
+def test_what_is_refused(http: httpx.Client, path: str, body: Json, param: str) -> None:
+    response = http.post(path, json={"model": RANKER, **body})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param, response.text
+
+
+def test_they_are_listed_as_what_they_are(http: httpx.Client) -> None:
+    found = {each["id"]: each for each in http.get("/v1/models").json()["data"]}
+    assert {name: found[name]["type"] for name in (*EMBEDDERS, RANKER)} == {
+        **dict.fromkeys(EMBEDDERS, "embeddings"),
+        RANKER: "rerank",
+    }
+    assert found[RANKER]["supported_parameters"] == ["top_n", "return_documents"]
+    assert found["e5"]["context_length"] == POSITIONS - 2
