@@ -39,6 +39,7 @@ def run(folder: Path, fatal: str, ends: str) -> tuple[str, str]:
         command, cwd=folder, env=own, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1, done.stdout
+    assert "units waiting" not in done.stdout + done.stderr, "xdist's own log is for --debug"
     return done.stdout, done.stderr
 
 

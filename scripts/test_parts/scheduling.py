@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 
 @pytest.hookimpl
-def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling:
-    return Files(config)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return Files(config, log)
 
 
 class Files(LoadFileScheduling):
