@@ -85,11 +85,12 @@ class Process:
         most_bytes: int = MOST,
         adapter: Path | None = None,
         kv_bits: int | None = None,
+        cache_bytes: int = 1 << 30,
     ) -> None:
         self.folder = PromptFolder(folder, most_bytes, BLOCK) if folder else None
         if self.folder:
             self.folder.open()
-        self.engine = Engine(cache_bytes=1 << 30, disk=self.folder)
+        self.engine = Engine(cache_bytes=cache_bytes, disk=self.folder)
         self.reports: list[Report] = []
         self.rows = 0
         self.path, self.kv_bits = path, kv_bits

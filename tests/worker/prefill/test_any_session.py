@@ -1,0 +1,172 @@
+"""Whatever sessions do, the prompt cache changes no answer and serves no other key's prompts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_server.engine.messages import ComputeAhead, LimitCache
+from mlx_server.worker.prefill import disk_tier
+from tests.worker.kinds import KINDS
+from tests.worker.lora_files import mlx_adapter
+from tests.worker.prefill.test_disk_tier import QWEN3_5, Process, words
+
+pytestmark = pytest.mark.tables
+
+ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
+DISK = 700_000
+"""Bytes: sessions push each other's files off it."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What computes a prompt, and for whom."""
+
+    adapter: str | None = None
+    adapter_scale: float = 1.0
+    cache_scope: str = ""
+
+
+KEYS = [Key(), Key(cache_scope="key"), Key("digest"), Key("digest", 0.5)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt that goes on from an earlier one, and what happens before it."""
+
+    follows: int
+    """Which of the earlier prompts: 0 for the last one."""
+    cut: float
+    """The share of it that is left: 1 for the next turn, less for a branch."""
+    edit: float | None
+    """The place in it of a token that was changed."""
+    new: int
+    key: Key
+    branches: tuple[float, ...]
+    """The places, as shares, at which the template says that other prompts may differ."""
+    limit: int | None = None
+    """The prompt cache's bytes from now on."""
+    restarts: bool = False
+    is_ahead: bool = False
+    """Whether the prompt's beginning is computed before it is asked."""
+
+
+shares = st.floats(0, 1)
+turns = st.builds(
+    Turn,
+    follows=st.integers(0, 4),
+    cut=st.one_of(st.just(1.0), shares),
+    edit=st.one_of(st.none(), st.none(), shares),
+    new=st.integers(1, 90),
+    key=st.sampled_from(KEYS),
+    branches=st.lists(shares, max_size=2).map(tuple),
+    limit=st.sampled_from([None] * 6 + [1 << 30, 60_000, 0]),
+    restarts=st.sampled_from([False, False, False, True]),
+    is_ahead=st.sampled_from([False, False, False, True]),
+)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
+
+
+@dataclass
+class Files:
+    model: Path
+    adapter: Path
+    cold: Process = field(init=False)
+    """An engine that keeps no prompts."""
+
+    def __post_init__(self) -> None:
+        self.cold = Process(self.model, None, adapter=self.adapter, cache_bytes=0)
+
+
+@pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("any")
+    model = Path(request.param.save(folder / request.param.name))
+    return Files(model, mlx_adapter(folder / "lora", model))
+
+
+@contextmanager
+def running(files: Files, folder: Path) -> Iterator[Process]:
+    process = Process(files.model, folder, DISK, files.adapter)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@settings(
+    max_examples=6,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(session=st.lists(turns, min_size=6, max_size=10))
+def test_any_session_is_answered_as_by_a_cold_engine(files: Files, session: list[Turn]) -> None:
+    asked: dict[Key, list[list[int]]] = {key: [] for key in KEYS}
+    prompts = [words(0, 100)]
+    with TemporaryDirectory() as folder:
+        while session:
+            with running(files, Path(folder)) as process:
+                session = until_a_restart(files, process, session, prompts, asked)
+
+
+def until_a_restart(
+    files: Files,
+    process: Process,
+    session: list[Turn],
+    prompts: list[list[int]],
+    asked: dict[Key, list[list[int]]],
+) -> list[Turn]:
+    """Returns the turns that are left."""
+    for at, turn in enumerate(session):
+        if turn.restarts and at:
+            return session[at:]
+        prompt = prompt_of(turn, prompts)
+        answer = answered(process, turn, prompt)
+        assert answer == files.cold.answer(
+            prompt, adapter=turn.key.adapter, adapter_scale=turn.key.adapter_scale
+        )
+        seen = [*asked[turn.key], *([prompt] if turn.is_ahead else [])]
+        assert process.cached <= max((common(prompt, each) for each in seen), default=0)
+        asked[turn.key].append([*prompt, *answer])
+        prompts.append([*prompt, *answer])
+    return []
+
+
+def prompt_of(turn: Turn, prompts: list[list[int]]) -> list[int]:
+    before = prompts[-1 - turn.follows % len(prompts)]
+    prompt = before[: max(1, round(turn.cut * len(before)))]
+    if turn.edit is not None:
+        place = int(turn.edit * (len(prompt) - 1))
+        prompt[place] = (prompt[place] + 1) % 256
+    return [*prompt, *words(len(prompts), turn.new)]
+
+
+def answered(process: Process, turn: Turn, prompt: list[int]) -> list[int]:
+    key = turn.key
+    if turn.limit is not None:
+        process.engine.handle(LimitCache(turn.limit))
+    if turn.is_ahead:
+        process.engine.handle(
+            ComputeAhead("m", prompt, 4096, key.adapter, key.adapter_scale, key.cache_scope)
+        )
+        process.settle()
+    return process.answer(
+        prompt,
+        branches=sorted({int(share * (len(prompt) - 1)) for share in turn.branches}),
+        adapter=key.adapter,
+        adapter_scale=key.adapter_scale,
+        cache_scope=key.cache_scope,
+    )
+
+
+def common(a: list[int], b: list[int]) -> int:
+    pairs = zip(a, b, strict=False)
+    return next((at for at, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
