@@ -89,7 +89,7 @@ def pattern_states(count: int) -> bool:
 
 
 def row(**more: Any) -> None:
-    batch = SimpleNamespace(vocabulary=10, plays=False)
+    batch = SimpleNamespace(vocabulary=10, plays=False, encodes=False)
     command = Generate(1, "m", [1], 1, [], SamplingParams(), **more)
     check_row(command, cast(Batch, batch))
 

@@ -64,6 +64,10 @@ def document(**more: Any) -> Json:
     return user({"type": "document", "source": source, **more})
 
 
+def file(data: str, kind: str = "text/plain") -> Json:
+    return document(source={"type": "base64", "media_type": kind, "data": data})
+
+
 def found(**more: Any) -> Json:
     return user({"type": "search_result", "title": "a", "source": "b", "content": [], **more})
 
@@ -146,6 +150,10 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     blocks.TextSource: {
         "data": Case(document(source={"type": "text", "data": "y"}), document()),
+    },
+    blocks.DataSource: {
+        "media_type": refused(file("eA==", "image/png"), **file("eA==")),
+        "data": Case(file("eQ=="), file("eA==")),
     },
     blocks.ContentSource: {
         "content": Case(document(source={"type": "content", "content": "y"}), document()),
