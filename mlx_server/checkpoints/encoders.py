@@ -73,14 +73,15 @@ def first_position(config: Mapping[str, Any]) -> int:
 def why_not_encoded(config: Mapping[str, Any]) -> str | None:
     """What of an encoder's config.json can't be done here, and what to do; None if all can."""
     positions = config.get("position_embedding_type", "absolute")
-    activation = config.get("hidden_act", config.get("hidden_activation", "gelu"))
+    names = ("hidden_act", "hidden_activation", "classifier_activation")
+    unknown = [config[name] for name in names if config.get(name, "gelu") not in ACTIVATIONS]
     scaling = config.get("rope_scaling")
     if config.get("is_decoder"):
         what = "`is_decoder` is set"
     elif positions not in ("absolute", "sans_pos"):
         what = f"its positions are of the kind {str(positions)[:100]!r}"
-    elif activation not in ACTIVATIONS:
-        what = f"its activation is {str(activation)[:100]!r}"
+    elif unknown:
+        what = f"its activation is {str(unknown[0])[:100]!r}"
     elif scaling:
         what = "`rope_scaling` is set"
     elif ranks(config) and labels_of(config) != 1:

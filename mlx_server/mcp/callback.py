@@ -43,12 +43,14 @@ class Callback:
         self._state = state
 
     async def result(self) -> AuthorizationCodeResult:
-        """Raises LoginFailed for an error, and if nobody logs in."""
+        """Raises LoginFailed for an error, and if no answer comes in time."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 found = await self._answer
         except TimeoutError:
-            raise LoginFailed("Nobody has logged in in time. Try again.") from None
+            raise LoginFailed(
+                "The login was not finished in time. Run the command again."
+            ) from None
         if error := found.get("error"):
             said = " ".join(f"{error}: {found.get('error_description', '')}".split())
             shown = cut("".join(filter(str.isprintable, said)).rstrip(" :"), ERROR_CHARACTERS)

@@ -47,7 +47,7 @@ KEPT_SHARE = 0.95
 
 
 Place = tuple[str, str]
-"""What files follow: the group and the link of the last whole block."""
+"""Where a prompt goes on: its group, and the link of its last whole block."""
 
 
 class FolderInUse(Exception):

@@ -347,7 +347,7 @@ def _number(parts: Parts, *, whole: bool) -> str | None:
 def _plain_integer(parts: Parts) -> str | None:
     """The shortest integer between bounds that are integers; no fraction is shorter.
 
-    None if there is none, and for what needs fractions to be told."""
+    None if there is none, and where fractions decide."""
     said = [(key, part[key]) for part in parts for key in _NUMERIC if key in part]
     if any(key == "multipleOf" or type(value) is not int for key, value in said):
         return None

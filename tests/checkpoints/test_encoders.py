@@ -21,6 +21,7 @@ def test_they_can_be_served(config: dict[str, Any]) -> None:
         ({**BERT, "position_embedding_type": "relative_key"}, "'relative_key'"),
         ({**BERT, "hidden_act": "mish"}, "'mish'"),
         ({**MODERN, "hidden_activation": 5}, "'5'"),
+        ({**ranking(MODERN), "classifier_activation": "mish"}, "'mish'"),
         ({**MODERN, "rope_scaling": {"type": "linear"}}, "`rope_scaling`"),
         ({**ranking(BERT), "id2label": {"0": "a", "1": "b", "2": "c"}}, "3 classes"),
         ({**ranking(BERT), "id2label": None}, "2 classes"),

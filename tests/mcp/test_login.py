@@ -267,10 +267,12 @@ async def test_a_port_that_is_taken(kept: KeptLogin) -> None:
                 await logged_in(server, kept, client=client)
 
 
-async def test_nobody_logs_in(kept: KeptLogin, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_login_that_is_not_finished_in_time(
+    kept: KeptLogin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mlx_server.mcp.callback.WAIT_SECONDS", 0.01)
     async with running() as server:
-        with pytest.raises(LoginFailed, match="Nobody has logged in"):
+        with pytest.raises(LoginFailed, match="not finished in time"):
             await logged_in(server, kept, show=lambda page: None)
 
 

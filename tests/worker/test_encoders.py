@@ -8,12 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_server.checkpoints import encoders
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Embed, Embedded, Pooling
 from mlx_server.worker import weights
 from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.encoded_texts import encoded
-from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.encoders import Encoder, base
 from mlx_server.worker.prompt_logprobs import PIECE
 from mlx_server.worker.worker import Engine
 from tests.tiny_encoders import (
@@ -154,3 +155,7 @@ def test_its_memory_is_that_of_one_layer() -> None:
     assert cache_cost(BERT) == KvCost(per_token=4 * (6 * WIDTH + 2 * INNER))
     with pytest.raises(ValueError, match="no keys"):
         cache_cost(BERT, kv_bits=8)
+
+
+def test_each_activation_that_a_checkpoint_may_have_is_known() -> None:
+    assert set(base.ACTIVATIONS) == set(encoders.ACTIVATIONS)

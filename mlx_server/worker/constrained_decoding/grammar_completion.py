@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.worker.constrained_decoding.completion_guide import CompletionGuide, guide_of
+from mlx_server.worker.constrained_decoding.completion_guide import CompletionGuide
 from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
 from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
@@ -73,13 +73,6 @@ class CompletionHints:
         if slack <= self.reach:
             return remaining
         return remaining - max(1, (slack - self.reach) // (1 + self.guide.growth))
-
-
-def completion_hints(
-    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
-) -> CompletionHints:
-    """As `searched_hints`. grammar: its source in Lark."""
-    return searched_hints(classes, matcher, guide_of(grammar, classes))
 
 
 def searched_hints(

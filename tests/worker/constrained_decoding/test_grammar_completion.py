@@ -22,13 +22,20 @@ from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_WORK,
     CompletionHints,
     GrammarCompletion,
-    completion_hints,
+    searched_hints,
 )
 from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 
 pytestmark = pytest.mark.tables
+
+
+def completion_hints(
+    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
+) -> CompletionHints:
+    """grammar: the matcher's source in Lark; without it, no completions are known."""
+    return searched_hints(classes, matcher, guide_of(grammar, classes))
 
 
 @dataclass
