@@ -11,13 +11,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
-from conformance_parts.connected import AGENTS
+from conformance_parts.connected import AGENTS, Agent
 from conformance_parts.namespaces import raise_loopback
 from conformance_parts.recorder import recorded
 from mlx_server.clients.connect.clients import CLIENTS
@@ -25,7 +25,7 @@ from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
 CONTEXT, TOO_SHORT = 400_000, 2_000
-SECONDS = 180.0
+SECONDS = 600.0
 FILE = "made.txt"
 SAID, WRITTEN, CONTENT = "All is well here.", "The file is there.", "made by a tool"
 ASKED, TO_WRITE = "How are things?", "Write the file now."
@@ -34,8 +34,6 @@ STORY = {"match": "regex:Tell a long story", "output": "No end. " * 500, "delay_
 PROMPT_TOKENS = re.compile(rf"POST \S+ 200 \S+ (\d+)\+\d+ tokens, {MODEL} ")
 """Matches the line of the log for an answer."""
 CACHED = "mlx_server_cached_prompt_tokens_total"
-UNSHARED = 64
-"""Most tokens at the end of a prompt that the next one may not share: what asks for an answer."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,22 @@ class Session:
         done = self._run([*command, *arguments])
         assert done.returncode == 0, done.stderr
 
-    def ask(self, prompt: str, model: str = MODEL) -> subprocess.CompletedProcess[str]:
-        return self._run(self._command(AGENTS[self.client].arguments, prompt, model))
+    @property
+    def agent(self) -> Agent:
+        return AGENTS[self.client]
+
+    def ask(
+        self, prompt: str, model: str = MODEL, more: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        return self._run(self._command((*self.agent.arguments, *more), prompt, model))
 
     def go_on(self, prompt: str) -> subprocess.CompletedProcess[str]:
-        return self._run(self._command(AGENTS[self.client].continues or (), prompt, MODEL))
+        return self._run(self._command(self.agent.continues or (), prompt, MODEL))
 
     def abort(self, prompt: str) -> None:
         """Asks, and interrupts the client while the model answers."""
         with subprocess.Popen(
-            self._command(AGENTS[self.client].arguments, prompt, MODEL),
+            self._command(self.agent.arguments, prompt, MODEL),
             **self._place(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -76,8 +80,8 @@ class Session:
             child.wait(SECONDS)
 
     def _command(self, arguments: tuple[str, ...], prompt: str, model: str) -> list[str]:
-        program = CLIENTS[self.client].command[0]
         values = {"{prompt}": prompt, "{model}": model}
+        program = CLIENTS[self.client].command[0]
         return [str(self.folder / program), *(values.get(each, each) for each in arguments)]
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -102,17 +106,37 @@ def answers(session: Session) -> None:
     assert SAID in done.stdout, done.stdout[-300:] + done.stderr[-300:]
 
 
+@dataclass(frozen=True)
+class Requests:
+    """Those that the client has sent since it was made."""
+
+    server: LiveServer
+    begun: int
+    cached: float
+
+    @classmethod
+    def of(cls, server: LiveServer) -> Self:
+        return cls(server, len(server.log), server.counted(CACHED))
+
+    def longest(self) -> list[int]:
+        """Tokens of their prompts, the longest one first."""
+        found = PROMPT_TOKENS.findall(self.server.log[self.begun :])
+        return sorted(map(int, found), reverse=True)
+
+    def check_cached(self, before: int, unrepeated: int) -> None:
+        cached = self.server.counted(CACHED) - self.cached
+        assert cached >= before - unrepeated, f"{cached} tokens are cached of {before}"
+
+
 def goes_on(session: Session) -> None:
     """The second prompt begins with the first, and is computed from its end."""
     session.connect(MODEL)
-    begun = len(session.server.log)
+    first = Requests.of(session.server)
     session.ask(ASKED)
-    before = max(map(int, PROMPT_TOKENS.findall(session.server.log[begun:])))
-    cached = session.server.counted(CACHED)
+    then = Requests.of(session.server)
     done = session.go_on(AGAIN)
     assert SAID in done.stdout, done.stdout[-300:] + done.stderr[-300:]
-    cached = session.server.counted(CACHED) - cached
-    assert cached >= before - UNSHARED, f"{cached} tokens are cached of {before}"
+    then.check_cached(first.longest()[0], session.agent.unrepeated)
 
 
 def is_interrupted(session: Session) -> None:
@@ -127,11 +151,14 @@ def is_interrupted(session: Session) -> None:
 
 def writes(session: Session) -> None:
     session.connect(MODEL)
-    done = session.ask(TO_WRITE)
+    requests = Requests.of(session.server)
+    done = session.ask(TO_WRITE, more=session.agent.extra)
     made = session.work / FILE
     assert made.is_file(), done.stdout[-300:] + done.stderr[-300:]
     assert made.read_text("utf-8").strip() == CONTENT
     assert WRITTEN in done.stdout, done.stdout[-300:]
+    if session.agent.call:  # the result of the call is in a second prompt
+        requests.check_cached(requests.longest()[1], session.agent.unrepeated)
 
 
 def overflows(session: Session) -> None:
@@ -139,7 +166,7 @@ def overflows(session: Session) -> None:
     session.connect(SHORT)
     asked = "How are things? " * 200
     done = session.ask(asked, SHORT)
-    said, words = done.stdout + done.stderr, AGENTS[session.client].overflow
+    said, words = done.stdout + done.stderr, session.agent.overflow
     if words is None:
         summed_up = [line for line in session.server.log.splitlines() if f"{SHORT} (" in line]
         assert any(" 200 " in line for line in summed_up), said[-300:]
@@ -147,25 +174,35 @@ def overflows(session: Session) -> None:
         assert words in said, said[-300:]
 
 
-def sessions(client: str) -> Iterator[tuple[str, Callable[[Session], None]]]:
+def sessions(agent: Agent) -> Iterator[tuple[str, Callable[[Session], None]]]:
     yield "an answer", answers
-    if AGENTS[client].call:
-        yield "a file written by a tool", writes
-    if AGENTS[client].continues:
+    yield "a file written by a tool", writes
+    if agent.continues:
         yield "a second turn, with the first one cached", goes_on
     yield "an abort, and on", is_interrupted
     yield "an overflow", overflows
 
 
 def transcript(client: str, work: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"match": "regex:How are things", "output": SAID}, STORY]
-    if call := AGENTS[client].call:
-        name, given = call
-        values = {"{file}": str(work / FILE), "{content}": CONTENT}
-        made = {"name": name, "arguments": {key: values[value] for key, value in given.items()}}
-        written = f"<tool_call>\n{json.dumps(made)}\n</tool_call>"
-        found += [{"match": "regex:Write the file", "output": text} for text in (written, WRITTEN)]
-    return [*found, {"output": SAID}]
+    write = [{"match": "regex:Write the file", "output": text} for text in _writing(client, work)]
+    return [{"match": "regex:How are things", "output": SAID}, STORY, *write, {"output": SAID}]
+
+
+def _writing(client: str, work: Path) -> list[str]:
+    """What the model says to have the file written, and then."""
+    if not (call := AGENTS[client].call):
+        return [f"{WRITTEN}\n\n{FILE}\n```\n{CONTENT}\n```\n"]
+    name, given = call
+    values = {"{file}": str(work / FILE), "{content}": CONTENT}
+    arguments = {key: _filled(value, values) for key, value in given.items()}
+    made = json.dumps({"name": name, "arguments": arguments})
+    return [f"<tool_call>\n{made}\n</tool_call>", WRITTEN]
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for place, value in values.items():
+        text = text.replace(place, value)
+    return text
 
 
 def main(client: str, folder: str) -> None:
@@ -188,7 +225,7 @@ def main(client: str, folder: str) -> None:
             recorded(started, client) as server,
         ):
             session = Session(client, Path(folder), server, home)
-            for name, run in sessions(client):
+            for name, run in sessions(session.agent):
                 sys.stdout.write(json.dumps([name, _error(run, session)]) + "\n")
                 sys.stdout.flush()
 

@@ -23,7 +23,7 @@ FAMILIES = {"harmony": "gpt_oss", "tags": "qwen3"}
 LIKE = "gpt-5.5"
 """The model of Codex' list that the replay models are taken for."""
 CONTEXT = 200_000
-SECONDS = 180.0
+SECONDS = 600.0
 MCP_SERVER = Path(__file__).parent / "conversations" / "mcp_weather.py"
 PATCH = "*** Begin Patch\n*** Update File: a.txt\n@@\n-content of a\n+CONTENT of a\n*** End Patch"
 CALLS: list[tuple[str, str, dict[str, str]]] = [
@@ -32,29 +32,57 @@ CALLS: list[tuple[str, str, dict[str, str]]] = [
     ("I need the weather.", "tool_search", {"query": "weather in a city"}),
     ("Here it is.", "mcp__weather.get_weather", {"city": "Chur"}),
 ]
+TO_DELEGATE, DELEGATED = "Ask an agent for the file b.txt.", "Make the file b.txt."
+"""What the user says to the model, and the model to its sub-agent."""
+WAIT = "until [ -f b.txt ]; do sleep 0.1; done"
 
 Json = dict[str, Any]
 
 
-def outputs(family: str) -> Iterator[str]:
-    """What a model plays, in turn."""
+def transcript(family: str) -> Iterator[Json]:
+    """What a model plays, in turn, and what its sub-agent plays."""
+    call, say = (_call, _say) if family == "gpt_oss" else (_tags_call, _tags_say)
+    search, spawn = {"query": "spawn a sub-agent"}, {"message": DELEGATED}
+    make = {"cmd": "printf made > b.txt"}
+    for output in (
+        call("A file.", "exec_command", make),
+        say("It is made.", "I made it."),
+    ):
+        yield {"match": f"regex:{DELEGATED}", "output": output}
+    for output in (
+        call("Who can do it?", "tool_search", search),
+        call("Another does it.", "multi_agent_v1.spawn_agent", spawn),
+        call("I wait.", "exec_command", {"cmd": WAIT}),
+        say("It is there.", "The agent made it."),
+    ):
+        yield {"match": f"regex:{TO_DELEGATE}", "output": output}
     for thought, name, arguments in CALLS:
-        written = json.dumps(arguments)
-        if family == "gpt_oss":
-            header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-            yield _harmony(thought) + f"{header}{written}<|call|>"
-        else:
-            call = f'{{"name": "{name}", "arguments": {written}}}'
-            yield f"<think>\n{thought}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-    for thought, text in (("Done.", "Changed, at 21 degrees."), ("Again.", "Nothing to do.")):
-        if family == "gpt_oss":
-            yield _harmony(thought) + f"<|channel|>final<|message|>{text}<|return|>"
-        else:
-            yield f"<think>\n{thought}\n</think>\n\n{text}"
+        yield {"output": call(thought, name, arguments)}
+    yield {"output": say("Done.", "Changed, at 21 degrees.")}
+    yield {"output": say("Again.", "Nothing to do.")}
+    yield {"output": say("The agent reports.", "Good.")}
+
+
+def _call(thought: str, name: str, arguments: Json) -> str:
+    header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return f"{_harmony(thought)}{header}{json.dumps(arguments)}<|call|>"
+
+
+def _say(thought: str, text: str) -> str:
+    return f"{_harmony(thought)}<|channel|>final<|message|>{text}<|return|>"
 
 
 def _harmony(thought: str) -> str:
     return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+
+
+def _tags_call(thought: str, name: str, arguments: Json) -> str:
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"{_tags_say(thought, '')}<tool_call>\n{call}\n</tool_call>"
+
+
+def _tags_say(thought: str, text: str) -> str:
+    return f"<think>\n{thought}\n</think>\n\n{text}"
 
 
 @dataclass(frozen=True)
@@ -134,8 +162,17 @@ def sessions(codex: Codex, model: str) -> Iterator[tuple[str, Callable[[], None]
         events = codex(model, "resume", "--last", "And again?")
         assert items(events, "agent_message")[-1]["text"] == "Nothing to do.", events
 
+    def delegated() -> None:
+        events = codex(model, TO_DELEGATE)
+        said = [each["text"] for each in items(events, "agent_message")]
+        assert "The agent made it." in said, events
+        made = codex.work / "b.txt"
+        assert made.read_text("utf-8") == "made"
+        made.unlink()
+
     yield f"{model}: a command, a patch, a tool that is searched, thoughts", tools
     yield f"{model}: resume", resumed
+    yield f"{model}: a sub-agent", delegated
 
 
 def main(program: list[str]) -> None:
@@ -146,7 +183,7 @@ def main(program: list[str]) -> None:
         codex.home.mkdir()
         codex.work.mkdir()
         for model, family in FAMILIES.items():
-            text = "\n".join(json.dumps({"output": output}) for output in outputs(family))
+            text = "\n".join(map(json.dumps, transcript(family)))
             (folder / f"{model}.jsonl").write_text(text, "utf-8")
         models = {
             model: {"source": f"replay:{model}.jsonl", "family": family, "context_length": CONTEXT}

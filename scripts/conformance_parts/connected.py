@@ -20,21 +20,40 @@ class Agent:
     arguments: tuple[str, ...]
     """What has it answer one prompt, after its program."""
     continues: tuple[str, ...] | None = None
-    """The same, in its last conversation; None if it can't, or as aider words that one anew."""
+    """The same, in its last conversation; None for cline, which does that only at a terminal."""
     call: tuple[str, Mapping[str, str]] | None = None
-    """The tool with which it writes a file, if it has one."""
+    """The tool with which it writes a file; None for aider, which reads that out of the text."""
+    extra: tuple[str, ...] = ()
+    """Further arguments with which it has that tool."""
+    unrepeated: int = 64
+    """Most tokens at the end of a prompt that the next one does not repeat, such as those that ask
+    for the answer."""
     overflow: str | None = "maximum context length"
     """What it says if a prompt exceeds the context; None: it says nothing, and has the model sum
     the conversation up."""
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
+UNCONFINED = "--dangerously-bypass-approvals-and-sandbox"
+"""Codex' own sandbox needs namespaces within those that it runs in here."""
 
-AIDER = ("--no-git", "--yes-always", "--no-pretty")
+AIDER = ("--no-git", "--yes-always", "--no-pretty", "--restore-chat-history", "--message")
+
+LLM_TOOL = """
+def write_file(path: str, content: str) -> str:
+    "Writes a file."
+    with open(path, "w") as file:
+        file.write(content)
+    return "Written."
+"""
 
 AGENTS: Mapping[str, Agent] = {
     "llm": Agent(
-        "llm==0.36", ("-m", "mlx-server", "{prompt}"), ("-m", "mlx-server", "-c", "{prompt}")
+        "llm==0.36",
+        ("-m", "mlx-server", "{prompt}"),
+        ("-m", "mlx-server", "-c", "{prompt}"),
+        ("write_file", {"path": "{file}", "content": "{content}"}),
+        ("--functions", LLM_TOOL),
     ),
     "pi": Agent(
         "@mariozechner/pi-coding-agent@0.73.1",
@@ -60,9 +79,15 @@ AGENTS: Mapping[str, Agent] = {
         "@openai/codex@0.169.0",
         (*CODEX, "{prompt}"),
         (*CODEX, "resume", "--last", "{prompt}"),
+        ("exec_command", {"cmd": "printf '{content}' > {file}"}),
+        (UNCONFINED,),
         overflow="ran out of room in the model's context window",
     ),
-    "cline": Agent("cline@3.0.65", ("{prompt}",)),
+    "cline": Agent(
+        "cline@3.0.65",
+        ("{prompt}",),
+        call=("editor", {"path": "{file}", "new_text": "{content}"}),
+    ),
     "continue": Agent(
         "@continuedev/cli@1.5.47",
         ("--auto", "-p", "{prompt}"),
@@ -72,7 +97,9 @@ AGENTS: Mapping[str, Agent] = {
     ),
     "aider": Agent(
         "aider-chat==0.86.2",
-        (*AIDER, "--message", "{prompt}"),
+        (*AIDER, "{prompt}"),
+        (*AIDER, "{prompt}"),
+        unrepeated=1_100,  # its rules for edits follow the last question only
         overflow="has hit a token limit",
     ),
 }

@@ -31,8 +31,13 @@ QUIET = {
 
 
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
-    environment = {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url, "OLLAMA_HOST": url}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    environment = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "ANTHROPIC_BASE_URL": url,
+        "OLLAMA_HOST": url,
+        "DEMO": DEMO,
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
     command = [str(python), "-m", "conversations", client]
     yield from _outcomes(client, command, environment, Path())
 

@@ -1,10 +1,12 @@
 """`python -m conversations CLIENT`, by a Python that has it: a line of JSON for each conversation.
 
-OPENAI_BASE_URL says where the server is.
+OPENAI_BASE_URL says where the server is, and DEMO what its real model is called, which has those
+conversations that a module names in ONCE.
 """
 
 import importlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,9 +23,14 @@ def main(client: str) -> None:
     for number, (name, talk) in enumerate(conversations):
         for family in FAMILIES:
             error = _error(talk, model_of(family, client, number))
-            told = {"client": packages, "name": f"{name}, {family}", "error": error}
-            sys.stdout.write(json.dumps(told) + "\n")
-            sys.stdout.flush()
+            _tell(packages, f"{name}, {family}", error)
+    for name, talk in getattr(module, "ONCE", {}).items():
+        _tell(packages, name, _error(talk, os.environ["DEMO"]))
+
+
+def _tell(packages: str, name: str, error: str) -> None:
+    sys.stdout.write(json.dumps({"client": packages, "name": name, "error": error}) + "\n")
+    sys.stdout.flush()
 
 
 def _error(talk: Callable[[str], None], model: str) -> str:

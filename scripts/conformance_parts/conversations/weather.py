@@ -1,7 +1,10 @@
 """The conversation that every client has: what is asked, the tool, and what should come of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 FAMILIES = ("qwen3", "gpt_oss")
 
@@ -53,3 +56,24 @@ MOST = 16
 def model_of(family: str, client: str, number: int) -> str:
     """Which plays the answers to this one conversation, and to none beside it."""
     return f"{family}-{client}-{number}"
+
+
+TOO_LONG = "word " * 20_000
+"""Exceeds the context of the demo model."""
+LONG = "The weather of the whole year, day by day. " * 20
+UNREPEATED = 64
+"""Most tokens at the end of a prompt that the next one does not repeat."""
+
+
+def check_cached(cached: int, before: int) -> None:
+    """before: tokens of the last prompt."""
+    assert cached >= before - UNREPEATED, f"{cached} tokens are cached of {before}"
+
+
+def refusal(kind: type[E], ask: Callable[..., object], *given: Any) -> E:
+    """The error that comes of it."""
+    try:
+        ask(*given)
+    except kind as error:
+        return error
+    raise AssertionError("There was no error.")

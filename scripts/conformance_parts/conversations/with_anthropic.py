@@ -3,8 +3,19 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from anthropic import Anthropic, beta_tool
-from conversations.weather import DESCRIPTION, NAME, QUESTIONS, SCHEMA, Weather, check
+from anthropic import Anthropic, BadRequestError, beta_tool
+from conversations.weather import (
+    DESCRIPTION,
+    LONG,
+    NAME,
+    QUESTIONS,
+    SCHEMA,
+    TOO_LONG,
+    Weather,
+    check,
+    check_cached,
+    refusal,
+)
 
 PACKAGES = ("anthropic",)
 
@@ -80,6 +91,33 @@ def by_the_runner(*, stream: bool) -> Callable[[str], None]:
     return talk
 
 
+def say(model: str, *said: Any) -> Any:
+    return Anthropic().messages.create(model=model, max_tokens=5, messages=list(said))
+
+
+def aborted(model: str) -> None:
+    asked: Any = {"role": "user", "content": LONG}
+    with Anthropic().messages.stream(model=model, max_tokens=TOKENS, messages=[asked]) as stream:
+        next(iter(stream.text_stream))
+    assert say(model, asked).content
+
+
+def repeated(model: str) -> None:
+    asked = {"role": "user", "content": LONG}
+    first = say(model, asked)
+    answered = {"role": "assistant", "content": first.content}
+    then = say(model, asked, answered, {"role": "user", "content": "And then?"})
+    usage = first.usage
+    check_cached(
+        then.usage.cache_read_input_tokens, usage.input_tokens + usage.cache_read_input_tokens
+    )
+
+
+def overflow(model: str) -> None:
+    error = refusal(BadRequestError, say, model, {"role": "user", "content": TOO_LONG})
+    assert "prompt is too long" in str(error), error
+
+
 def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     omitted = {"thinking": {"type": "adaptive", "display": "omitted"}}
     cached = {"cache_control": {"type": "ephemeral"}}
@@ -90,3 +128,10 @@ def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     yield "anthropic cache control", talking(stream=True, **cached)
     yield "anthropic tool runner", by_the_runner(stream=False)
     yield "anthropic tool runner, streamed", by_the_runner(stream=True)
+
+
+ONCE = {
+    "an abort, and on": aborted,
+    "a second turn, with the first one cached": repeated,
+    "an overflow": overflow,
+}

@@ -3,10 +3,20 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from conversations.weather import DESCRIPTION, NAME, QUESTIONS, SCHEMA, Weather, check
+from conversations.weather import (
+    DESCRIPTION,
+    LONG,
+    NAME,
+    QUESTIONS,
+    SCHEMA,
+    TOO_LONG,
+    Weather,
+    check,
+    refusal,
+)
 from conversations.with_langchain import talking
 from langchain_ollama import ChatOllama
-from ollama import Client, Message
+from ollama import Client, Message, ResponseError
 
 PACKAGES = ("ollama", "langchain-ollama")
 
@@ -47,9 +57,25 @@ def answer(client: Client, model: str, said: list[Any], *, stream: bool) -> Mess
     )
 
 
+def aborted(model: str) -> None:
+    said = [{"role": "user", "content": LONG}]
+    for _ in Client().chat(model, said, stream=True):
+        break
+    assert Client().chat(model, said, options={"num_predict": 5}).message.content
+
+
+def overflow(model: str) -> None:
+    error = refusal(ResponseError, Client().chat, model, [{"role": "user", "content": TOO_LONG}])
+    assert error.status_code == 400, error
+    assert "maximum context length" in error.error, error
+
+
 def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     yield "ollama", chatting(stream=False)
     yield "ollama, streamed", chatting(stream=True)
     yield "langchain-ollama", talking(stream=False, kind=ChatOllama)
     yield "langchain-ollama, streamed", talking(stream=True, kind=ChatOllama)
     yield "langchain-ollama thinking", talking(stream=True, kind=ChatOllama, reasoning=True)
+
+
+ONCE = {"an abort, and on": aborted, "an overflow": overflow}

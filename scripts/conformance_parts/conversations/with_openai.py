@@ -10,13 +10,17 @@ from conversations.weather import (
     CITIES,
     CONNECTOR,
     DESCRIPTION,
+    LONG,
     NAME,
     QUESTIONS,
     SCHEMA,
+    TOO_LONG,
     Weather,
     check,
+    check_cached,
+    refusal,
 )
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.responses import Response
 
 PACKAGES = ("openai",)
@@ -202,6 +206,29 @@ def _said(client: OpenAI, model: str, messages: list[Any], *, stream: bool) -> A
         return events.get_final_completion().choices[0].message
 
 
+def say(model: str, *said: Any) -> Any:
+    return OpenAI().chat.completions.create(model=model, messages=list(said), max_tokens=5)
+
+
+def aborted(model: str) -> None:
+    asked: Any = {"role": "user", "content": LONG}
+    with OpenAI().chat.completions.create(model=model, messages=[asked], stream=True) as stream:
+        next(iter(stream))
+    assert say(model, asked).choices
+
+
+def repeated(model: str) -> None:
+    asked = {"role": "user", "content": LONG}
+    first = say(model, asked)
+    then = say(model, asked, first.choices[0].message, {"role": "user", "content": "And then?"})
+    check_cached(then.usage.prompt_tokens_details.cached_tokens, first.usage.prompt_tokens)
+
+
+def overflow(model: str) -> None:
+    error = refusal(BadRequestError, say, model, {"role": "user", "content": TOO_LONG})
+    assert error.code == "context_length_exceeded", error
+
+
 def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     client = OpenAI()
 
@@ -220,3 +247,10 @@ def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
     yield "openai MCP with approvals", asking(streamed, with_approvals)
     yield "openai chat", lambda model: chat(client, model, stream=False)
     yield "openai chat, streamed", lambda model: chat(client, model, stream=True)
+
+
+ONCE = {
+    "an abort, and on": aborted,
+    "a second turn, with the first one cached": repeated,
+    "an overflow": overflow,
+}
