@@ -5,11 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mlx_server.api.fields import Items, WireModel
+from mlx_server.api.messages.tool_params import CACHE_CONTROL, Name, ToolParam
 
-Name = Annotated[str, Field(min_length=1)]
-
-CACHE_CONTROL = frozenset({"cache_control"})
-"""One anywhere in a request counts (see `has_cache_control`)."""
+AnthropicEffort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class TextBlock(WireModel):
@@ -122,13 +120,54 @@ class RedactedThinkingBlock(WireModel):
         return self.type
 
 
-class CompactionBlock(WireModel):
-    """Stands for what was said before it."""
+class NamedToolChange(WireModel):
+    type: Literal["tool_reference"]
+    name: Name
+
+
+class McpToolChange(WireModel):
+    """Refused by name: `mcp_servers` is not supported."""
+
+    type: Literal["mcp_tool_reference", "mcp_toolset_reference"]
+
+
+class ToolDefinition(WireModel):
+    """A tool that is not among the `tools` of the body."""
+
+    type: Literal["tool_definition"]
+    definition: ToolParam
+
+
+class ToolAdditionBlock(WireModel):
+    """The tool is offered from here on."""
 
     ACCEPTED = CACHE_CONTROL
 
+    type: Literal["tool_addition"]
+    tool: Annotated[NamedToolChange | McpToolChange | ToolDefinition, Field(discriminator="type")]
+
+
+class ToolRemovalBlock(WireModel):
+    """The tool is no longer offered from here on."""
+
+    ACCEPTED = CACHE_CONTROL
+
+    type: Literal["tool_removal"]
+    tool: Annotated[NamedToolChange | McpToolChange, Field(discriminator="type")]
+
+
+ToolChange = Annotated[ToolAdditionBlock | ToolRemovalBlock, Field(discriminator="type")]
+
+
+class CompactionBlock(WireModel):
+    """Stands for what was said before it."""
+
+    ACCEPTED = CACHE_CONTROL | {"encrypted_content", "signature"}
+
     type: Literal["compaction"]
     content: str | None = None
+    tool_changes: Items[ToolChange] | None = None
+    """Those of the messages that the block stands for."""
 
 
 class ToolReferences(WireModel):
@@ -156,8 +195,6 @@ class HostedBlock(WireModel):
         "mcp_tool_use",
         "server_tool_use",
         "text_editor_code_execution_tool_result",
-        "tool_addition",
-        "tool_removal",
         "web_fetch_tool_result",
         "web_search_tool_result",
     ]
@@ -178,6 +215,8 @@ Block = Annotated[
     | RedactedThinkingBlock
     | CompactionBlock
     | ToolSearchBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
     | HostedBlock,
     Field(discriminator="type"),
 ]
@@ -185,8 +224,15 @@ Block = Annotated[
 Texts = str | Items[TextBlock]
 
 
+class MessageOutputConfig(WireModel):
+    effort: AnthropicEffort | None = None
+
+
 class AnthropicMessageParam(WireModel):
     role: Literal["user", "assistant", "system"]
-    content: str | Items[Block]
+    content: str | Items[Block] | None = None
+    """Missing only from a system message that sets the effort."""
+    output_config: MessageOutputConfig | None = None
+    """Of a system message: how later turns are answered."""
     clear_at: Literal["next_user_message", "never"] | None = None
     """Until when a system message is part of the prompt."""

@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
+from mlx_server.api.compaction_prompt import SUMMARIZE
 from mlx_server.api.formats import FormatChoice, the_only_format
-from mlx_server.api.messages.protocol import MessagesBody, OutputFormat, PromptBody
+from mlx_server.api.messages.effort import effort_of, only_has_results
+from mlx_server.api.messages.protocol import (
+    AnthropicThinking,
+    CompactionConfig,
+    MessagesBody,
+    OutputFormat,
+    PromptBody,
+)
 from mlx_server.api.messages.tools import select_tools
 from mlx_server.api.messages.turns import instructions, turns_of
 from mlx_server.api.signatures import Signer
@@ -26,16 +34,20 @@ class ParsedMessagesRequest:
 
 def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
-    tools, tool_choice = select_tools(body, turns.referenced)
+    tools, tool_choice = select_tools(body, turns.tools)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = instructions(body.system)
+    messages = (*([Message("system", system)] if system else ()), *turns.messages)
     conversation = Conversation(
-        messages=(*([Message("system", system)] if system else ()), *turns.messages),
+        messages=messages,
         tools=tools,
         template_kwargs=_template_kwargs(body),
         response_format=formats.prompt_description(constrained["format"]),
-        continue_final_message=_is_begun(turns.messages[-1]),
+        continue_final_message=_is_begun(messages[-1]),
     )
+    if isinstance(body, MessagesBody) and body.compaction:
+        conversation, tool_choice = _summarizing(conversation, body.compaction), "auto"
+        constrained = the_only_format([], otherwise="output_config.format")
     choice = body.tool_choice
     is_streamed = isinstance(body, MessagesBody) and bool(body.stream)
     request = GenerateRequest(
@@ -62,6 +74,13 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     return ParsedMessagesRequest(request, ignored, stores_prompt=has_cache_control(body))
 
 
+def _summarizing(conversation: Conversation, config: CompactionConfig) -> Conversation:
+    """The request for a summary, which is text without calls and without a format."""
+    ask = (config.instructions or "").strip() or SUMMARIZE
+    messages = (*conversation.messages, Message("user", ask))
+    return Conversation(messages, template_kwargs=conversation.template_kwargs)
+
+
 def _is_begun(last: Message) -> bool:
     """Whether the client has begun the answer, which then goes on with its last message."""
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
@@ -78,8 +97,13 @@ def has_cache_control(body: PromptBody) -> bool:
 
 
 def _effort(body: PromptBody) -> str | None:
-    effort = body.output_config and body.output_config.effort
-    return effort or None
+    return effort_of(body.messages) or (body.output_config and body.output_config.effort)
+
+
+def _thinks(body: PromptBody, thinking: AnthropicThinking) -> bool:
+    if thinking.type == "between_tools":
+        return body.messages[-1].role == "user" and only_has_results(body.messages[-1])
+    return thinking.type != "disabled"
 
 
 def _template_kwargs(body: PromptBody) -> dict[str, Any]:
@@ -92,7 +116,7 @@ def _template_kwargs(body: PromptBody) -> dict[str, Any]:
             "`thinking.budget_tokens` and `thinking.type: enabled` need each other.",
             param="thinking.budget_tokens",
         )
-    if thinking.type == "disabled":
+    if not _thinks(body, thinking):
         return {"reasoning_effort": "none"}
     chosen = {"reasoning_effort": effort or SOME_EFFORT}
     return chosen if budget is None else {**chosen, "thinking_budget": budget}
@@ -105,7 +129,7 @@ def _param_names(body: PromptBody) -> dict[str, str]:
 
 
 def _unused(body: PromptBody) -> Iterator[str]:
-    if body.thinking and body.thinking.type == "disabled" and _effort(body):
+    if body.thinking and not _thinks(body, body.thinking) and _effort(body):
         yield "output_config.effort"
 
 

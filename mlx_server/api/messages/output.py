@@ -40,6 +40,8 @@ class OutputOptions:
     """Whether nothing is answered: the request only fills the prompt cache."""
     omits_thoughts: bool = False
     """Whether a thought comes only in its signature."""
+    summarizes: bool = False
+    """Whether the answer is a summary, which comes in a `compaction` block."""
     stores_prompt: bool = False
     """Whether the request asked to keep its prompt in the prompt cache, and that keeps prompts."""
     shortest_stored: int = 0
@@ -57,6 +59,7 @@ class MessagesOutput:
         self._open: str | None = None
         self._phase: Phase | None = None
         self._thought: list[str] = []
+        self._summary: list[str] = []
         self._cut: set[int] = set()
         """Blocks of calls that were begun and not finished."""
 
@@ -82,8 +85,12 @@ class MessagesOutput:
             case Finished():
                 yield from self._begin(event.cached_tokens)
                 yield from self._close()
+                if self._options.summarizes:
+                    yield from self._compaction(event)
                 yield from self._end(event)
-            case _ if self._options.is_empty:
+            case TextDelta() if self._options.summarizes:
+                self._summary.append(event.separated if self._summary else event.text)
+            case _ if self._options.is_empty or self._options.summarizes:
                 return
             case ReasoningDelta():
                 text = self._joined(event, "thinking")
@@ -161,6 +168,13 @@ class MessagesOutput:
         self._open = None
         yield self._of_block("content_block_stop")
 
+    def _compaction(self, finished: Finished) -> Iterator[Wire]:
+        """The only block. A summary that was cut off has failed, and is null."""
+        summary = "".join(self._summary).strip() if finished.reason == "stop" else ""
+        yield self._start({"type": "compaction", "content": None})
+        yield self._delta({"type": "compaction_delta", "content": summary or None})
+        yield from self._close()
+
     def _of_block(self, kind: str, **more: Wire) -> Wire:
         return {"type": kind, "index": self._blocks - 1, **more}
 
@@ -169,6 +183,8 @@ class MessagesOutput:
         reason, tokens = STOP_REASONS[finished.reason], finished.completion_tokens
         if finished.stop_string is not None:
             reason = "stop_sequence"
+        if self._options.summarizes and reason == "end_turn":
+            reason = "compaction"
         if self._options.is_empty:
             reason, tokens = "max_tokens", 0
         usage = {
@@ -217,6 +233,8 @@ def _fold(message: Wire, chunk: Wire) -> None:
 
 def _fold_delta(block: Wire, delta: Wire) -> None:
     match delta:
+        case {"type": "compaction_delta"}:
+            block["content"] = delta["content"]
         case {"text": piece}:
             block["text"] += piece
         case {"thinking": piece}:

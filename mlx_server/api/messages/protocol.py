@@ -3,42 +3,14 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.fields import Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
-from mlx_server.api.messages.blocks import CACHE_CONTROL, AnthropicMessageParam, Name, Texts
+from mlx_server.api.messages.blocks import AnthropicEffort, AnthropicMessageParam, Texts
 from mlx_server.api.messages.errors import NO_THREADS
+from mlx_server.api.messages.tool_params import Name, ToolParam
 from mlx_server.errors import BadRequest
-
-
-class CustomTool(WireModel):
-    ACCEPTED = CACHE_CONTROL
-
-    type: Literal["custom"] | None = None
-    name: Name
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-    defer_loading: bool | None = None
-
-
-class AnthropicTool(WireModel):
-    """A tool that runs at Anthropic, or whose schema only its models know. It is refused."""
-
-    type: Annotated[str, Field(min_length=1)]
-
-
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<custom>" if kind in (None, "custom") else "<anthropic>"
-
-
-ToolParam = Annotated[
-    Annotated[CustomTool, Tag("<custom>")] | Annotated[AnthropicTool, Tag("<anthropic>")],
-    Discriminator(_kind),
-]
 
 
 class ToolChoiceParam(WireModel):
@@ -52,7 +24,8 @@ class ToolChoiceParam(WireModel):
 
 
 class AnthropicThinking(WireModel):
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    """"between_tools": the model thinks about results of tools, and not before its first call."""
     budget_tokens: ThinkingTokens | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
     """"omitted": a thought comes back in its signature, for the next request, and not as text. With
@@ -65,8 +38,15 @@ class OutputFormat(WireModel):
 
 
 class OutputConfig(WireModel):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: AnthropicEffort | None = None
     format: OutputFormat | None = None
+
+
+class CompactionConfig(WireModel):
+    """Asks for a summary of the conversation in place of an answer."""
+
+    type: Literal["summarize"]
+    instructions: str | None = None
 
 
 class PromptBody(SamplingBody):
@@ -106,6 +86,15 @@ class PromptBody(SamplingBody):
 
 
 class MessagesBody(PromptBody):
+    compaction: CompactionConfig | None = None
     max_tokens: Annotated[int, Field(ge=0)]
     """With 0, the prompt is computed and kept in the prompt cache, and nothing is answered."""
     stream: bool | None = None
+
+    def ignored(self) -> list[str]:
+        if self.compaction and (self.model_extra or {}).get("context_management"):
+            raise BadRequest(
+                "`compaction` and `context_management` exclude each other: send one of them.",
+                param="compaction",
+            )
+        return super().ignored()

@@ -25,6 +25,7 @@ async def messages(http: Request) -> Response:
     parsed = await in_thread(to_request, body, http.app.state.signer)
     options = OutputOptions(
         is_empty=body.max_tokens == 0,
+        summarizes=body.compaction is not None,
         omits_thoughts=bool(body.thinking and body.thinking.display == "omitted"),
         stores_prompt=parsed.stores_prompt and pool.keeps_prompts,
         shortest_stored=SHORTEST_STORED,

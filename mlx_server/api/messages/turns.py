@@ -25,11 +25,15 @@ from mlx_server.api.messages.blocks import (
     Texts,
     TextSource,
     ThinkingBlock,
+    ToolAdditionBlock,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolSearchBlock,
     ToolUseBlock,
 )
+from mlx_server.api.messages.effort import check_effort_only
+from mlx_server.api.messages.tool_changes import ToolChanges
 from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Message, ToolCall
@@ -61,8 +65,7 @@ class Turns:
 
     def __init__(self, signer: Signer) -> None:
         self.messages: list[Message] = []
-        self.referenced: dict[str, None] = {}
-        """Names of the tools with `defer_loading` that are offered by now."""
+        self.tools = ToolChanges()
         self.ignored: dict[str, None] = {}
         self._signer = signer
         self._role = ""
@@ -78,6 +81,9 @@ class Turns:
             self.end()
             self._role = message.role
         content = message.content
+        if content is None:
+            check_effort_only(message, where)
+            return
         if isinstance(content, str):
             content = [TextBlock(type="text", text=content)]
         for i, block in enumerate(content):
@@ -93,7 +99,7 @@ class Turns:
                 self.messages += self._results
                 if self._texts or not self._results:
                     self.messages.append(Message("user", "\n".join(self._texts)))
-            case "system":
+            case "system" if self._texts:
                 self.messages.append(Message("system", "\n".join(self._texts)))
         self._role = ""
         self._drafts, self._calls, self._results, self._texts = [], [], [], []
@@ -123,18 +129,22 @@ class Turns:
             case ToolResultBlock():
                 self._result(block, where)
             case ToolUseBlock():
-                self.referenced[block.name] = None
+                self.tools.name(block.name)
                 self._known.setdefault(block.id, len(self._known))
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 self._calls.append(ToolCall(block.id, block.name, arguments))
             case ThinkingBlock():
                 self._think(block)
             case ToolSearchBlock():
-                names = (found.tool_name for found in block.content.tool_references or ())
-                self.referenced |= dict.fromkeys(names)
+                for found in block.content.tool_references or ():
+                    self.tools.name(found.tool_name)
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                self.tools.apply(block, where)
             case HostedBlock() | RedactedThinkingBlock():
                 pass
             case CompactionBlock():
+                for i, change in enumerate(block.tool_changes or ()):
+                    self.tools.apply(change, f"{where}.tool_changes[{i}]")
                 self._say(SUMMARY + block.content if block.content else "")
             case _:
                 self._say(self._text(block, where))
@@ -188,7 +198,7 @@ class Turns:
                 named = filter(None, (block.title, block.context))
                 return "\n".join([*named, *_document(block, where)])
             case ToolReferenceBlock(tool_name=name):
-                self.referenced[name] = None
+                self.tools.name(name)
                 return f"The tool {name} is available now."
 
 
@@ -230,6 +240,8 @@ def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns
         if not (is_cleared and message.role == "system"):
             turns.add(message, f"messages[{i}]")
     turns.end()
+    if not turns.messages:
+        raise BadRequest("`messages` says nothing: add a message of the user.", param="messages")
     return turns
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
+from mlx_server.api.compaction_prompt import SUMMARIZE
 from mlx_server.api.responses.create import events_of, read_all
 from mlx_server.api.responses.input import ParsedResponsesRequest
 from mlx_server.api.responses.items import Wire, new_id
@@ -20,12 +21,6 @@ from mlx_server.api.responses.response import new_response
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
-
-ASK = (
-    "Our conversation has become too long. Summarise all of it for somebody who will go on with "
-    "it and can't read it: what was asked for, what was found out, decided and done, with the "
-    "names, numbers, paths and results that matter, and what is left to do. Write only the summary."
-)
 
 
 async def compact(http: Request, body: ResponsesBody) -> Wire:
@@ -55,7 +50,7 @@ def _asking(request: GenerateRequest) -> ParsedResponsesRequest:
     """The request for the summary: the conversation without tools or an output format."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
-    messages = (*conversation.messages, Message("user", ASK))
+    messages = (*conversation.messages, Message("user", SUMMARIZE))
     prompt = Conversation(messages, template_kwargs=conversation.template_kwargs)
     text_only = replace(request, prompts=(prompt,), format=None, tool_choice="auto")
     return ParsedResponsesRequest(text_only, McpTools(), ())

@@ -102,6 +102,8 @@ def gathered(found: list[Json]) -> Json:
 
 def _add(block: Json, delta: Json) -> None:
     match delta["type"], block["type"]:
+        case "compaction_delta", "compaction":
+            block["content"] = delta["content"]
         case "text_delta", "text":
             block["text"] += delta["text"]
         case "thinking_delta", "thinking":

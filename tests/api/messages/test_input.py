@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.compaction_prompt import SUMMARIZE
 from mlx_server.api.messages.input import ParsedMessagesRequest, to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.signatures import Signer
@@ -284,6 +285,12 @@ def test_what_is_no_text_is_refused_by_name(message: Json, where: str) -> None:
     assert "these models read only text" in found.message
 
 
+def test_a_system_message_without_text_is_no_message() -> None:
+    silent = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+    assert messages(HI, silent) == (Message("user", "hi"),)
+    assert refused(messages=[silent]).param == "messages"
+
+
 def test_a_summary_takes_the_place_of_what_it_sums_up() -> None:
     found = messages(assistant({"type": "compaction", "content": "They met."}), HI)
     assert "They met." in found[0].content
@@ -454,7 +461,122 @@ def test_a_failed_search_references_nothing() -> None:
     assert conversation(messages=given, tools=[LATER]).tools == ()
 
 
+# Tools that come and go
+
+
+def added(name: str) -> Json:
+    return {"type": "tool_addition", "tool": {"type": "tool_reference", "name": name}}
+
+
+def removed(name: str) -> Json:
+    return {"type": "tool_removal", "tool": {"type": "tool_reference", "name": name}}
+
+
+def defined(name: str) -> Json:
+    tool = {"type": "tool_definition", "definition": {**TOOL, "name": name}}
+    return {"type": "tool_addition", "tool": tool}
+
+
+def system(*blocks: Json) -> Json:
+    return {"role": "system", "content": list(blocks)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "offered"),
+    [
+        ([added("later")], ["f", "later"]),
+        ([added("last"), added("later")], ["f", "last", "later"]),
+        ([added("later"), removed("later")], ["f"]),
+        ([removed("f")], []),
+        ([removed("f"), added("f")], ["f"]),
+        ([defined("new")], ["f", "new"]),
+        ([defined("new"), removed("new")], ["f"]),
+        ([defined("new"), removed("new"), added("new")], ["f", "new"]),
+        ([{"type": "compaction", "content": "x", "tool_changes": [added("last")]}], ["f", "last"]),
+        ([removed("unknown"), added("unknown")], ["f"]),
+    ],
+)
+def test_messages_change_the_tools(blocks: list[Json], offered: list[str]) -> None:
+    found = conversation(messages=[HI, system(*blocks)], tools=[LATER, TOOL, LAST])
+    assert [tool.name for tool in found.tools] == offered
+
+
+def test_a_tool_that_was_withdrawn_can_not_be_chosen() -> None:
+    choice = {"type": "tool", "name": "f"}
+    assert (
+        "not among"
+        in refused(messages=[HI, system(removed("f"))], tools=[TOOL], tool_choice=choice).message
+    )
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ({"type": "mcp_tool_reference", "server_name": "s", "name": "n"}, "`mcp_servers`"),
+        ({"type": "mcp_toolset_reference", "server_name": "s"}, "`mcp_servers`"),
+        ({"type": "tool_definition", "definition": {"type": "web_search_20250305"}}, "web_search"),
+    ],
+)
+def test_tools_of_others_can_not_be_added(tool: Json, said: str) -> None:
+    found = refused(messages=[HI, system({"type": "tool_addition", "tool": tool})])
+    assert said in found.message
+    assert (found.param or "").startswith("messages[1].content[0].tool")
+
+
 # Thinking, effort and format
+
+
+LOW: Json = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+MAX: Json = {"role": "system", "output_config": {"effort": "max"}}
+RESULT = (assistant(use("1")), user(result("1")))
+
+
+@pytest.mark.parametrize(
+    ("given", "effort"),
+    [
+        ([HI], "high"),
+        ([HI, LOW], "low"),
+        ([LOW, HI], "low"),
+        ([HI, LOW, MAX], "max"),
+        ([HI, LOW, assistant(text("a")), HI], "low"),
+        ([HI, LOW, assistant(text("a")), MAX, HI], "max"),
+        # from the next input on, which results are not
+        ([HI, *RESULT, LOW], "high"),
+        ([HI, LOW, *RESULT, MAX], "low"),
+        ([HI, *RESULT, LOW, assistant(text("a")), HI], "low"),
+    ],
+)
+def test_the_effort_of_a_system_message(given: list[Json], effort: str) -> None:
+    found = conversation(messages=given, output_config={"effort": "high"})
+    assert found.template_kwargs == {"reasoning_effort": effort}
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "user"}, {"role": "system"}, {"role": "system", "output_config": {}}]
+)
+def test_a_message_without_content_sets_the_effort(message: Json) -> None:
+    assert refused(messages=[HI, message]).param == "messages[1].content"
+
+
+@pytest.mark.parametrize(("given", "effort"), [([HI], "none"), ([HI, *RESULT], "medium")])
+def test_thinking_between_tools(given: list[Json], effort: str) -> None:
+    found = conversation(messages=given, thinking={"type": "between_tools"})
+    assert found.template_kwargs == {"reasoning_effort": effort}
+
+
+def test_a_summary_is_asked_for() -> None:
+    asked = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    found = parsed(**asked, compaction={"type": "summarize", "instructions": " "}).request
+    (prompt,) = found.prompts
+    assert isinstance(prompt, Conversation)
+    assert (prompt.tools, found.tool_choice) == ((), "auto")
+    assert prompt.messages == (Message("user", "hi"), Message("user", SUMMARIZE))
+    own = conversation(compaction={"type": "summarize", "instructions": "Briefly."})
+    assert own.messages[-1] == Message("user", "Briefly.")
+    assert (
+        refused(compaction={"type": "summarize"}, context_management={"edits": []}).param
+        == "compaction"
+    )
 
 
 @pytest.mark.parametrize(

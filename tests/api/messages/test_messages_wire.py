@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from anthropic.types import ModelInfo, ThreadUnsupportedRequestErrorDetails
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
+from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from mlx_server.errors import EngineDied, GenerationFailed
@@ -23,6 +25,7 @@ from tests.api.messages.talking import (
     streamed,
     whole,
 )
+from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, key
 
 IGNORED = "x-mlx-server-ignored"
@@ -145,6 +148,22 @@ def test_what_is_not_done_is_listed(client: TestClient) -> None:
 def test_what_is_refused_by_name(client: TestClient) -> None:
     assert "mcp_servers" in refused(client, mcp_servers=[{"type": "url", "name": "a", "url": "b"}])
     assert "chat_template" in refused(client, chat_template="{{ messages }}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_summary_is_what_the_betas_types_expect(client: TestClient, stream: bool) -> None:
+    response = post(client, compaction={"type": "summarize"}, stream=stream)
+    assert IGNORED not in response.headers
+    if stream:
+        found = [json.loads(frame.split("data: ")[1]) for frame in response.text.split("\n\n")[:-1]]
+        for event in found:
+            TypeAdapter(BetaRawMessageStreamEvent).validate_python(event, strict=True)
+        message = gathered(found)
+    else:
+        message = response.json()
+        assert_strict(BetaMessage, message)
+    assert message["content"] == [{"type": "compaction", "content": TEXT}]
+    assert message["stop_reason"] == "compaction"
 
 
 def test_threads_are_refused_so_that_the_tool_runner_does_without(client: TestClient) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api.messages import blocks, protocol
+from mlx_server.api.messages import blocks, protocol, tool_params
 from tests.hostile.parameters.case import (
     CALLS,
     HI,
@@ -91,6 +91,19 @@ def format(schema: Any) -> Json:
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
+def summary(**more: Any) -> Json:
+    return {"compaction": {"type": "summarize", **more}}
+
+
+def effort(level: str) -> Json:
+    return {"messages": [HI, {"role": "system", "output_config": {"effort": level}}]}
+
+
+def changed(kind: str, name: str) -> Json:
+    block = {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+    return OFFERED | {"messages": [HI, {"role": "system", "content": [block]}]}
+
+
 def thinks(**more: Any) -> Json:
     return {"thinking": {"type": "enabled", "budget_tokens": 50, **more}}
 
@@ -108,8 +121,10 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.MessagesBody: {
         "max_tokens": Case({"max_tokens": 3}),
         "stream": Case({"stream": True}),
+        "compaction": Case({"compaction": {"type": "summarize"}}),
     },
-    protocol.CustomTool: {
+    protocol.CompactionConfig: {"instructions": Case(summary(instructions="Briefly."), summary())},
+    tool_params.CustomTool: {
         "type": f"{INPUT}::test_tools",
         "name": Case(tool(name="g"), OFFERED),
         "description": Case(tool(description="does g"), OFFERED),
@@ -120,7 +135,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ),
         "defer_loading": Case(tool(defer_loading=True), OFFERED),
     },
-    protocol.AnthropicTool: {"type": refused({"tools": [{"type": "web_search_20250305"}]})},
+    tool_params.AnthropicTool: {"type": refused({"tools": [{"type": "web_search_20250305"}]})},
     protocol.ToolChoiceParam: {
         "name": Case(chosen(name="g"), {**TWO, **chosen()}),
         "disable_parallel_tool_use": Case(
@@ -132,6 +147,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "budget_tokens": Case(thinks(budget_tokens=2), asked(THINKS, **thinks())),
         "display": Case(thinks(display="omitted"), asked(THINKS, **thinks())),
     },
+    blocks.MessageOutputConfig: {"effort": Case(effort("low"), effort("high"))},
     protocol.OutputConfig: {"effort": Case({"output_config": {"effort": "low"}})},
     protocol.OutputFormat: {"schema_": Case(format({"const": "x"}), format({"const": "y"}))},
     blocks.AnthropicMessageParam: {
@@ -140,6 +156,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "clear_at": Case(
             {"messages": [HI, CLEARED, HI]}, {"messages": [HI, {**CLEARED, "clear_at": None}, HI]}
         ),
+        "output_config": Case(effort("low"), {"messages": [HI]}),
     },
     blocks.TextBlock: {
         "text": Case(user({"type": "text", "text": "Ho"}), user({"type": "text", "text": "Hi"})),
@@ -180,7 +197,12 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     blocks.RedactedThinkingBlock: {
         "data": f"{INPUT}::test_what_anthropics_own_tools_did_is_left_out_and_listed",
     },
+    blocks.NamedToolChange: {"name": Case(changed("tool_removal", "f"), OFFERED)},
+    blocks.ToolDefinition: {"definition": f"{INPUT}::test_messages_change_the_tools"},
+    blocks.ToolAdditionBlock: {"tool": f"{INPUT}::test_messages_change_the_tools"},
+    blocks.ToolRemovalBlock: {"tool": f"{INPUT}::test_messages_change_the_tools"},
     blocks.CompactionBlock: {
+        "tool_changes": f"{INPUT}::test_messages_change_the_tools",
         "content": Case(said({"type": "compaction", "content": "x"}), said({"type": "compaction"})),
     },
 }

@@ -1,0 +1,36 @@
+"""The effort that messages of the role `system` set, in place of the body's."""
+
+from collections.abc import Iterable
+
+from mlx_server.api.messages.blocks import AnthropicMessageParam
+from mlx_server.errors import BadRequest
+
+
+def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
+    """The one that is in effect for the answer.
+
+    A message that directly follows new input of the user sets the effort of the answer to that
+    input, and any other from the next input on. Results of tools are not new input.
+    """
+    current = coming = None
+    follows_input = False
+    for message in messages:
+        if message.role != "system":
+            follows_input = message.role == "user" and not only_has_results(message)
+            current = coming if follows_input else current
+        elif message.output_config and message.output_config.effort:
+            coming = message.output_config.effort
+            current = coming if follows_input else current
+    return current
+
+
+def only_has_results(message: AnthropicMessageParam) -> bool:
+    content = message.content
+    return isinstance(content, list) and all(block.type == "tool_result" for block in content)
+
+
+def check_effort_only(message: AnthropicMessageParam, where: str) -> None:
+    """Raises BadRequest unless a message without content sets the effort."""
+    config = message.output_config
+    if message.role != "system" or not (config and config.effort):
+        raise BadRequest(f"`{where}.content`: Field required", param=f"{where}.content")
