@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.pool.pool import AnswerRecorder
 
 Json = dict[str, Any]
 
@@ -164,8 +165,10 @@ def settings(url: str, models: Mapping[str, Mapping[str, Any]]) -> Settings:
 
 
 @contextmanager
-def gateway(url: str, models: Mapping[str, Mapping[str, Any]]) -> Iterator[TestClient]:
-    app = create_app(settings(url, models))
+def gateway(
+    url: str, models: Mapping[str, Mapping[str, Any]], recorder: AnswerRecorder | None = None
+) -> Iterator[TestClient]:
+    app = create_app(settings(url, models), recorder=recorder)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 
