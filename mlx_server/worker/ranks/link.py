@@ -44,14 +44,14 @@ class Link:
 
 
 def _options() -> Iterator[tuple[int, int, int]]:
-    mac = sys.platform == "darwin"
     yield socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-    yield socket.IPPROTO_TCP, socket.TCP_KEEPALIVE if mac else socket.TCP_KEEPIDLE, IDLE_SECONDS
     yield socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS
     yield socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES
-    if mac:
+    if sys.platform == "darwin":
+        yield socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, IDLE_SECONDS
         yield socket.IPPROTO_TCP, TCP_RXT_CONNDROPTIME, LOST_SECONDS
     else:
+        yield socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS
         yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LOST_SECONDS
 
 
