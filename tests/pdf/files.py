@@ -44,5 +44,11 @@ def locked(data: bytes, password: str) -> bytes:
 
 
 def bomb(size: int) -> bytes:
-    """A page whose content is compressed a thousand times."""
-    return pdf(zlib.compress(b"0 " * (size // 2), 9), filters="/Filter/FlateDecode")
+    """A page whose content is compressed a thousand times.
+
+    The same compressed block is repeated: to compress a gigabyte would take seconds.
+    """
+    block, compress = b"0 " * (1 << 19), zlib.compressobj(9)
+    head = compress.compress(b"") + compress.flush(zlib.Z_FULL_FLUSH)
+    content = head + (compress.compress(block) + compress.flush(zlib.Z_FULL_FLUSH)) * (size >> 20)
+    return pdf(content, filters="/Filter/FlateDecode")
