@@ -78,7 +78,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, left_out, cases = [], [], Counter[str]()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    cases = Counter[str]()
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in SLOW_FOLDERS:
