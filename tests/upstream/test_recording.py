@@ -89,7 +89,7 @@ def test_answers_are_recorded_while_clients_get_them(
     played = read_transcript(file, vocabulary=1)
     first = played.pick(Conversation((Message("user", "hi"),))).entry
     tokenizer = tokenizer_of("llama4")
-    assert PARIS["name"] in tokenizer.raw(first.tokens(tokenizer, family_named("llama4")))
+    assert str(PARIS["name"]) in tokenizer.raw(first.tokens(tokenizer, family_named("llama4")))
 
 
 def test_an_answer_that_can_not_be_recorded_reaches_its_client(
