@@ -314,7 +314,7 @@ class Batch:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
-            done.failed.append(_failed(row, failure))
+            done.failed.append(row.failed(failure))
             if row.error:  # its cached values may be invalid too
                 self._cache.forget(row)
 
@@ -388,14 +388,6 @@ class Batch:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])
                 waiting.known = max(waiting.known, known)
-
-
-def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
-    if row.constraint and (left := row.constraint.departure):
-        return RowLeftGrammar(
-            row.number, left.at, left.before, left.token, left.allowed, left.others
-        )
-    return RowFailed(row.number, failure)
 
 
 @lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)
