@@ -7,8 +7,8 @@ import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.parsers.markup import MarkupLayout, MarkupParser
-from mlx_server.parsers.markup_grammar import markup_grammar
+from mlx_server.parsers.markup.grammar import markup_grammar
+from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.reasoning_tags import Pair

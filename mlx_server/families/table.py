@@ -8,7 +8,7 @@ from rich.text import Text
 
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.call_format import CallFormat
 
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")

@@ -11,7 +11,7 @@ from mlx_server.grammars.formats import format_rule, is_verbatim
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
 from mlx_server.parsers.free_text import FreeTextRule
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.requests import Format, NamedTool

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS

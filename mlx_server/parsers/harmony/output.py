@@ -1,9 +1,9 @@
 """Writes an answer as gpt-oss does: messages on channels, the final one or calls at the end."""
 
 from mlx_server.messages import Message, ToolCall
-from mlx_server.parsers.harmony import FUNCTIONS
-from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
-from mlx_server.parsers.harmony_header import header_name
+from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
+from mlx_server.parsers.harmony.header import header_name
+from mlx_server.parsers.harmony.parser import FUNCTIONS
 
 PREAMBLE = "<|channel|>commentary<|message|>"
 

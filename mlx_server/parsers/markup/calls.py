@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from mlx_server.events import Event, RepairKind, ToolCallFinished
-from mlx_server.parsers.markup_delimiters import MarkupDelimiters
-from mlx_server.parsers.markup_layout import MarkupLayout
-from mlx_server.parsers.markup_output import MarkupOutput
+from mlx_server.parsers.markup.delimiters import MarkupDelimiters
+from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import CallFormat
