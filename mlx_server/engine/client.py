@@ -43,7 +43,7 @@ DIED = "The engine process died. Send the request again."
 
 @dataclass(frozen=True)
 class PromptDisk:
-    """Where the engine keeps prompt caches on disk."""
+    """The folder in which the engine keeps prompt caches on disk, and its size."""
 
     folder: Path
     most_bytes: int

@@ -91,10 +91,8 @@ class ModelFamily:
     """Whether tools are described in the system prompt: see `with_tools_in_prompt`."""
 
     def evidence(self, checkpoint: Checkpoint) -> int:
-        """How well the checkpoint matches: 1 by model type, 2 by template, 3 by both.
-
-        0 if one of the family's conditions fails, or if it has none.
-        """
+        """Rates how well the checkpoint matches: 1 by model type, 2 by template, 3 by both. 0 if
+        one of the family's conditions fails, or if it has none."""
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0

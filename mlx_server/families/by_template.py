@@ -30,7 +30,7 @@ LEARNED = "from_template"
 
 @dataclass(frozen=True)
 class Reading:
-    """What a family's parser makes of a sample."""
+    """The content that a family's parser finds in a sample."""
 
     is_right: bool
     text: str

@@ -23,8 +23,8 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
 
 
 def _names(tool: str) -> tuple[str, ...]:
-    """How a message is addressed to a tool. The template tells the model that a tool without a
-    namespace is one itself."""
+    """The names that address a message to a tool. The template tells the model that a tool without
+    a namespace is one itself."""
     return tool, f"{tool}.{tool}", f"functions.{tool}"
 
 

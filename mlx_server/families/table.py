@@ -14,7 +14,7 @@ from mlx_server.tool_parsers.call_format import CallFormat
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
 PIPE_WIDTH = 1_000
-"""Of lines that a program reads: none of them is cut."""
+"""The width of lines that a program reads, so that none is cut."""
 
 Row = tuple[str, list[str], list[str], list[str], list[str]]
 

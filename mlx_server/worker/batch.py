@@ -147,7 +147,8 @@ class Batch:
 
     @property
     def ready_at(self) -> float:
-        """When the next step is due by the batch's clock: later than now during a replay delay."""
+        """The time at which the next step is due by the batch's clock: later than now during a
+        replay delay."""
         return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
 
     def add(

@@ -39,7 +39,7 @@ class Row:
         self.fault: Fault = _none
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
-        """What was wrong with a draw; None while all were valid."""
+        """The fault of a draw; None while all were valid."""
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)

@@ -35,7 +35,7 @@ NotHere = Literal[
 
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"] | NotHere
 NOT_HERE = get_args(NotHere)
-"""What no item has here, so that including it changes nothing."""
+"""Fields that no item has here, so that including them changes nothing."""
 
 Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS.value)]
 MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS.value)]

@@ -34,7 +34,7 @@ from mlx_server.requests import (
 class ToolSelection:
     table: ToolTable
     tools: tuple[Tool, ...]
-    """Those of the table that the model may call."""
+    """The tools of the table that the model may call."""
     choice: ToolChoice
     servers: tuple[McpServer, ...]
     mcp_choice: McpChoice | None = None

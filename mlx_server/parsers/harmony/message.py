@@ -1,4 +1,4 @@
-"""One message of a Harmony answer: its content, and what becomes of it."""
+"""Collects one message of a Harmony answer, and makes the events of its end."""
 
 import json
 from collections.abc import Callable

@@ -9,7 +9,7 @@ PREAMBLE = "<|channel|>commentary<|message|>"
 
 
 def harmony_output(answer: Message) -> str:
-    """Its reasoning, its text and its calls."""
+    """Writes an answer's reasoning, text and calls as gpt-oss does."""
     text = f"{PREAMBLE if answer.tool_calls else FINAL}{answer.content}"
     messages = [
         *([f"{REASONING}{answer.reasoning}"] if answer.reasoning else ()),

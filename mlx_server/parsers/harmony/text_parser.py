@@ -25,7 +25,7 @@ MARKS = (
 CHANNELS = ("analysis", "commentary", "final")
 ROLE = "assistant"
 HEADS = tuple(f"{ROLE}{channel}" for channel in CHANNELS)
-"""Where one message ends and the next begins, without control tokens."""
+"""Ways in which one message ends and the next begins, without control tokens."""
 
 HEADER = re.compile(r"[\w .:=/-]*<\|(channel|message|constrain|start)\|>")
 """Matches a header whose first control token is missing."""

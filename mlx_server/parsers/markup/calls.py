@@ -42,7 +42,7 @@ class MarkupCallReader:
         self._is_delimited = False
         """Whether delimiters opened the last call."""
         self._finished_before = 0
-        """How many calls were complete before the block that is read."""
+        """The number of calls that were complete before the block in progress."""
 
     def read(
         self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
@@ -128,7 +128,7 @@ class MarkupCallReader:
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
-    """What stands in a block, after its opening delimiter or several of them."""
+    """The content of a block, after its opening delimiter or several of them."""
     if not opens:
         return text
     inside = text.removeprefix(already)

@@ -25,7 +25,7 @@ from mlx_server.tool_parsers.blocks import (
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
 
 SPACE_AFTER_CALLS = r"/\s{0,4}/"
-"""No more of it, or a small model goes on with it for ever."""
+"""A limit on white space: with more of it, a small model goes on for ever."""
 
 SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""

@@ -62,7 +62,7 @@ class _Reports:
 
 
 class _Leader:
-    """When rank 0 was last heard of."""
+    """The time at which rank 0 was last heard of."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
