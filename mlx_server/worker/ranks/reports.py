@@ -2,6 +2,9 @@
 
 import msgspec
 
+CUT = "can't reach the next rank any more: check the cable"
+"""Why a rank is lost whose connections have ended."""
+
 
 class RankReady(msgspec.Struct, tag=True):
     """MLX is imported; the rank waits for the first input to join the group."""
