@@ -13,12 +13,6 @@ HALVES = re.compile("[\ud800-\udfff]")
 """Matches one half of a surrogate pair."""
 
 
-def properties(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The names that a schema of arguments lists."""
-    found = schema.get("properties")
-    return frozenset(found) if isinstance(found, Mapping) else frozenset()
-
-
 def coerce_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:

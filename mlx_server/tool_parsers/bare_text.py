@@ -14,8 +14,9 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.patterns import search_pattern
 from mlx_server.schemas.types import named
+from mlx_server.schemas.values import KEYWORDS, ValueSchema
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, ValueSchema
+from mlx_server.tool_parsers.json_rule import NEVER, NUMBER, json_rule
 
 Ends = Callable[[str], str]
 """Makes the rule of a value with what follows it: `Lark.up_to` for text, and the rule itself for
@@ -53,7 +54,7 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
             " | ".join([lark.up_to(delimiter, text), *_structures(value, lark, delimiter)])
         )
     words = [word for option in value.options() for word in _words(option)]
-    return lark.rule(f"({' | '.join([value.as_json(lark), *words])}) {lark.text(delimiter)}")
+    return lark.rule(f"({' | '.join([json_rule(value, lark), *words])}) {lark.text(delimiter)}")
 
 
 def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
@@ -65,7 +66,7 @@ def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> st
 def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]:
     """Objects and arrays: no text begins as they do."""
     if types := value.types & {"object", "array"}:
-        yield f"{value.as_json(lark, *types)} {lark.text(delimiter)}"
+        yield f"{json_rule(value, lark, *types)} {lark.text(delimiter)}"
 
 
 def _text_terminal(

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.schema import object_of, unenforced
+from mlx_server.grammars.schema import unenforced
 from mlx_server.messages import Tool
+from mlx_server.schemas.members import object_of
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.parameters import UncallableTool
 

@@ -8,14 +8,15 @@ from mlx_server.grammars import schema
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.report import UnsupportedKeyword
-from mlx_server.tool_parsers import spellings, syntaxes, unsupported_keywords, values
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import spellings, syntaxes, values
 from mlx_server.tool_parsers.calls import ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import comma_separated_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 from mlx_server.tool_parsers.values import Syntax
 
 
@@ -99,7 +100,7 @@ class LiteralArguments:
         return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        return unsupported_keywords.unsupported_one_by_one(tool)
+        return unsupported_arguments.unsupported_one_by_one(tool)
 
 
 JSON = JsonArguments()

@@ -21,15 +21,16 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.coerce import read_as, read_tree, takes_text, types_read
+from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.fitting import is_made_of
 from mlx_server.repair.jsonish import loads, loads_value
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
-from mlx_server.tool_parsers.argument_check import argument_errors, required
-from mlx_server.tool_parsers.arguments import coerce_arguments, json_of, properties
+from mlx_server.schemas.fitting import is_made_of
+from mlx_server.schemas.lenient import properties_in, required, types_of_member
+from mlx_server.tool_parsers.argument_check import argument_errors
+from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
@@ -83,14 +84,14 @@ class ToolCallEmitter:
         found = [
             (name, text[len(name) :].strip())
             for name, tool in self._tools.items()
-            if text.startswith(name) and text[len(name) :].strip() in properties(tool.parameters)
+            if text.startswith(name) and text[len(name) :].strip() in properties_in(tool.parameters)
         ]
         return found[0] if len(found) == 1 else ("", "")
 
     def parameters(self, name: str) -> frozenset[str]:
         """The parameters of the tool that a name means."""
         meant = self.meant(name)
-        return properties(self._tools[meant].parameters) if meant else frozenset()
+        return frozenset(properties_in(self._tools[meant].parameters)) if meant else frozenset()
 
     def needs_none(self, name: str) -> bool:
         """Whether the tool that a name means can be called without arguments."""
@@ -268,7 +269,7 @@ class ToolCallWriter:
     @property
     def known(self) -> frozenset[str]:
         """The parameters that the tool's schema lists."""
-        return properties(self._schema)
+        return frozenset(properties_in(self._schema))
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -309,7 +310,7 @@ class ToolCallWriter:
     def _structure(self, key: str, text: str) -> Any:
         """The list or object in a text that has slips. None if the schema allows text here, or
         wants something else; Malformed if it can't be read, since it is no text."""
-        types = types_read(self._schema, key)
+        types = types_of_member(self._schema, key)
         begins = "object" if text.lstrip().startswith("{") else "array"
         if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
             return None

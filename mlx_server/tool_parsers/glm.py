@@ -10,7 +10,9 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import marked_json, unsupported_keywords, values
+from mlx_server.schemas import unsupported_arguments
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
@@ -19,7 +21,6 @@ from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -218,7 +219,7 @@ GLM = CallFormat(
         BlockGrammar(
             _call_of,
             after=CLOSE,
-            unsupported=unsupported_keywords.unsupported_as_text,
+            unsupported=unsupported_arguments.unsupported_as_text,
             space=r"\n?",
         ),
     ),

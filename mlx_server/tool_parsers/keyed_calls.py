@@ -7,6 +7,8 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
@@ -14,8 +16,6 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 

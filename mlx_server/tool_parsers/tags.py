@@ -14,17 +14,18 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.json_rule import json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
@@ -139,7 +140,7 @@ def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     if "string" in value.types:
         options.append(f"{text} {marked_text(value, lark, end, *other)}")
     if types := value.types - {"string"}:
-        options.append(f"{json} {value.as_json(lark, *types)} {lark.text(end)}")
+        options.append(f"{json} {json_rule(value, lark, *types)} {lark.text(end)}")
     return lark.rule(" | ".join(options))
 
 
