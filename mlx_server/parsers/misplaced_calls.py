@@ -145,7 +145,7 @@ class MisplacedCallReader:
     def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
         self._calls.misplaced = where
         for call in found:
-            if call.has_slips:
+            if call.has_mistakes:
                 self._calls.add_repaired([(call.name, call.arguments)])
             else:
                 self._calls.whole(call.name, call.arguments, call.id)

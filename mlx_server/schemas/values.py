@@ -186,10 +186,10 @@ def _arguments(tool: Tool, schema: Schema) -> list[MemberSchema] | None:
     """None if it forbids what it requires."""
     view, required = View(schema), required_of(schema)
     keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
-    barred = {key for key in keys if is_forbidden(view, key)}
-    if barred & required:
+    forbidden = {key for key in keys if is_forbidden(view, key)}
+    if forbidden & required:
         return None
-    said = {key: member(schema, key) for key in keys if key not in barred}
+    said = {key: member(schema, key) for key in keys if key not in forbidden}
     return [
         MemberSchema(
             key,

@@ -1,9 +1,9 @@
-"""Values that stand as bare text between marks, by their schema: text as it is, the rest as JSON.
+"""Values that stand as bare text between delimiters: text as it is, the rest as JSON.
 
 Where text and others are allowed, what is written is read as what it looks like: so no text is
 allowed that would be read as something that the schema forbids. What a schema says about text is
-kept, but for patterns that can't be read (see unsupported_keywords.py). Where text is allowed,
-numbers with limits are not offered.
+kept, but for patterns that can't be read (see schemas/unsupported_arguments.py). Where text is
+allowed, numbers with limits are not offered.
 """
 
 import json
@@ -45,7 +45,7 @@ WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """A value and the mark after it. but: other marks that can't stand in text."""
+    """A value and the delimiter after it. but: other delimiters that can't stand in text."""
     if "string" in value.types:
         text = _text_terminal(
             value, lark, (delimiter, *but), (value.types | value.read_as) - {"string"}
@@ -82,7 +82,7 @@ def _text_terminal(
 
 
 def text_of(value: ValueSchema, lark: Lark) -> str:
-    """A terminal for text, without regard to marks."""
+    """A terminal for text, without regard to delimiters."""
     return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
-    """A block after its opening mark. several: more than one call, where it can hold them."""
+    """A block after its opening delimiter. several: more than one call, where it can hold them."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []

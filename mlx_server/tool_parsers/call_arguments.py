@@ -26,7 +26,7 @@ class CallArguments(Protocol):
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
     ) -> Steps[ToolCallWriter]:
-        """ends: the marks after them."""
+        """ends: the delimiters after them."""
 
     def write(self, lark: Lark, tool: Tool) -> str:
         """Symbols of a rule."""
@@ -42,8 +42,10 @@ class JsonArguments:
     ) -> Steps[ToolCallWriter]:
         yield from source.space()
         yield from source.expect("{")
-        marks = tuple(mark for mark in ends if mark.strip("{[()]}"))  # others end values too
-        call = yield from values.arguments(source, syntaxes.JSON, start, marks)
+        delimiters = tuple(
+            delimiter for delimiter in ends if delimiter.strip("{[()]}")
+        )  # others end values too
+        call = yield from values.arguments(source, syntaxes.JSON, start, delimiters)
         yield from check_end(source, call, ends)
         return call
 
@@ -55,7 +57,7 @@ class JsonArguments:
 
 
 class LeftOutArguments(JsonArguments):
-    """Arguments that a model did not write although it wrote the mark before them."""
+    """Arguments that a model did not write although it wrote the delimiter before them."""
 
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
@@ -79,7 +81,7 @@ class LiteralArguments:
         while self.syntax.rules == "free" and (yield from source.after_space("}")):
             yield from source.space()
             yield from source.expect("}")
-            call.mend()
+            call.repaired()
         if (yield from source.after_space("'", '"', ")", "}")):
             raise Malformed("a quote in a string was not escaped")
         return call
@@ -109,7 +111,7 @@ PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
 def python_arguments(*ends: str) -> LiteralArguments:
-    """ends: the marks that may follow calls."""
+    """ends: the delimiters that may follow calls."""
     return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
 
 

@@ -107,8 +107,8 @@ class Elements:
         pieces: list[str] = []
         found: list[tuple[str, Any]] = []
         opens = f"{self.sign}<"
-        while mark := (yield from source.up_to(end, opens, into=pieces.append)):
-            if mark == end:
+        while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
+            if delimiter == end:
                 return _folded(found, call) if found else "".join(pieces)
             key, inner = yield from self._opened(source)
             found.append((key, (yield from self._value(source, call, inner, depth - 1))))
@@ -179,7 +179,7 @@ def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
     for key, value in found:
         members.setdefault(key, []).append(value)
     if len(members) < len(found):  # a list, as elements of its key rather than of its items
-        call.mend("format")
+        call.repaired("format")
     return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
 

@@ -125,7 +125,7 @@ def _call_of(lark: Lark, tool: Tool) -> str:
 
 
 def _is_writable(name: str) -> bool:
-    return not any(mark in name for mark in (OPEN, CLOSE, SEPARATOR))
+    return not any(delimiter in name for delimiter in (OPEN, CLOSE, SEPARATOR))
 
 
 def _escaped(name: str) -> str:

@@ -96,7 +96,7 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The same without the mark of the block. taught: where models are taught to write none."""
+    """The format without the block's delimiter. taught: whether models are taught to omit it."""
     return CallFormat(
         partial(_functions, tags=tags),
         opens=(tags.function,),
@@ -193,7 +193,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
     call = calls.start(name)
     if tag == "{":
-        call.mend("format")
+        call.repaired("format")
         ends = tuple(filter(None, (tags.function_end, tags.block_end)))
         yield from values.arguments(source, JSON, lambda: call, ends)
         yield from check_end(source, call, ends)
@@ -201,15 +201,15 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         tag = yield from source.accept(tags.function_end)
     while tag in tags.parameters:
         if tag != tags.parameter:
-            call.mend("format")
+            call.repaired("format")
         tag = yield from _parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(*tags.parameters, tags.function_end)
         else:
-            call.mend("format")
+            call.repaired("format")
     if tag != tags.function_end:
-        call.mend("format")
+        call.repaired("format")
     call.finish()
 
 
@@ -263,9 +263,9 @@ def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     whose schema may ask for them."""
     if tags.margin or tags.says_types or call.is_strict:
         return text
-    if not (APART.fullmatch(text) and call.may_be_mended):
+    if not (APART.fullmatch(text) and call.may_be_repaired):
         return text
-    call.mend("format")
+    call.repaired("format")
     return text[1:-1]
 
 
@@ -332,7 +332,7 @@ class _Value:
             return False
         yield from self.source.match(GARBLE, discard)
         yield from self.source.accept(">")
-        self.call.mend("format")
+        self.call.repaired("format")
         return True
 
 
