@@ -125,7 +125,9 @@ def _token_text(token: _LarkToken) -> str:
             return f"%regex {json.dumps(json.loads(text))}"
         case "regex":
             if why := patterns.unsupported(text):
-                raise _refused(line, f"the pattern {text[:40]} has {why}, which can't be said here")
+                raise _refused(
+                    line, f"the pattern {text[:40]} has {why}, which can't be expressed here"
+                )
             if why := patterns.excessive_part(text):
                 raise _refused(line, f"the pattern {text[:40]} {why}")
     return text

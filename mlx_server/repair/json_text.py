@@ -61,4 +61,4 @@ def _is_json(text: str) -> bool:
 
 
 def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

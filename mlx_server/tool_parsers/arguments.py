@@ -27,6 +27,6 @@ def json_of(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         # an infinite number, or endless lists in lists
-        raise Malformed("nothing that JSON can say") from None
-    # half a pair is no character: it stays as the model wrote it
+        raise Malformed("a value that JSON can't express") from None
+    # half a pair is not a character: it stays as the model wrote it
     return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

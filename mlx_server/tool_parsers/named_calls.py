@@ -291,7 +291,7 @@ class NamedCallFormat:
         if self.may_be_json and JSON_CALLS.match(text):
             return repaired(text)
         if isinstance(self.arguments, LiteralArguments):
-            raise Malformed("the arguments are no JSON")
+            raise Malformed("the arguments are not JSON")
         if not self.before_name:
             return [self._repaired_call(text)]
         marked = text if self.opens != self.before_name else self.before_name + text
