@@ -30,7 +30,7 @@ log = logging.getLogger("mlx_server.pool")
 
 @dataclass(frozen=True)
 class EngineEvents:
-    """What the server does when an engine reports something."""
+    """Calls of the server when an engine reports something."""
 
     stepped: Callable[[StepOutput], None]
     ready: Callable[[str], None]

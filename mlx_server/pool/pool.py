@@ -77,7 +77,7 @@ class Pool:
         """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
-        """That of the models on this machine comes first, if there is one."""
+        """The engines; that of the models on this machine comes first, if there is one."""
         self._by_model = {id: engine for engine in self.engines for id in engine.entries}
 
     def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
@@ -113,7 +113,7 @@ class Pool:
 
     @property
     def engine(self) -> EngineClient:
-        """That of the models on this machine."""
+        """The engine of the models on this machine."""
         return self.engines[0].engine
 
     @property
@@ -214,7 +214,7 @@ class Pool:
 
     @property
     def rows(self) -> int:
-        """How many answers are being generated or waiting."""
+        """The number of answers that are being generated or wait."""
         return self.row_slots.taken
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What is known about a model before its weights are loaded."""
+"""The facts about a model that are known before its weights are loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ class ModelSpec:
     preload: bool = False
     pinned: bool = False
     task: Task | None = None
-    """What the model is for. None: what its files show."""
+    """The task of the model; None takes the one that its files show."""
     matryoshka: bool = False
     """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
@@ -112,7 +112,7 @@ class ModelSpec:
     adapters_dir: Path | None = None
     """A folder of adapters that are offered for every model they fit."""
     recordings: Recordings | None = None
-    """What a replay model plays, if it does not come from the file of its source."""
+    """The recordings of a replay model, if they do not come from the file of its source."""
     upstream: UpstreamSpec | None = None
     """The server that has the model, if it is not this one."""
     group: RankGroup | None = None
@@ -153,7 +153,8 @@ class PreparedModel:
 
     @property
     def embedder(self) -> Embedder:
-        """How it makes embeddings; by default of the last token, normalised, as in vLLM."""
+        """The way in which it makes embeddings; by default from its final token, normalised, as in
+        vLLM."""
         found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
         return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
 
@@ -196,7 +197,7 @@ def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a model is, and what clients may ask of it."""
+    """The facts about a model that clients may see, and the requests that it can serve."""
 
     family: str
     architecture: str
