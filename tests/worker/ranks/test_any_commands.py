@@ -5,7 +5,7 @@ connect them.
 """
 
 import queue
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,13 @@ STEPS = 24
 LENGTH = 12
 """Tokens of each answer."""
 
-KINDS = (CancelRows, PauseRows, UnpauseRows, PreemptRows, ResumeRows)
+KINDS: tuple[Callable[[list[int]], Command], ...] = (
+    CancelRows,
+    PauseRows,
+    UnpauseRows,
+    PreemptRows,
+    ResumeRows,
+)
 GRAMMARS = (None, None, "start: /[a-z]{1,30}/\n")
 SAMPLINGS = (
     SamplingParams(temperature=0),
