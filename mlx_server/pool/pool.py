@@ -71,7 +71,7 @@ class Pool:
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
-        self.on_ready: Callable[[str], None] = lambda id: None
+        self.on_ready: Callable[[PreparedModel], None] = lambda model: None
         """Called with the id of each model that has been loaded."""
         self.on_memory: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes in use whenever they may have changed."""
@@ -90,7 +90,10 @@ class Pool:
             on_progress=on_progress,
             make_engine=lambda **how: self.make_engine(**how),
             events=EngineEvents(
-                self._stepped, lambda id: self.on_ready(id), self._memory_changed, self._attach
+                self._stepped,
+                lambda model: self.on_ready(model),
+                self._memory_changed,
+                self._attach,
             ),
         )
         memory = MemoryParts([group.memory for group in groups.values()], bool(own))

@@ -145,9 +145,7 @@ class PreparedModel:
 
     @property
     def context_length(self) -> int:
-        own = self.checkpoint.context_length
-        asked = self.spec.context_length or own
-        return min(asked, own) if is_encoder(self.checkpoint.config) else asked
+        return _context_length(self.spec, self.checkpoint)
 
     @property
     def task(self) -> Task:
@@ -159,6 +157,20 @@ class PreparedModel:
         vLLM."""
         found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
         return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
+
+
+def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """As models.yaml says, but an encoder has no position after its last one."""
+    own = checkpoint.context_length
+    asked = spec.context_length or own
+    return min(asked, own) if is_encoder(checkpoint.config) else asked
+
+
+def _longest_input(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """The context, or the shorter one that an embedding model was trained for."""
+    context = _context_length(spec, checkpoint)
+    embedder = checkpoint.embedder if task_of(spec, checkpoint) == "embed" else None
+    return min(context, embedder.max_tokens or context) if embedder else context
 
 
 def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
@@ -233,7 +245,7 @@ def _capabilities(
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
         size_bytes=size_bytes,
-        context_length=spec.context_length or checkpoint.context_length,
+        context_length=_longest_input(spec, checkpoint),
         reasoning=answers and family.thinks(checkpoint),
         tools=answers and bool(family.overrides or family.layout_with().call_formats),
         structured_output=answers and bool(family.stops(checkpoint)),
