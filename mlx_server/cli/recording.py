@@ -29,7 +29,7 @@ from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 Body = dict[str, Any]
-"""Of /v1/chat/completions."""
+"""The body of a request to /v1/chat/completions."""
 
 
 def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
@@ -62,7 +62,7 @@ def record_upstream(
     requests: list[tuple[Body, GenerateRequest]],
     on_entry: Callable[[Entry], None],
 ) -> list[Entry]:
-    """As `record`, from another server. Entries have the answers in words, for any family."""
+    """Records another server, like `record`. Entries have the answers in words, for any family."""
     entries: list[Entry] = []
     answers = server.answers(body for body, _ in requests)
     for answer, (_, request) in zip(answers, requests, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony_text import HARMONY_TEXT
-from mlx_server.parsers.harmony_text import CHANNELS
+from mlx_server.parsers.harmony.text_parser import CHANNELS
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
 
 BEGINNINGS = (*(f"<|channel|>{name}" for name in CHANNELS), "<|start|>assistant")

@@ -1,4 +1,4 @@
-"""What ranks report to rank 0, as frames on their standard output."""
+"""The reports of ranks to rank 0, as frames on their standard output."""
 
 import msgspec
 
