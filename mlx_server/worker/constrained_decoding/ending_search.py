@@ -30,7 +30,7 @@ SHORTEST = 24
 """Of the texts that may fit, so many of the shortest are tried before the longest ones: a pattern's
 whole text often fits where none of its shorter ends does."""
 
-CONSUMED = 4
+CONSUMED = 6
 """What it costs to consume a token. To ask whether tokens fit costs 1, and 1 more for every eight
 of them: one or two microseconds."""
 
