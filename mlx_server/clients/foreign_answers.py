@@ -46,8 +46,8 @@ def reading_options(
     *,
     tools_in_prompt: bool = False,
 ) -> ReadingOptions:
-    """How the answer to a request is read. tools_in_prompt: whether the prompt describes its tools,
-    so that calls come as text."""
+    """Options for reading the answer to a request. tools_in_prompt: whether the prompt describes
+    its tools, so that calls come as text."""
     read_as = text_family(family)
     tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
     return ReadingOptions(

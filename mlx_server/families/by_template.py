@@ -13,7 +13,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import Repaired, TextDelta, ToolCallDelta, ToolCallStarted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_samples import (
     SAMPLED_TOOLS,
@@ -30,7 +30,7 @@ LEARNED = "from_template"
 
 @dataclass(frozen=True)
 class Reading:
-    """What a family's parser makes of a sample."""
+    """The content that a family's parser finds in a sample."""
 
     is_right: bool
     text: str

@@ -1,7 +1,7 @@
 """DeepSeek V2.5, V3, R1, V3.1, V3.2-Exp and the R1 distils: calls in sections."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.deepseek import (
     DEEPSEEK,
     DEEPSEEK_RESPELLED,

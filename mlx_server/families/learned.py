@@ -61,7 +61,7 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
-    """Where the objects in a text begin, and where they end, the outer ones first."""
+    """Finds where the objects in a text begin and end, the outer ones first."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r"\{", text):
         try:
@@ -76,7 +76,7 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where in a text a call's name and its arguments stand."""
+    """The position of a call's name and its arguments in a text."""
 
     name: int
     name_end: int
@@ -85,12 +85,12 @@ class _Span:
 
 
 FindArguments = Callable[[str, int, dict[str, str]], tuple[int, int] | None]
-"""Where arguments begin and end in a text, from the end of a name on."""
+"""Finds where arguments begin and end in a text, from the end of a name on."""
 
 
 @dataclass(frozen=True)
 class _Around:
-    """What stands around calls."""
+    """The texts around calls."""
 
     opens: str
     before_name: str
@@ -101,7 +101,7 @@ class _Around:
 
 
 def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
-    """One for each call; none if they are not written so."""
+    """Finds the position of each call; none if they are not written so."""
     found: list[_Span] = []
     end = 0
     for name, arguments in sample.calls:

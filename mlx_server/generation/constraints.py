@@ -21,7 +21,7 @@ from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 from mlx_server.schemas.grammar import on_one_line
 
 PROMPT_END = 64
-"""How many of the prompt's last tokens a parser receives as text."""
+"""The number of the prompt's final tokens that a parser receives as text."""
 
 
 def parse_context(

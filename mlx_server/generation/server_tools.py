@@ -18,7 +18,7 @@ class ServerTools:
         self._toolset = toolset
         self._names = ToolNames(functions)
         self._left_out: dict[str, list[str]] = {}
-        """By server, why tools are left out."""
+        """The reason why a server's tools are left out, by server."""
         self.by_name = self._usable()
 
     def known_name(self, server: str, name: str) -> str:

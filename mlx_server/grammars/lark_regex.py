@@ -130,7 +130,7 @@ class _Expansion:
         if name not in self._written:
             self._open.add(name)
             with self.deeper():
-                self._written[name] = _Body(body, self).read()
+                self._written[name] = _RuleReader(body, self).read()
             self._open.discard(name)
         return self._written[name]
 
@@ -143,7 +143,7 @@ class _Expansion:
         self._depth -= 1
 
 
-class _Body:
+class _RuleReader:
     """Reads the body of one rule."""
 
     def __init__(self, tokens: list[_RegexToken], rules: _Expansion) -> None:

@@ -35,7 +35,7 @@ PYTHON_LANGUAGE = "tool_code"
 LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
 BEGINNINGS = ("{", "[", FENCE)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
-"""Where such JSON may begin in the middle of a text."""
+"""Texts after which such JSON may begin in the middle of a text."""
 INLINE = (*IN_TEXT, "{")
 """The same for families whose own calls are bare JSON."""
 
@@ -70,7 +70,7 @@ class MisplacedCallReader:
         self._tools = {tool.name: tool for tool in tools}
         self._allowed = allowed
         self._seen = 0
-        """Where in the source the text ends that was found to be no call."""
+        """The position in the source up to which the text was found to be no call."""
 
     def read(self, source: Source, already: str = "") -> Steps[bool]:
         """Read calls, and emit them. If there are none, the source is unread. already: what was

@@ -196,7 +196,7 @@ def _shows(prompt: str, calls: Sequence[Call]) -> bool:
 
 
 def _turn(prompt: str, answered: str) -> str:
-    """What stands where a turn of nothing but text has its text."""
+    """The rendering of a turn, where a turn of nothing but text has its text."""
     return prompt[len(whole_marks(common_beginning(prompt, answered))) :]
 
 

@@ -11,10 +11,10 @@ from mlx_server.schemas.types import listed, resolved, type_of, types_of
 from mlx_server.schemas.view import View
 
 INEXACT = 2**53
-"""From here on a float may differ from the whole number that was written."""
+"""The least integer from which on a float may differ from the integer that was written."""
 
 BOOLEANS = {"true": True, "false": False}
-"""In any case, where the schema wants one."""
+"""The spellings of a boolean, in any case, where the schema wants one."""
 
 Schema = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def read_as(text: str, schema: Schema, key: str) -> Any:
 
 
 def read_tree(tree: Any, schema: Schema, key: str) -> Any:
-    """As `read_as`, of lists and objects in which every value is such a text."""
+    """Applies `read_as` to lists and objects in which every value is such a text."""
     view = View(schema)
     return _read_tree(tree, _property(schema, key, view), view)
 

@@ -247,5 +247,7 @@ def _digits(schema: Mapping[str, Any]) -> int:
     """The number of states that `multipleOf` adds to the automaton: 0.25 costs as much as 25."""
     if "multipleOf" not in schema:
         return 0
-    digits = int(format(Decimal(repr(schema["multipleOf"])), "f").replace(".", "").strip("0") or "1")
+    digits = int(
+        format(Decimal(repr(schema["multipleOf"])), "f").replace(".", "").strip("0") or "1"
+    )
     return digits if digits > 10 else 0

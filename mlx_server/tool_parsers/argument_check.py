@@ -33,7 +33,8 @@ def _type(value: Any) -> str:
 
 
 def required(schema: Schema) -> list[str]:
-    """In the schema's order. What only one of several alternatives requires is not among them."""
+    """The required arguments in the schema's order. Those that only one of several alternatives
+    requires are left out."""
     view, found = View(schema), dict[str, None]()
     waiting, seen = [schema], set[int]()
     while waiting and len(seen) < limits.COERCED_PARTS.value:

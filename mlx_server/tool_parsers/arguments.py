@@ -10,7 +10,7 @@ from mlx_server.repair.coerce import coerced
 from mlx_server.repair.malformed import Malformed
 
 HALVES = re.compile("[\ud800-\udfff]")
-"""Of surrogate pairs."""
+"""Matches one half of a surrogate pair."""
 
 
 def properties(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -22,7 +22,7 @@ def properties(schema: Mapping[str, Any]) -> frozenset[str]:
 def coerce_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:
-    """In the types that the schema asks for, as far as that is allowed."""
+    """Converts arguments to the types that the schema asks for, as far as that is allowed."""
     if not allowed.coerce:
         return dict(arguments)
     return {key: coerced(value, schema, key) for key, value in arguments.items()}

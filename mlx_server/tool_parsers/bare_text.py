@@ -18,7 +18,8 @@ from mlx_server.tool_parsers.format_text import FORMATS
 from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, ValueSchema
 
 Ends = Callable[[str], str]
-"""What follows a value, as a rule with it: `Lark.up_to` for text, and itself for JSON."""
+"""Makes the rule of a value with what follows it: `Lark.up_to` for text, and the rule itself for
+JSON."""
 
 SPACE = r"[\s\x1c-\x1f]*"
 LOOKS = {
@@ -29,7 +30,7 @@ LOOKS = {
     "object": rf"{SPACE}\{{(?s:.*)",
     "array": rf"{SPACE}\[(?s:.*)",
 }
-"""What text is read as, where the schema allows that type."""
+"""Texts that are read as another type, where the schema allows that type."""
 
 PLAIN = {
     "null": r"null",
@@ -56,7 +57,8 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
 
 
 def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """As `bare_value_rule`, for a value that is marked as text, whatever it looks like."""
+    """Makes the rule like `bare_value_rule`, for a value that is marked as text, whatever it looks
+    like."""
     return lark.up_to(delimiter, _text_terminal(value, lark, (delimiter, *but), frozenset()))
 
 
@@ -69,7 +71,7 @@ def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]
 def _text_terminal(
     value: ValueSchema, lark: Lark, delimiters: tuple[str, ...], others: frozenset[str]
 ) -> str:
-    """One terminal, since only the first of several that fit would be taken."""
+    """Makes one terminal, since only the first of several that fit would be taken."""
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*delimiters)
     found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
@@ -87,7 +89,7 @@ def text_of(value: ValueSchema, lark: Lark) -> str:
 class _TextPatterns:
     lark: Lark
     _known: dict[int, str] = field(default_factory=dict)
-    """By schema: several may refer to the same."""
+    """The rules by schema: several parts may refer to the same one."""
 
     def of(self, value: ValueSchema, depth: int) -> str:
         if not depth:
@@ -107,7 +109,7 @@ class _TextPatterns:
 
 
 def _own_patterns(value: ValueSchema) -> Iterator[str]:
-    """Of text, by the schema itself."""
+    """The patterns of text that the schema itself states."""
     schema = value.schema
     if "string" not in named(schema):
         yield NEVER

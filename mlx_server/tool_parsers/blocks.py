@@ -62,7 +62,7 @@ def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tupl
 
 
 def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:
-    """What is written of each tool or block of which it can be; UncallableTool if of none."""
+    """Writes each tool or block that can be written; raises UncallableTool if none can."""
     written: list[str] = []
     refused: UncallableTool | None = None
     for one in each:

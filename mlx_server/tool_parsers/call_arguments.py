@@ -1,4 +1,4 @@
-"""How the arguments of a call are written after its tool's name: as JSON, or in another syntax."""
+"""Reads and writes the arguments after the name of a call's tool: as JSON, or in another syntax."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mlx_server.tool_parsers.values import Syntax
 
 
 class CallArguments(Protocol):
-    """How the arguments of a call are written after the tool's name."""
+    """The format of the arguments after the name of a call's tool."""
 
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
@@ -31,7 +31,8 @@ class CallArguments(Protocol):
         """Symbols of a rule."""
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        """What of the tool's schema they are not held to, beyond what JSON is not held to."""
+        """The parts of the tool's schema that the arguments are not held to, beyond those that JSON
+        is not held to."""
 
 
 class JsonArguments:

@@ -52,14 +52,14 @@ class ToolCallEmitter:
     ) -> None:
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
-        """What is odd about the place where the next calls stand."""
+        """The repairs that the place of the next calls needs."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
         self._make_id = make_id
         self.started = 0
         self.attempts = 0
-        """How many calls were begun, whether they were reported or not."""
+        """The number of calls that were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
@@ -71,7 +71,7 @@ class ToolCallEmitter:
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
         self._in_a_row = 0
-        """How many calls up to the one before were identical."""
+        """The number of identical calls in a row before this one."""
         self.finished = 0
 
     def knows(self, name: str) -> bool:
@@ -136,7 +136,7 @@ class ToolCallEmitter:
         call.finish_with(found)
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
-        """And whether there were slips in it."""
+        """The object, and whether there were mistakes in it."""
         found, slips = arguments, arguments is None
         if arguments is None and self.allowed.json:
             found = {}
@@ -200,7 +200,8 @@ class ToolCallEmitter:
         return self._current is not None
 
     def give_up(self, *, broken: bool = False) -> None:
-        """What was begun is no call after all. broken: and it is text, though it was reported."""
+        """Takes back the call that was begun, since it is none. broken: it becomes text, though it
+        was reported."""
         call, self._current = self._current, None
         if call and not self._release() and broken:
             what = f"the arguments of {call.name} are malformed, so the call is text"
@@ -232,7 +233,7 @@ class ToolCallEmitter:
 
 
 class ToolCallWriter:
-    """One call: its arguments are written as an object, key by key, and once."""
+    """Writes one call: its arguments are an object, written key by key, and once."""
 
     def __init__(self, calls: ToolCallEmitter, tool: Tool, index: int, number: int) -> None:
         self.number = number
@@ -251,7 +252,7 @@ class ToolCallWriter:
 
     @property
     def arguments(self) -> str:
-        """As far as they were written."""
+        """The arguments, as far as they were written."""
         return "".join(self._written)
 
     def lacks(self, key: str) -> bool:
@@ -271,7 +272,7 @@ class ToolCallWriter:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Those of them that have no value yet."""
+        """The required arguments that have no value yet."""
         return self.known - self._keys
 
     def streams(self, key: str) -> bool:
@@ -297,7 +298,8 @@ class ToolCallWriter:
         self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> bool:
-        """As `value`, from a notation that writes every value as bare text. Whether it is text."""
+        """Writes a value like `value`, from a format that has every value as bare text. Returns
+        whether it is text."""
         found = read_as(text, self._schema, key)
         if isinstance(found, str) and (repaired := self._structure(key, text)) is not None:
             found = repaired
@@ -317,7 +319,7 @@ class ToolCallWriter:
         return fitted
 
     def untyped_tree(self, key: str, value: Any) -> None:
-        """As `untyped`, of lists and objects in which every value is such a text."""
+        """Applies `untyped` to lists and objects in which every value is such a text."""
         self._put(key, read_tree(value, self._schema, key))
 
     def _put(self, key: str, value: Any) -> None:

@@ -25,7 +25,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 IN_VALUES = (VALUE_END, CLOSE, KEY_END, KEY, OPEN, f"\n{KEY}", f"\n{CLOSE}")
-"""Those that may mean something inside of a value, with the line break before them."""
+"""Delimiters that may mean something inside of a value, with the line break before them."""
 NAME = re.compile(r"[^<{\n]+")
 ESCAPED_LINE = "\\n"
 """A line break that was written as in a JSON string."""

@@ -20,10 +20,10 @@ from mlx_server.tool_parsers.syntaxes import JSON
 NAMES = ("name", "function_name", "tool_name")
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 FRAMES = ("type", "id", "index", "function", "tool_call_id")
-"""What else may stand in such an object."""
+"""Other members that may stand in such an object."""
 
 GOES_ON = ("{", "[", "]", ",", ";", "```")
-"""What may follow a call in a block."""
+"""Texts that may follow a call in a block."""
 
 GAP = f"({SPACE})?"
 CLOSING = rf"/{GAP}\}}/"
@@ -128,14 +128,14 @@ def _call_object(
 
 @dataclass(frozen=True)
 class JsonCallForm:
-    """How models write such an object, for a grammar: regular expressions, all of them."""
+    """The form of such an object for a grammar: its texts are regular expressions."""
 
     name: str = "name"
     arguments: str = "arguments"
     before: str = ""
-    """What else it begins with."""
+    """Other members before the name."""
     between: str = ""
-    """What else stands between name and arguments."""
+    """Other members between name and arguments."""
 
     def call(self, lark: Lark, tool: Tool) -> str:
         return f"{lark.terminal(f'/{self.head(tool)}/')} {self.rest(lark, tool)}"

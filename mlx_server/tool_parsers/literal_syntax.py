@@ -22,7 +22,7 @@ from mlx_server.tool_parsers.value_schema import (
 
 @dataclass(frozen=True)
 class LiteralSyntax:
-    """Of what is not as in JSON."""
+    """The literals that differ from JSON's."""
 
     string: Callable[[Lark, ValueSchema], str | None]
     """Text that a schema allows; None where it has to be JSON."""
@@ -33,7 +33,7 @@ class LiteralSyntax:
     any_key: Callable[[Lark], str]
     words: Mapping[bool | None, tuple[str, ...]]
     ordered: Callable[[list[MemberSchema]], list[MemberSchema]] = list
-    """As the models are used to see members."""
+    """Orders members as the models are used to see them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LiteralGrammar:
         return self._of_types(value)
 
     def members(self, variants: list[list[MemberSchema]]) -> str:
-        """Of an object, without its brackets."""
+        """The members of an object, without its brackets."""
 
         def written(member: MemberSchema) -> str | None:
             key = self.syntax.key(self.lark, member.key)

@@ -31,7 +31,7 @@ JSON_CALLS = re.compile(r"\s*(\[\s*)?\{")
 """The beginning of calls that are JSON objects."""
 
 NO_NAME = ("", "functions", "functions.")
-"""Of a call with no more than a number for an id."""
+"""The names of a call that has no more than a number for an id."""
 
 
 def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
@@ -51,17 +51,17 @@ class NamedCallFormat:
     opens: str = ""
     """The mark of a block; the same as `before_name` where calls stand in none."""
     begins: str = ""
-    """What an answer begins with that is a block, where there is no mark."""
+    """The beginning of an answer that is a block, in a format without an opening delimiter."""
     before_name: str = ""
     name: re.Pattern[str] = NAME
     """The characters of names."""
     after_name: str = ""
     arguments: CallArguments = JSON
     instead: tuple[str, CallArguments] | None = None
-    """What models write by mistake after a name, and the arguments then."""
+    """The text that models write by mistake after a name, and the format of the arguments then."""
     closes_call: str = ""
     between: str | None = None
-    """What models write between two calls; None: a block has one."""
+    """The text between two calls; None: a block has one call."""
     closes: str = ""
     inner: tuple[str, ...] = ()
     """Other marks that stand in calls."""
@@ -74,13 +74,13 @@ class NamedCallFormat:
     id_first: bool = False
     """Whether the id stands before the name, and `id_mark` between them."""
     before_arguments: str = ""
-    """What some models write in front of the arguments, and others don't."""
+    """The text that some models write in front of the arguments, and others don't."""
     numbered: bool = False
     """Whether the name stands in an id, `functions.NAME:0`."""
     fenced: bool = False
     """Whether older models write `function`, `after_name`, the name, and a code fence of JSON."""
     passed: tuple[str, ...] = ()
-    """What else is let pass around calls."""
+    """Other texts that are passed over around calls."""
     follows: tuple[str, ...] = ()
     """Marks of other parts of an answer, which may come right after a call."""
     noisy: bool = False
@@ -89,12 +89,12 @@ class NamedCallFormat:
     """Whether models are taught to write calls as JSON objects too. Between delimiters such an
     object is read in any case, and reported."""
     repair_unit: Literal["call", "block"] | None = None
-    """How much is read again if there is a slip in the JSON of arguments."""
+    """The part that is read again if there is a mistake in the JSON of arguments."""
     repairs: tuple[RepairKind, ...] = ()
     ends_answer: bool = False
     """Whether models write nothing but calls after a block."""
     space: str = rf"({SPACE})?"
-    """What may stand between the parts of a block in a grammar, as a regular expression."""
+    """A regular expression of what may stand between the parts of a block in a grammar."""
 
     def call_format(self, *blocks: BlockGrammar) -> CallFormat:
         """blocks: other ways to write one."""
@@ -152,7 +152,7 @@ class NamedCallFormat:
         return bool((yield from source.peek())) or not may_end
 
     def _noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """As `_goes_on`, and reads the mark before a call's name."""
+        """Passes over the same text as `_goes_on`, and reads the delimiter before a call's name."""
         marks = (self.before_name, self.closes_call, self.closes)
         while True:
             pieces: list[str] = []

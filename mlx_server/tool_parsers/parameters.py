@@ -18,11 +18,11 @@ ParameterWriter = Callable[[MemberSchema], str | None]
 """A parameter, as symbols of a rule; None if the notation can't say its key."""
 
 ParameterRules = tuple[str, bool]
-"""And whether it has to be there."""
+"""The rule of a parameter, and whether it is required."""
 
 
 ParameterVariants = Sequence[Sequence[MemberSchema]]
-"""Of which any will do."""
+"""Alternative lists of members, of which any will do."""
 
 
 def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:

@@ -15,7 +15,7 @@ WORD = re.compile(r"\w")
 VALUE_BEGINS = re.compile(r"""['"\[{(\-+.\dTFNtfn\])}]""")
 """A value, or the bracket after a last comma."""
 AROUND_CALLS = ("]", "```")
-"""What ends the list or the block of code in which calls stand."""
+"""Texts that end the list or the block of code in which calls stand."""
 
 
 class InnerQuotes:

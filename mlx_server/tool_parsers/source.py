@@ -44,7 +44,7 @@ class Source:
         """The control tokens that a mark is made with, and where in it they stand."""
         self._text = ""
         self._at = 0
-        """Where in `_text` the unread begins."""
+        """The position in `_text` of the first unread character."""
         self._before = 0
         """Characters before `_text`."""
         self._places: dict[int, str] = {}
@@ -94,7 +94,7 @@ class Source:
 
     @property
     def position(self) -> int:
-        """How many characters have been read."""
+        """The number of characters that have been read."""
         return self._before + self._at
 
     def ahead(self, skipped: int = 0) -> str:
@@ -109,11 +109,11 @@ class Source:
         return taken
 
     def keep(self, already: str = "") -> None:
-        """From here on remember what is read, should it turn out to be text."""
+        """Remembers what is read from here on, should it turn out to be text."""
         self._kept = [already]
 
     def kept(self) -> str:
-        """What was read since `keep`, which ends here."""
+        """Returns what was read since `keep`, and ends it."""
         kept, self._kept = self._kept or [], None
         return "".join(kept)
 
@@ -142,7 +142,7 @@ class Source:
         return bool((yield from self.one_of(literals)))
 
     def after_space(self, *literals: str) -> Steps[str]:
-        """Which of these comes next but for white space; all of it stays to be read."""
+        """Returns which of these comes next after white space; all of it stays to be read."""
         skipped = 0
         while True:
             if space := SPACE.match(self._text, self._at + skipped):
@@ -154,7 +154,8 @@ class Source:
             yield
 
     def first_of(self, *marks: str) -> Steps[str]:
-        """Which of these marks is the next in the text, which stays to be read; empty if none."""
+        """Returns which of these delimiters is the next in the text, which stays to be read; empty
+        if none."""
         skipped = 0
         while True:
             at, found = self._first(marks, self._at + skipped)
@@ -247,7 +248,7 @@ class Source:
         return found if decided else None
 
     def _first(self, delimiters: tuple[str, ...], start: int | None = None) -> tuple[int, str]:
-        """Where the first mark begins, the longest if several do; the end if none."""
+        """Returns where the first delimiter begins, the longest if several do; the end if none."""
         for match in _any_of(delimiters).finditer(self._text, self._at if start is None else start):
             at = match.start()
             if found := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
@@ -287,7 +288,7 @@ class Source:
         return any(len(mark) > len(found) and self._could_begin(mark, at) for mark in delimiters)
 
     def _undecided(self, delimiters: tuple[str, ...]) -> int:
-        """Where the end of the text begins that may turn out to begin a mark."""
+        """Returns where the end of the text begins that may turn out to begin a delimiter."""
         first, longest = _beginnings(delimiters)
         start = max(self._at, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):

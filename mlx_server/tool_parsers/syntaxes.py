@@ -18,14 +18,14 @@ Escape = Callable[[Source], Steps[str]]
 SCALAR = re.compile(r"[-+.\w]+")
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 BARE = {"{": re.compile(r'[^{}\[\],"<>]+'), "(": re.compile(r'[^{}\[\](),"<>]+')}
-"""By the bracket in front of the arguments."""
+"""Matches a bare scalar, by the bracket in front of the arguments."""
 BARE_KEY = re.compile(r"""[^:={}\[\](),"'<>]+""")
 PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
 PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
-"""In Python, escapes by a number of so many digits."""
+"""Python's escapes by number, and the number of their digits."""
 
 
 def json_text(
@@ -99,7 +99,7 @@ def marked_text(
 
 
 def _json_escape(source: Source) -> Steps[str]:
-    """After its backslash."""
+    """Reads an escape after its backslash."""
     kind = yield from source.peek()
     source.take(1)
     if kind == "u":
@@ -161,7 +161,7 @@ def _python_scalar(word: str) -> str:
 
 
 def _bare_scalar(word: str) -> str:
-    """What looks like no other value is text."""
+    """Reads a scalar; a text that looks like no other value is a string."""
     if not word:
         raise ValueError
     found = read_as(word, {}, "")

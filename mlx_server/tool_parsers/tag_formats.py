@@ -105,7 +105,8 @@ _V32, _V4, _V41 = (
     _dsml_tags("calls", gap=" "),
 )
 DSML_FORMATS = (*map(_dsml, (_V32, _V4, _V41)), *map(_dsml_without_block, (_V4, _V41)))
-"""Of V3.2, V4 and V4.1; and V4's without the tags of the block, with which V3.2 agrees."""
+"""The formats of V3.2, V4 and V4.1, and V4's without the tags of the block, with which V3.2
+agrees."""
 
 
 def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:

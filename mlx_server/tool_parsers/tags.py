@@ -44,7 +44,7 @@ class TagSyntax:
     margin: str = ""
     """Stands between a value and its tags and is no part of it."""
     quote: str = ""
-    """Of names."""
+    """The quote around names."""
     says_types: bool = False
     """Whether a parameter's tag says if it is text, or JSON."""
     cdata: bool = False
@@ -52,7 +52,8 @@ class TagSyntax:
 
     @property
     def in_values(self) -> tuple[str, ...]:
-        """Those that may mean something inside of a value, with the white space before them."""
+        """Delimiters that may mean something inside of a value, with the white space before
+        them."""
         ends = (self.parameter_end, self.garbled_end, self.function_end)
         others = (self.function_end, self.parameter, self.function)
         lines = (*(self.margin + tag for tag in ends), *("\n" + tag for tag in others))
@@ -128,7 +129,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
 
 
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
-    """And what is left of the tag before it."""
+    """Returns the value, and what is left of the tag before it."""
     end = tags.margin + tags.parameter_end
     other = (tags.garbled_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
@@ -156,7 +157,7 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
 
 
 def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """One function or several, and the end of the block."""
+    """Reads one function or several, and the end of the block."""
     yield from source.space()
     if (yield from source.accept("{")):
         calls.misplaced += ("format",)
@@ -168,7 +169,7 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
 
 
 def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """As `_block`, after the first opening tag."""
+    """Reads like `_block`, after the first opening tag."""
     more = tags.function
     while more:
         yield from _function(source, calls, tags)

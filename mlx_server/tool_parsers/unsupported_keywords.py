@@ -1,4 +1,5 @@
-"""What a tool's schema says that arguments are not held to, where they are not written as JSON."""
+"""Finds the keywords of a tool's schema that arguments are not held to where they are not written
+as JSON."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -14,7 +15,8 @@ IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:
-    """Of arguments that are written so, beyond what JSON is not held to either."""
+    """The keywords for arguments that are written so, beyond those that JSON is not held to
+    either."""
     return list(
         dict.fromkeys(chain.from_iterable(map(_unsupported_members, variants_of(tool.parameters))))
     )
@@ -49,7 +51,7 @@ def _unsupported_patterns(variant: Variant) -> Iterator[UnsupportedKeyword]:
 
 
 def _in_place(view: View, parts: list[Part]) -> Iterator[Part]:
-    """These, and all that they say of the same values by others."""
+    """These schemas, and all schemas that they apply to the same values by reference."""
     waiting, seen = list(parts), set()
     while waiting:
         part = waiting.pop(0)

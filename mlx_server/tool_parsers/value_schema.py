@@ -34,7 +34,7 @@ KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "string": ("minLength", "maxLength", "pattern", "format"),
 }
-"""Of values of a type; others mean nothing to them."""
+"""Keywords by the type of their values; others mean nothing to that type."""
 
 EITHER = ("anyOf", "oneOf")
 DEFINITIONS = ("$defs", "definitions")
@@ -68,19 +68,20 @@ class ValueSchema:
 
     @property
     def target(self) -> "ValueSchema | None":
-        """What it is a reference to, if it says no more than that."""
+        """The schema that it refers to, if it says no more than that."""
         if not isinstance(self.schema.get("$ref"), str) or not self.says_only("$ref"):
             return None
         return self._referred_to()
 
     def _referred_to(self) -> "ValueSchema":
-        """One step, or what is said on the way would be lost."""
+        """Follows one reference only, or the keywords next to the next one would be lost."""
         found = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
         return self.of(found.schema if found else ANYTHING)
 
     @property
     def alternatives(self) -> "list[ValueSchema]":
-        """Of which one may be taken, if it says no more than that and their type."""
+        """The alternatives of which one may be taken, if the schema says no more than that and
+        their type."""
         for key in EITHER:
             if isinstance(listed := self.schema.get(key), list) and self.says_only(key, "type"):
                 options = [self.of(option) for option in listed]
@@ -93,13 +94,13 @@ class ValueSchema:
 
     @property
     def also(self) -> "list[ValueSchema]":
-        """What its references and `allOf` say of the same value."""
+        """The schemas that its references and `allOf` apply to the same value."""
         found = [self._referred_to()] if "$ref" in self.schema else []
         return [*found, *map(self.of, self.schema.get("allOf", ()))]
 
     @property
     def choices(self) -> "list[list[ValueSchema]]":
-        """Of each of which one has to hold as well."""
+        """The lists of alternatives, of each of which one has to hold as well."""
         return [list(map(self.of, self.schema[key])) for key in EITHER if key in self.schema]
 
     def options(self) -> "list[ValueSchema]":
@@ -125,7 +126,7 @@ class ValueSchema:
         return values if isinstance(values, list) else None
 
     def counts(self, least: str, most: str) -> tuple[int, int | None]:
-        """What these keywords say, which may be written 2.0."""
+        """The values of these keywords, which may be written 2.0."""
         limit = self.schema.get(most)
         return int(self.schema.get(least, 0)), None if limit is None else int(limit)
 
@@ -167,15 +168,15 @@ class MemberSchema:
 
 
 def members(of: ValueSchema) -> list[MemberSchema]:
-    """Those that an object's schema lists itself."""
+    """The members that an object's schema lists itself."""
     required = of.schema.get("required", ())
     listed = of.schema.get("properties", {})
     return [MemberSchema(key, of.of(schema), key in required) for key, schema in listed.items()]
 
 
 def arguments_of(tool: Tool) -> list[list[MemberSchema]]:
-    """For each way to call it: in the schema's order, those last that it only requires. Others
-    are not offered."""
+    """The arguments of each way to call the tool: in the schema's order, those last that it only
+    requires. Others are not offered."""
     found = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
     return [way for way in found if way is not None]
 

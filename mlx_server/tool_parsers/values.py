@@ -27,14 +27,14 @@ CLOSING = ("}", "]", ")")
 
 @dataclass(frozen=True)
 class Syntax:
-    """How values are written, and the arguments of a call with them."""
+    """The syntax of values, and of a call's arguments with them."""
 
     text: Mapping[str, ReadText]
     """Reads strings, by their opening quote."""
     scalar: re.Pattern[str]
     """A run of the characters of a value that is no string, list or object."""
     as_json: Callable[[str], str]
-    """Such a value as JSON; raises ValueError if it is none."""
+    """Converts such a value to JSON; raises ValueError if it is none."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Scalars that are spelled otherwise than in JSON."""
     brackets: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
@@ -96,7 +96,7 @@ def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Ste
 
 
 def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -> Steps[str]:
-    """And the colon after it, and the white space around that."""
+    """Reads a key, the colon after it, and the white space around that."""
     quote = yield from source.accept(*syntax.key_quotes)
     if quote:
         key = yield from _string(source, syntax, quote)
@@ -274,5 +274,5 @@ def run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
 
 
 def no_constant(name: str) -> None:
-    """For `parse_constant`: NaN and the infinite are no values."""
+    """Refuses NaN and the infinities, for `parse_constant`."""
     raise ValueError(name)

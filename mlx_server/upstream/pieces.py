@@ -33,7 +33,7 @@ ENDS: Mapping[str, str] = {
     "tool_call": "tool_calls",
     "cancelled": "error",
 }
-"""What other servers call OpenAI's reasons."""
+"""Other servers' names for OpenAI's reasons."""
 
 
 NUMBER = re.compile(r"-?[0-9]{1,15}")

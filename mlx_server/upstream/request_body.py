@@ -92,7 +92,7 @@ def _unsayable(
 
 
 def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, ...]:
-    """What the client set and this upstream can't use."""
+    """The fields that the client set and this upstream can't use."""
     found = dict.fromkeys(_ignored(can, request))
     return tuple(request.param_names.get(name, name) for name in found)
 

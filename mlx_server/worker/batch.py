@@ -147,7 +147,8 @@ class Batch:
 
     @property
     def ready_at(self) -> float:
-        """When the next step is due by the batch's clock: later than now during a replay delay."""
+        """The time at which the next step is due by the batch's clock: later than now during a
+        replay delay."""
         return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
 
     def add(
@@ -314,7 +315,7 @@ class Batch:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
-            done.failed.append(_failed(row, failure))
+            done.failed.append(row.failed(failure))
             if row.error:  # its cached values may be invalid too
                 self._cache.forget(row)
 
@@ -388,14 +389,6 @@ class Batch:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])
                 waiting.known = max(waiting.known, known)
-
-
-def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
-    if row.constraint and (left := row.constraint.departure):
-        return RowLeftGrammar(
-            row.number, left.at, left.before, left.token, left.allowed, left.others
-        )
-    return RowFailed(row.number, failure)
 
 
 @lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)

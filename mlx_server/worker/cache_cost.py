@@ -56,8 +56,9 @@ def cache_cost(
 
 
 def _activations_of(arguments: Any) -> KvCost:
-    """What one layer of an encoder makes of a token: keys, queries, values, their sum and what
-    comes out of them, and twice the wide part. All are in float32 at most, and freed after it."""
+    """The values that one layer of an encoder makes of a token: keys, queries, values, their sum
+    and what comes out of them, and twice the wide part. All are in float32 at most, and freed after
+    it."""
     widths = 6 * arguments.hidden_size + 2 * arguments.intermediate_size
     return KvCost(per_token=4 * widths)
 

@@ -298,7 +298,7 @@ class Engine:
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
-        log.error("the GPU failed: %s", _message(error))
+        log.error("%s: %s", MESSAGES[kind], _message(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
         return [failure, *(messages.RowFailed(row, message) for row in rows)]
 

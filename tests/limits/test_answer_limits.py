@@ -8,7 +8,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.generation import review
 from mlx_server.grammars.lark import Lark
-from mlx_server.prompts.harmony_schema import _Reader
+from mlx_server.prompts.harmony.schema import _Reader
 from mlx_server.repair import coerce
 from mlx_server.repair.conforming import schema_errors
 from mlx_server.repair.json_text import _is_json

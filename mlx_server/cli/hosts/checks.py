@@ -38,7 +38,7 @@ class FolderFacts(msgspec.Struct):
 
 
 class HostFacts(msgspec.Struct):
-    """What `probe` prints."""
+    """The facts about a host that `probe` prints."""
 
     python: str
     machine: str
@@ -46,7 +46,7 @@ class HostFacts(msgspec.Struct):
     packages: dict[str, str]
     source: str
     places: dict[str, str]
-    """Where it is to listen, and why it can't."""
+    """The addresses on which a rank can't listen, each with the reason."""
     models: dict[str, FolderFacts]
 
 

@@ -26,8 +26,8 @@ DEAREST = 1000.0
 """The most seconds of steps for one second of prefill, where the prefill share is tiny."""
 
 STEP_EVERY = 16
-"""After this many rounds with a single step, one has two: the second one shows how long a step
-takes by itself."""
+"""The number of rounds with a single step after which one has two: the second one shows how long a
+step takes by itself."""
 
 
 class PrefillBudget:

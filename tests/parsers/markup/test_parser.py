@@ -19,7 +19,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import CallFormat

@@ -13,8 +13,8 @@ from typing import Any
 from openai_harmony import HarmonyEncoding
 
 from mlx_server.events import Event
-from mlx_server.parsers.harmony import FUNCTIONS, HarmonyParser, control_ids
-from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START
+from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START
+from mlx_server.parsers.harmony.parser import FUNCTIONS, HarmonyParser, control_ids
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.tool_parsers.source import Source, Steps
 
@@ -25,7 +25,7 @@ MARKS = (
 CHANNELS = ("analysis", "commentary", "final")
 ROLE = "assistant"
 HEADS = tuple(f"{ROLE}{channel}" for channel in CHANNELS)
-"""Where one message ends and the next begins, without control tokens."""
+"""Ways in which one message ends and the next begins, without control tokens."""
 
 HEADER = re.compile(r"[\w .:=/-]*<\|(channel|message|constrain|start)\|>")
 """Matches a header whose first control token is missing."""

@@ -13,10 +13,10 @@ from mlx_server.events import (
     Event,
 )
 from mlx_server.parsers.code_fence import open_fence
-from mlx_server.parsers.markup_calls import MarkupCallReader
-from mlx_server.parsers.markup_delimiters import QUOTES, MarkupDelimiters
-from mlx_server.parsers.markup_layout import MarkupLayout
-from mlx_server.parsers.markup_output import MarkupOutput
+from mlx_server.parsers.markup.calls import MarkupCallReader
+from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
+from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.reasoning_tags import THINK, is_tag

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from mlx_server.events import Event, RepairKind, ToolCallFinished
-from mlx_server.parsers.markup_delimiters import MarkupDelimiters
-from mlx_server.parsers.markup_layout import MarkupLayout
-from mlx_server.parsers.markup_output import MarkupOutput
+from mlx_server.parsers.markup.delimiters import MarkupDelimiters
+from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import CallFormat
@@ -42,7 +42,7 @@ class MarkupCallReader:
         self._is_delimited = False
         """Whether delimiters opened the last call."""
         self._finished_before = 0
-        """How many calls were complete before the block that is read."""
+        """The number of calls that were complete before the block in progress."""
 
     def read(
         self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
@@ -128,7 +128,7 @@ class MarkupCallReader:
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
-    """What stands in a block, after its opening delimiter or several of them."""
+    """The content of a block, after its opening delimiter or several of them."""
     if not opens:
         return text
     inside = text.removeprefix(already)

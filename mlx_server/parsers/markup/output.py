@@ -9,7 +9,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.whitespace import PieceSeparator, WhitespaceTrimmer
 
 

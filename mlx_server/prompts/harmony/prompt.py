@@ -29,19 +29,19 @@ from openai_harmony import Message as HarmonyMessage
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.parsers.harmony import (
+from mlx_server.parsers.harmony.grammar import NEXT, REASONING
+from mlx_server.parsers.harmony.header import header_name
+from mlx_server.parsers.harmony.message import message_json
+from mlx_server.parsers.harmony.parser import (
     BROWSER,
     CHANNELS,
     FUNCTIONS,
     PYTHON,
     is_built_in,
 )
-from mlx_server.parsers.harmony_grammar import NEXT, REASONING
-from mlx_server.parsers.harmony_header import header_name
-from mlx_server.parsers.harmony_message import message_json
 from mlx_server.prompts.branches import Branches
-from mlx_server.prompts.harmony_schema import readable
-from mlx_server.prompts.harmony_vocabulary import check, encoding, splitter
+from mlx_server.prompts.harmony.schema import readable
+from mlx_server.prompts.harmony.vocabulary import check, encoding, splitter
 from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted

@@ -32,9 +32,10 @@ class MarkupLayout:
     ends_reasoning: tuple[str, ...] = ()
     """Delimiters that end reasoning besides its closing one."""
     worded_reasoning: tuple[tuple[str, str], ...] = ()
-    """As `reasoning`, in words that mean nothing but where an answer begins with the first."""
+    """Delimiters like `reasoning`, in words that mean nothing unless an answer begins with the
+    first."""
     leads: tuple[str, ...] = ()
-    """What an answer's text may begin with that is no part of it, and nothing elsewhere."""
+    """Texts before an answer that are no part of it. They mean nothing elsewhere."""
     stops: tuple[str, ...] = ()
     """Stop tokens, which models served elsewhere may spell out at the end of an answer."""
     new_id: Callable[[], str] = new_id

@@ -11,7 +11,7 @@ from mlx_server.grammars.formats import format_rule, is_verbatim
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
 from mlx_server.parsers.free_text import FreeTextRule
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.requests import Format, NamedTool
@@ -25,7 +25,7 @@ from mlx_server.tool_parsers.blocks import (
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
 
 SPACE_AFTER_CALLS = r"/\s{0,4}/"
-"""No more of it, or a small model goes on with it for ever."""
+"""A limit on white space: with more of it, a small model goes on for ever."""
 
 SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""

@@ -20,9 +20,9 @@ from mlx_server.events import (
 )
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony import HarmonyParser
+from mlx_server.parsers.harmony.parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section
-from mlx_server.prompts.harmony_vocabulary import SPECIAL, TOKENS, encoding
+from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
 from tests.slowness import slowness
 
 TOOLS = (

@@ -1,4 +1,4 @@
-"""One message of a Harmony answer: its content, and what becomes of it."""
+"""Collects one message of a Harmony answer, and makes the events of its end."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from openai_harmony import Author, Role, StreamableParser, TextContent
 from openai_harmony import Message as HarmonyMessage
 
 from mlx_server.events import BuiltInCall, Event
-from mlx_server.parsers.harmony_header import HarmonyHeader
+from mlx_server.parsers.harmony.header import HarmonyHeader
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter

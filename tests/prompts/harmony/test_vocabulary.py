@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mlx_server.prompts import harmony_vocabulary
+from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
 
 
 def test_reading_the_vocabulary_says_so_once(

@@ -34,8 +34,8 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Phase, Tool
-from mlx_server.parsers.harmony_header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
-from mlx_server.parsers.harmony_message import (
+from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
+from mlx_server.parsers.harmony.message import (
     BuiltInSink,
     HarmonyMessageReader,
     ReadSink,

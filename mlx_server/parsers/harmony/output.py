@@ -1,15 +1,15 @@
 """Writes an answer as gpt-oss does: messages on channels, the final one or calls at the end."""
 
 from mlx_server.messages import Message, ToolCall
-from mlx_server.parsers.harmony import FUNCTIONS
-from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
-from mlx_server.parsers.harmony_header import header_name
+from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
+from mlx_server.parsers.harmony.header import header_name
+from mlx_server.parsers.harmony.parser import FUNCTIONS
 
 PREAMBLE = "<|channel|>commentary<|message|>"
 
 
 def harmony_output(answer: Message) -> str:
-    """Its reasoning, its text and its calls."""
+    """Writes an answer's reasoning, text and calls as gpt-oss does."""
     text = f"{PREAMBLE if answer.tool_calls else FINAL}{answer.content}"
     messages = [
         *([f"{REASONING}{answer.reasoning}"] if answer.reasoning else ()),

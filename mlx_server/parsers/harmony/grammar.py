@@ -11,13 +11,13 @@ from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony import (
+from mlx_server.parsers.harmony.header import header_name
+from mlx_server.parsers.harmony.parser import (
     FUNCTIONS,
     PYTHON,
     callable_tools,
     is_built_in,
 )
-from mlx_server.parsers.harmony_header import header_name
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.repair.names import match_tool_name
 from mlx_server.requests import NamedTool

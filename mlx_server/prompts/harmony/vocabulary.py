@@ -62,7 +62,7 @@ PIECES = "|".join(
         r"\s+",
     )
 )
-"""No token spans two of these pieces of a text."""
+"""The expression that parts a text into pieces. No token spans two of them."""
 
 _lock = Lock()
 _encoding: HarmonyEncoding | None = None

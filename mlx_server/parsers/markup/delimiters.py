@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
@@ -22,7 +22,7 @@ class MarkupDelimiters:
         self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
         """The same within a text."""
         self.uncertain_formats = (*foreign, *inline)
-        """Those of them that a text about calls may show as well."""
+        """The formats among them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
         self._worded_closes = tuple(closing for _, closing in layout.worded_reasoning)
@@ -35,7 +35,7 @@ class MarkupDelimiters:
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]
         self.untaught_closes = tuple(each for n in layout.call_formats for each in n.may_close)
-        """Those that models write after calls although no template has them."""
+        """Closing delimiters that models write after calls although no template has them."""
         ends = (*closes, *self.untaught_closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
         stops = (each for stop in layout.stops for each in (stop, *respelled_mark(stop)))
@@ -44,7 +44,7 @@ class MarkupDelimiters:
         self.spelled_stops = tuple(dict.fromkeys(spelled)) if is_free else ()
         """Stop tokens that the vocabulary lacks: at the end of an answer they are spelled out."""
         self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed)
-        """Those that mean something anywhere in an answer."""
+        """The delimiters that mean something anywhere in an answer."""
         self.after_calls = ends
         known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))
         self.tokens = {
@@ -58,7 +58,7 @@ class MarkupDelimiters:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """Those of reasoning that may stand before any text."""
+        """The delimiters of reasoning that may stand before any text."""
         return (*self.reasoning, *self.foreign.values(), *self.empty_thoughts)
 
     def is_foreign(self, delimiter: str) -> bool:
