@@ -8,12 +8,13 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
+from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import simplify
+from mlx_server.schemas.grammar import on_one_line, simplify
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
-from tests.grammars.matching import matcher_of, matches
+from tests.grammars.matching import compiled, matcher_of, matches
 
 
 def refusal(found: Any, *, strict: bool = False) -> str:
@@ -330,3 +331,19 @@ def _deep(depth: int) -> dict[str, Any]:
 def test_limits_are_where_they_are_said_to_be(within_limit: Any, beyond: Any, named: str) -> None:
     schema.check(within_limit, strict=False)
     assert named in refusal(beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on_one_line"),
+    [
+        ('{"a":1}', True),
+        ('{"a": 1 }', True),
+        ('{\n  "a": 1\n}', False),
+        ('{"a":  1}', False),
+    ],
+)
+def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> None:
+    lark = Lark()
+    source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
+    assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
+    assert matches(compiled(on_one_line(source)), text) is is_on_one_line
