@@ -109,7 +109,7 @@ class Endpoint:
     def _is_local(self) -> bool:
         host = urlsplit(self.base_url).hostname
         if not host:
-            raise BadRequest(f"{self.base_url!r} is no URL. Give one like {LOCAL_URL}.")
+            raise BadRequest(f"{self.base_url!r} is not a URL. Give one like {LOCAL_URL}.")
         with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
         return host == "localhost"

@@ -1,6 +1,6 @@
 """Reads answers of other servers with the gateway's reader, and writes them in OpenAI's form again.
 
-Thoughts that leaked into the text, calls in the text or the thoughts, and slips in calls are put
+Thoughts that leaked into the text, calls in the text or the thoughts, and mistakes in calls are put
 right, and reported in `mlx_server.repairs`.
 """
 

@@ -151,8 +151,8 @@ class ModelFamily:
         if self.overrides:
             return (*opens, *closes)
         layout = self.layout_with()
-        ends = [mark for each in layout.call_formats for mark in each.closes]
-        calls = [mark for mark in ends if mark.startswith(self.special_tokens)]
+        ends = [delimiter for each in layout.call_formats for delimiter in each.closes]
+        calls = [delimiter for delimiter in ends if delimiter.startswith(self.special_tokens)]
         return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:

@@ -109,14 +109,14 @@ def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
     for call_format in learned_formats(samples.calls):
         layout = MarkupLayout(call_formats=(call_format,))
         family = _with_thoughts(replace(plain, name=LEARNED, layout=layout), samples)
-        # with other ids too, or an id would be taken for a part of the marks
+        # with other ids too, or an id would be taken for a part of the delimiters
         if all(reads_all(family, calls) for calls in (samples.calls, samples.named)):
             return family
     return None
 
 
 def _with_thoughts(family: ModelFamily, samples: TemplateSamples) -> ModelFamily:
-    """The family, with the marks of thoughts that the template writes."""
+    """The family, with the delimiters of thoughts that the template writes."""
     pair, layout = samples.thoughts, family.layout
     if pair is None or not isinstance(layout, MarkupLayout):
         return family

@@ -7,7 +7,7 @@ from mlx_server.tool_parsers.deepseek import (
     DEEPSEEK_RESPELLED,
     DEEPSEEK_WITHOUT_SECTION,
 )
-from mlx_server.tool_parsers.respelled import respelled_mark
+from mlx_server.tool_parsers.respelled import respelled_delimiter
 
 OUTPUTS = (
     "<｜tool▁outputs▁begin｜>",
@@ -20,7 +20,7 @@ OUTPUTS = (
 LAYOUT = MarkupLayout(
     call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),
     inline_formats=lambda tools: DEEPSEEK_RESPELLED,
-    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_mark(mark))),
+    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_delimiter(mark))),
     calls_end_reasoning=True,
 )
 

@@ -80,7 +80,7 @@ def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexTo
         if rest and rest[0].kind == "priority":
             rest = rest[1:]
         if head.kind != "name" or not rest or rest[0].text != ":":
-            raise _refused(head.line, f"{head.text[:20]!r} begins no rule")
+            raise _refused(head.line, f"{head.text[:20]!r} does not begin a rule")
         yield head.text.lstrip("!?"), rest[1:]
 
 

@@ -21,8 +21,8 @@ from mlx_server.repair.call_shapes import (
     read_arguments,
     read_calls,
 )
-from mlx_server.repair.fitting import fits, is_made_of
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.fitting import fits, is_made_of
 from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
@@ -145,7 +145,7 @@ class MisplacedCallReader:
     def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
         self._calls.misplaced = where
         for call in found:
-            if call.has_slips:
+            if call.has_mistakes:
                 self._calls.add_repaired([(call.name, call.arguments)])
             else:
                 self._calls.whole(call.name, call.arguments, call.id)

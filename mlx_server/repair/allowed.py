@@ -14,7 +14,7 @@ class RepairPolicy:
     names: bool = True
     """Whether a wrong tool name is corrected if only one tool can be meant."""
     json: bool = True
-    """Whether slips in JSON are corrected, and prose or code fences around it removed."""
+    """Whether mistakes in JSON are corrected, and prose or code fences around it removed."""
     coerce: bool = True
     """Whether arguments are converted to the types of the tool's schema if that is unambiguous."""
     promote_reasoning: bool = True

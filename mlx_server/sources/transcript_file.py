@@ -1,4 +1,4 @@
-"""Reads the file of a transcript; every mistake is reported with its line and how to mend it."""
+"""Reads the file of a transcript; every mistake is reported with its line and how to fix it."""
 
 import difflib
 import json

@@ -60,8 +60,8 @@ class MlxReplay:
         for each in given:
             if not isinstance(each, ScriptedAnswer):
                 raise TypeError(
-                    f"{each!r} is no answer. Write it as say(...), think(...), call(...), raw(...) "
-                    "or tokens(...)."
+                    f"{each!r} is not an answer. Write it as say(...), think(...), call(...), "
+                    "raw(...) or tokens(...)."
                 )
         body = {
             "family": family,

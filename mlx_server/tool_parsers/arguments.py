@@ -13,12 +13,6 @@ HALVES = re.compile("[\ud800-\udfff]")
 """Matches one half of a surrogate pair."""
 
 
-def properties(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The names that a schema of arguments lists."""
-    found = schema.get("properties")
-    return frozenset(found) if isinstance(found, Mapping) else frozenset()
-
-
 def coerce_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:
@@ -33,6 +27,6 @@ def json_of(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         # an infinite number, or endless lists in lists
-        raise Malformed("nothing that JSON can say") from None
-    # half a pair is no character: it stays as the model wrote it
+        raise Malformed("a value that JSON can't express") from None
+    # half a pair is not a character: it stays as the model wrote it
     return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

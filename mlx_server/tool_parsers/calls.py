@@ -21,15 +21,16 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.coerce import read_as, read_tree, takes_text, types_read
+from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.fitting import is_made_of
 from mlx_server.repair.jsonish import loads, loads_value
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
-from mlx_server.tool_parsers.argument_check import argument_errors, required
-from mlx_server.tool_parsers.arguments import coerce_arguments, json_of, properties
+from mlx_server.schemas.fitting import is_made_of
+from mlx_server.schemas.lenient import properties_in, required, types_of_member
+from mlx_server.tool_parsers.argument_check import argument_errors
+from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
@@ -83,14 +84,14 @@ class ToolCallEmitter:
         found = [
             (name, text[len(name) :].strip())
             for name, tool in self._tools.items()
-            if text.startswith(name) and text[len(name) :].strip() in properties(tool.parameters)
+            if text.startswith(name) and text[len(name) :].strip() in properties_in(tool.parameters)
         ]
         return found[0] if len(found) == 1 else ("", "")
 
     def parameters(self, name: str) -> frozenset[str]:
         """The parameters of the tool that a name means."""
         meant = self.meant(name)
-        return properties(self._tools[meant].parameters) if meant else frozenset()
+        return frozenset(properties_in(self._tools[meant].parameters)) if meant else frozenset()
 
     def needs_none(self, name: str) -> bool:
         """Whether the tool that a name means can be called without arguments."""
@@ -129,28 +130,28 @@ class ToolCallEmitter:
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
         """A call whose arguments came at once; some models write them as text again."""
-        found, slips = self._object(arguments)
+        found, mistakes = self._object(arguments)
         call = self.start(name, id)
-        if slips:
+        if mistakes:
             call.add_repair("json", ARGUMENTS)
         call.finish_with(found)
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """The object, and whether there were mistakes in it."""
-        found, slips = arguments, arguments is None
+        found, mistakes = arguments, arguments is None
         if arguments is None and self.allowed.json:
             found = {}
         if isinstance(arguments, str):
             try:
                 found = loads_exactly(arguments)
             except (ValueError, RecursionError):
-                slips = True
+                mistakes = True
                 if not self.allowed.json:
                     raise Malformed("no JSON") from None
                 found = loads(arguments)
         if not isinstance(found, Mapping):
             raise Malformed("arguments should be an object")
-        return found, slips
+        return found, mistakes
 
     def _tool(self, name: str) -> Tool:
         meant = self.meant(name)
@@ -190,8 +191,8 @@ class ToolCallEmitter:
             raise Malformed("not the calls that were begun")
         for name, arguments in found:
             call, begun = begun or self.start(name), None
-            for mended in what:
-                call.add_repair(mended, ARGUMENTS)
+            for kind in what:
+                call.add_repair(kind, ARGUMENTS)
             call.finish_with(arguments)
 
     @property
@@ -239,7 +240,7 @@ class ToolCallWriter:
         self.number = number
         self.name = tool.name
         self.is_strict = tool.strict
-        """Whether a grammar holds the arguments to their schema, so that they have no slips."""
+        """Whether a grammar holds the arguments to their schema, so that they have no mistakes."""
         self._calls = calls
         self._schema: Mapping[str, Any] = tool.parameters
         self._index = index
@@ -268,7 +269,7 @@ class ToolCallWriter:
     @property
     def known(self) -> frozenset[str]:
         """The parameters that the tool's schema lists."""
-        return properties(self._schema)
+        return frozenset(properties_in(self._schema))
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -284,13 +285,13 @@ class ToolCallWriter:
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
     @property
-    def may_be_mended(self) -> bool:
+    def may_be_repaired(self) -> bool:
         return self._calls.allowed.json
 
-    def mend(self, what: RepairKind = "json") -> None:
-        """Reports a slip in how the arguments are written; Malformed if none may be repaired."""
+    def repaired(self, what: RepairKind = "json") -> None:
+        """Reports a mistake in how the arguments are written; Malformed if none may be repaired."""
         if not self._calls.allowed.json:
-            raise Malformed("a slip that may not be repaired")
+            raise Malformed("a mistake that may not be repaired")
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
     def value(self, key: str, value: Any) -> None:
@@ -307,13 +308,13 @@ class ToolCallWriter:
         return isinstance(found, str)
 
     def _structure(self, key: str, text: str) -> Any:
-        """The list or object in a text that has slips. None if the schema allows text here, or
+        """The list or object in a text that has mistakes. None if the schema allows text here, or
         wants something else; Malformed if it can't be read, since it is no text."""
-        types = types_read(self._schema, key)
+        types = types_of_member(self._schema, key)
         begins = "object" if text.lstrip().startswith("{") else "array"
         if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
             return None
-        self.mend()
+        self.repaired()
         found = loads_value(text.strip())
         (fitted,) = coerce_arguments({key: found}, self._schema, self._calls.allowed).values()
         return fitted

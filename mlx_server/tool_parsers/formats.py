@@ -102,7 +102,7 @@ PLAIN_ARRAY = CallFormat(
 
 MISTRAL_CALL = NamedCallFormat(
     opens="[TOOL_CALLS]",
-    id_mark="[CALL_ID]",
+    id_delimiter="[CALL_ID]",
     after_name="[ARGS]",
     inner=("[CALL_ID]", "[ARGS]"),
     may_be_json=True,
@@ -180,7 +180,7 @@ SOLAR_OPEN = NamedCallFormat(
     opens="<|tool_call:begin|>",
     before_name="<|tool_call:begin|>",
     id_first=True,
-    id_mark="<|tool_call:name|>",
+    id_delimiter="<|tool_call:name|>",
     name=re.compile(r"[^<\n]+"),
     after_name="<|tool_call:args|>",
     closes_call="<|tool_call:end|>",
@@ -241,7 +241,7 @@ def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 
 def python_list(opens: str, closes: str) -> CallFormat:
-    """`[f(a=1, b="x"), g()]` between marks."""
+    """`[f(a=1, b="x"), g()]` between delimiters."""
     return _python_block(opens, closes, listed=True, between=", ")
 
 
@@ -344,7 +344,7 @@ def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
 
 
 def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """The same calls without marks."""
+    """The same calls without delimiters."""
     bare = replace(form, opens="", closes_call="", between="\n")
     return tuple(
         CallFormat(

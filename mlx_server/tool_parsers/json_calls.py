@@ -39,7 +39,7 @@ def call_object(
 ) -> Steps[None]:
     """One call, after the opening brace; its arguments stream if its name comes first.
 
-    closes: the marks that may follow; None if nothing may.
+    closes: the delimiters that may follow; None if nothing may.
     """
     yield from _call_object(source, calls, None, frame=("function",), closes=closes)
 
@@ -51,7 +51,7 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
         yield from source.space()
         yield from source.expect("}")
         if call:
-            call.mend()
+            call.repaired()
     ahead = source.lookahead()
     yield from ahead.space()
     sign = yield from ahead.accept(*closes, *GOES_ON)
@@ -109,7 +109,7 @@ def _call_object(
         else:
             raise Malformed(f"no call has a key {key!r}")
         if call and closes is not None and (yield from source.after_space("]", *closes)):
-            call.mend()  # its last brace was forgotten
+            call.repaired()  # its last brace was forgotten
             break
         yield from source.space()
         if (yield from source.expect(",", "}")) == "}":

@@ -1,4 +1,4 @@
-"""JSON calls between marks: one object, several, or an array of them, in a code fence or not."""
+"""JSON calls between delimiters: an object, several, or an array of them, perhaps in a fence."""
 
 from functools import partial
 
@@ -19,14 +19,14 @@ def marked_json(
 ) -> CallFormat:
     """closes: left out where the end of the JSON is the end of the block. fence: what models open
     a block of code with in which all of the JSON stands."""
-    marks = (closes,) if closes else ()
+    delimiters = (closes,) if closes else ()
     before = "" if opens.endswith("[") else f"{fence}\n[" if fence else "["
     blocks = [array_block(form, closes, before)]
     if closes and not fence:
         blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
-    read = partial(_block, marks)
+    read = partial(_block, delimiters)
     return CallFormat(
-        read, (opens,), marks, repair=repaired, ends_answer=True, blocks=tuple(blocks)
+        read, (opens,), delimiters, repair=repaired, ends_answer=True, blocks=tuple(blocks)
     )
 
 
@@ -101,5 +101,5 @@ def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()
         elif not found:
             # calls that are whole count, but what follows them in the block is no part of it
             if (yield from source.peek()):
-                raise Malformed("more than calls between the marks")
+                raise Malformed("more than calls between the delimiters")
             return

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mlx_server.errors import BadRequest
 from mlx_server.grammars.lark import Lark
-from mlx_server.tool_parsers.value_schema import MemberSchema
+from mlx_server.schemas.values import MemberSchema
 
 
 class UncallableTool(BadRequest):

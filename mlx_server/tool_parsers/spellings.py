@@ -4,11 +4,11 @@ import json
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.patterns import search_pattern
+from mlx_server.schemas.values import MemberSchema, ValueSchema
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.literal_syntax import LiteralSyntax
 from mlx_server.tool_parsers.syntaxes import BARE_KEY
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema
 
 ESCAPED = (
     r"\\(?:[\x22'\\\/abfnrtv0]|x[0-9a-fA-F]{2}"

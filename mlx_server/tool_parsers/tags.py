@@ -14,17 +14,18 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.json_rule import json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
@@ -95,7 +96,7 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The same without the mark of the block. taught: where models are taught to write none."""
+    """The format without the block's delimiter. taught: whether models are taught to omit it."""
     return CallFormat(
         partial(_functions, tags=tags),
         opens=(tags.function,),
@@ -139,7 +140,7 @@ def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     if "string" in value.types:
         options.append(f"{text} {marked_text(value, lark, end, *other)}")
     if types := value.types - {"string"}:
-        options.append(f"{json} {value.as_json(lark, *types)} {lark.text(end)}")
+        options.append(f"{json} {json_rule(value, lark, *types)} {lark.text(end)}")
     return lark.rule(" | ".join(options))
 
 
@@ -192,7 +193,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
     call = calls.start(name)
     if tag == "{":
-        call.mend("format")
+        call.repaired("format")
         ends = tuple(filter(None, (tags.function_end, tags.block_end)))
         yield from values.arguments(source, JSON, lambda: call, ends)
         yield from check_end(source, call, ends)
@@ -200,15 +201,15 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         tag = yield from source.accept(tags.function_end)
     while tag in tags.parameters:
         if tag != tags.parameter:
-            call.mend("format")
+            call.repaired("format")
         tag = yield from _parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(*tags.parameters, tags.function_end)
         else:
-            call.mend("format")
+            call.repaired("format")
     if tag != tags.function_end:
-        call.mend("format")
+        call.repaired("format")
     call.finish()
 
 
@@ -262,9 +263,9 @@ def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     whose schema may ask for them."""
     if tags.margin or tags.says_types or call.is_strict:
         return text
-    if not (APART.fullmatch(text) and call.may_be_mended):
+    if not (APART.fullmatch(text) and call.may_be_repaired):
         return text
-    call.mend("format")
+    call.repaired("format")
     return text[1:-1]
 
 
@@ -331,7 +332,7 @@ class _Value:
             return False
         yield from self.source.match(GARBLE, discard)
         yield from self.source.accept(">")
-        self.call.mend("format")
+        self.call.repaired("format")
         return True
 
 

@@ -64,7 +64,7 @@ def arguments(
 ) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one.
 
-    ends: the marks after the arguments. Brackets that are open there were forgotten.
+    ends: the delimiters after the arguments. Brackets that are open there were forgotten.
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_bare = syntax.brackets[syntax.opening], True, False
@@ -76,7 +76,7 @@ def arguments(
         if is_bare and call.known and key not in call.known:
             raise Malformed("text without quotes that may go on")
         is_bare = yield from _argument(source, syntax, call, key, ends)
-    call.mend()
+    call.repaired()
     return call
 
 
@@ -107,7 +107,7 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     yield from source.space()
     others = filter(None, (syntax.other_colon,))
     if (yield from source.expect(syntax.colon, *others)) != syntax.colon and call:
-        call.mend()
+        call.repaired()
     yield from source.space()
     return key
 
@@ -141,7 +141,7 @@ def value(
     while transcript.open or not transcript.json:
         if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
             transcript.close()
-            call.mend()
+            call.repaired()
         else:
             yield from transcript.token()
     try:

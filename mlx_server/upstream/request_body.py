@@ -49,7 +49,7 @@ def check(
     """
     for name, why in _unsayable(can, request, thoughts):
         raise BadRequest(
-            f"`{name}` can't be used with {id}, which another server has: {why}.", param=name
+            f"`{name}` can't be used with {id}, which is on another server: {why}.", param=name
         )
 
 

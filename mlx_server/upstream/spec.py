@@ -22,7 +22,7 @@ def kind_and_url(source: str) -> tuple[Kind, str]:
     for prefix, kind in PREFIXES.items():
         if source.startswith(prefix):
             return kind, source.removeprefix(prefix).rstrip("/")
-    raise AssertionError(f"{source!r} is no upstream")
+    raise AssertionError(f"{source!r} is not an upstream")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ OTHERS = {
     "mcp/login_file.FILE_BYTES": "tells a damaged file",
     "mcp/oauth.SCOPE_CHARACTERS": "where words are cut",
     "parsers/harmony/text_parser.LONGEST_HEADER": "where a search for a control token ends",
-    "parsers/harmony/text_parser.LONGEST_MARK": "the longest of the format's own marks",
+    "parsers/harmony/text_parser.LONGEST_DELIMITER": "the longest of the format's own marks",
     "pool/memory_budget.WORKING_BYTES": "what the budget leaves for the process itself",
     "prompt_files/contents.CHECKSUM_BYTES": "a length in a format",
     "prompt_files/contents.HEADER_BYTES": "tells a damaged file",

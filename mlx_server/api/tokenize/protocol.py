@@ -27,7 +27,7 @@ class TokenizeBody(WireModel):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
-    """If false, the prompt ends with the last message."""
+    """If false, the prompt ends with the final message."""
     continue_final_message: bool | None = None
     """If true, it ends within the last message, which an answer continues."""
     add_special_tokens: bool | None = None

@@ -89,7 +89,7 @@ async def _checks(group: RankGroup, folders: Mapping[str, Path]) -> list[Check]:
     ]
     if all(check.status == "ok" for check in checks if check.name != PUBLIC):
         return [*checks, await link_check(group)]
-    return [*checks, Check("warn", "link", "not measured", "mend what is listed above first")]
+    return [*checks, Check("warn", "link", "not measured", "fix what is listed above first")]
 
 
 async def _asked(group: RankGroup, folders: Mapping[str, Path], rank: int) -> tuple[Answer, float]:

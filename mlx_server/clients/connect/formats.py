@@ -51,7 +51,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(literal: str) -> Any:
-    raise ValueError(f"{literal} is no number of JSON")
+    raise ValueError(f"{literal} is not a JSON number")
 
 
 def _float(literal: str) -> float:

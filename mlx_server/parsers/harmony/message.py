@@ -111,7 +111,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
         yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
         while (yield from source.accept("}")):  # one too many
-            call.mend()
+            call.repaired()
             yield from source.space()
         if (yield from source.peek()):
             raise Malformed("more than arguments")

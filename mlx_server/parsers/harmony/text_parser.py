@@ -18,7 +18,7 @@ from mlx_server.parsers.harmony.parser import FUNCTIONS, HarmonyParser, control_
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.tool_parsers.source import Source, Steps
 
-MARKS = (
+DELIMITERS = (
     *(START, CHANNEL, CONSTRAIN, "<|message|>"),
     *("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"),
 )
@@ -30,7 +30,7 @@ HEADS = tuple(f"{ROLE}{channel}" for channel in CHANNELS)
 HEADER = re.compile(r"[\w .:=/-]*<\|(channel|message|constrain|start)\|>")
 """Matches a header whose first control token is missing."""
 LONGEST_HEADER = 120
-LONGEST_MARK = max(map(len, MARKS))
+LONGEST_DELIMITER = max(map(len, DELIMITERS))
 BEGINNING = re.compile(
     r"assistant(analysis|commentary|final)|(analysis|commentary)(\S| to=)|final[^a-z\s]"
 )
@@ -81,9 +81,9 @@ class HarmonyTextParser:
 
     def _answer(self) -> Steps[None]:
         space = yield from self._source.space()
-        head = yield from self._source.after_space(*MARKS, *HEADS, *CHANNELS, ROLE, "to=")
-        if head and head not in MARKS:
-            size = len(head) + LONGEST_MARK
+        head = yield from self._source.after_space(*DELIMITERS, *HEADS, *CHANNELS, ROLE, "to=")
+        if head and head not in DELIMITERS:
+            size = len(head) + LONGEST_DELIMITER
             yield from self._source.until(size)
             if "to=" in self._source.ahead()[:size]:
                 size = LONGEST_HEADER
@@ -102,16 +102,16 @@ class HarmonyTextParser:
         yield from self._with_control_tokens()
 
     def _with_control_tokens(self) -> Steps[None]:
-        while mark := (yield from self._source.up_to(*MARKS, into=self._text)):
-            self._control(mark)
+        while delimiter := (yield from self._source.up_to(*DELIMITERS, into=self._text)):
+            self._control(delimiter)
 
     def _without_control_tokens(self) -> Steps[None]:
         head = yield from self._source.expect(*HEADS, *CHANNELS)
         while head:
             recipient = yield from self._recipient()
             self._open(head.removeprefix(ROLE) + recipient)
-            head = yield from self._source.up_to(*HEADS, *MARKS, into=self._text)
-            if head in MARKS:  # it has control tokens after all
+            head = yield from self._source.up_to(*HEADS, *DELIMITERS, into=self._text)
+            if head in DELIMITERS:  # it has control tokens after all
                 self._control(head)
                 yield from self._with_control_tokens()
                 return
@@ -142,8 +142,8 @@ class HarmonyTextParser:
         self._text(header)
         self._control("<|message|>")
 
-    def _control(self, mark: str) -> None:
-        self._events += self._parser.feed(control_ids(self._encoding)[mark], "")
+    def _control(self, delimiter: str) -> None:
+        self._events += self._parser.feed(control_ids(self._encoding)[delimiter], "")
 
     def _text(self, piece: str) -> None:
         for character in piece:

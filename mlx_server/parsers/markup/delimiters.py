@@ -6,7 +6,7 @@ from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
 from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
-from mlx_server.tool_parsers.respelled import respelled_mark
+from mlx_server.tool_parsers.respelled import respelled_delimiter
 
 QUOTES = ("`", '"', "'", "“", "”", "‘", "’")
 """Characters that stand around a delimiter that a text is about."""
@@ -38,7 +38,7 @@ class MarkupDelimiters:
         """Closing delimiters that models write after calls although no template has them."""
         ends = (*closes, *self.untaught_closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
-        stops = (each for stop in layout.stops for each in (stop, *respelled_mark(stop)))
+        stops = (each for stop in layout.stops for each in (stop, *respelled_delimiter(stop)))
         spelled = (stop for stop in stops if stop not in context.control.values())
         is_free = not (context.continues_text or context.formatted)
         self.spelled_stops = tuple(dict.fromkeys(spelled)) if is_free else ()

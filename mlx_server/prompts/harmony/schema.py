@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.schemas.view import View
 
 
 def readable(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -18,7 +19,7 @@ NOT_WRITTEN = ("$defs", "definitions", "anyOf", "oneOf", "allOf")
 
 class _Reader:
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
+        self._view = View(root)
         self._left = limits.HARMONY_REFERENCES.value
 
     def plain(self, schema: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -31,7 +32,9 @@ class _Reader:
                 return {}
             self._left -= 1
             own = {key: value for key, value in schema.items() if key != "$ref"}
-            return self.plain({**self._target(reference), **own}, (*path, reference))
+            target = self._view.referred({"$ref": reference})
+            target = target if isinstance(target, Mapping) else {}
+            return self.plain({**target, **own}, (*path, reference))
         path = (*path, "")
         found = {key: value for key, value in schema.items() if key not in NOT_WRITTEN}
         options = _options(schema)
@@ -56,12 +59,6 @@ class _Reader:
         if _are_words(found.get("enum")):
             found.setdefault("type", "string")
         return found
-
-    def _target(self, reference: str) -> Mapping[str, Any]:
-        found: Any = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
 
 
 def _either(options: list[dict[str, Any]]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Probe:
 
     def forced(self) -> bytes:
         self.work += CONSUMED
-        # the matcher itself would keep these bytes, and not be moved back behind them
+        # the matcher itself would keep these bytes, and could not be moved back past them
         return self.matcher.deep_copy().compute_ff_bytes()
 
     @property

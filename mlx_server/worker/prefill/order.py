@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from mlx_server.limits import REMEMBERED_CLIENTS
 
-TURN = 4096
+TURN = 1024
 """Prompt tokens after which a client's turn is counted although its prompt continues."""
 
 PASSED_OVER = 8192

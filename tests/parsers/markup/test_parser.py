@@ -1,4 +1,4 @@
-"""Marks of reasoning and calls, in a layout of this file's own: what they mean, and where."""
+"""Delimiters of reasoning and calls, in a layout of this file's own: what they mean, and where."""
 
 import json
 import re
@@ -30,8 +30,8 @@ from mlx_server.tool_parsers.source import Source, Steps
 pytestmark = pytest.mark.tables
 
 OPEN, CLOSE = "<call>", "</call>"
-MARKS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
-CONTROL = dict(enumerate([*MARKS, "<|end|>"], start=300))
+DELIMITERS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
+CONTROL = dict(enumerate([*DELIMITERS, "<|end|>"], start=300))
 TOOLS = (
     Tool("now"),
     Tool("write", parameters={"properties": {"text": {"type": "string"}}}),
@@ -66,12 +66,14 @@ def call(text: str) -> str:
 def units(output: str, size: int, control: dict[int, str]) -> list[tuple[int, str]]:
     found, at = [], 0
     while at < len(output):
-        token = next((id for id, mark in control.items() if output.startswith(mark, at)), -1)
+        token = next(
+            (id for id, delimiter in control.items() if output.startswith(delimiter, at)), -1
+        )
         if token >= 0:
             found.append((token, ""))
             at += len(control[token])
             continue
-        ends = [end for mark in control.values() if (end := output.find(mark, at)) >= 0]
+        ends = [end for delimiter in control.values() if (end := output.find(delimiter, at)) >= 0]
         end = min([at + size, len(output), *ends])
         found.append((-1, output[at:end]))
         at = end
@@ -178,7 +180,7 @@ CASES = {
         f"<think>{OPEN}{NOW}{CLOSE}</think>b",
         {"reasoning": f"{OPEN}{NOW}{CLOSE}", "text": "b"},
     ),
-    "a dropped mark": ("a <gone> b", {"text": "a b"}),
+    "a dropped delimiter": ("a <gone> b", {"text": "a b"}),
     "a stray end": (f"a {CLOSE}\nb", {"text": "a\nb"}),
     "a stray end after a text": (f"a {CLOSE} ", {"text": "a "}),
     "no call": (f"a {OPEN} b {CLOSE} c", {"text": f"a {OPEN} b {CLOSE} c"}),
@@ -216,7 +218,7 @@ CASES = {
         OPEN + '{"function": ' * 2000 + CLOSE,
         {"text": OPEN + '{"function": ' * 2000 + CLOSE},
     ),
-    "marks in a text": (
+    "delimiters in a text": (
         OPEN + call(f"{CLOSE}<think>{OPEN}") + CLOSE,
         {"calls": [{"text": f"{CLOSE}<think>{OPEN}"}]},
     ),
@@ -224,14 +226,16 @@ CASES = {
 
 
 @pytest.mark.parametrize(("output", "wanted"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("control", [{}, CONTROL], ids=["marks by text", "marks as tokens"])
+@pytest.mark.parametrize(
+    "control", [{}, CONTROL], ids=["delimiters by text", "delimiters as tokens"]
+)
 def test_what_it_means(output: str, wanted: dict[str, Any], control: dict[int, str]) -> None:
     for size in range(1, 13):
         assert reading(output, size, control=control) == wanted, size
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_a_closing_mark_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:
+def test_a_closing_delimiter_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:
     about = f"A call ends with {CLOSE} and so on."
     assert reading(about, size) == {"text": about}
     assert reading(about, size, control=CONTROL) == {"text": "A call ends with and so on."}
@@ -277,7 +281,7 @@ def test_space_may_be_the_texts_own() -> None:
         assert found == {"reasoning": "a", "text": "\nb\n\nc", "calls": [{}]}
 
 
-def test_a_call_without_marks_stands_anywhere_if_its_tool_is_known() -> None:
+def test_a_call_without_delimiters_stands_anywhere_if_its_tool_is_known() -> None:
     for size in range(1, 12):
         assert reading(NOW, size, layout=BARE) == {"calls": [{}]}
         assert reading(f"<think>a</think>\n{NOW}", size, layout=BARE)["calls"] == [{}]
@@ -288,7 +292,7 @@ def test_a_call_without_marks_stands_anywhere_if_its_tool_is_known() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_text_that_a_grammar_holds_has_no_marks(size: int) -> None:
+def test_text_that_a_grammar_holds_has_no_delimiters(size: int) -> None:
     text = f'{{"a": "<think>so</think> {OPEN}{NOW}{CLOSE} <gone>"}}'
     for output in (text, f"<think>Hm.</think>\n{text}", f"<gone>{text}"):
         parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, formatted=True))
@@ -299,7 +303,7 @@ def test_text_that_a_grammar_holds_has_no_marks(size: int) -> None:
     assert called["calls"], "instead of the text"
 
 
-def test_marks_of_the_vocabulary_are_no_text_and_text_is_no_mark() -> None:
+def test_delimiters_of_the_vocabulary_are_no_text_and_text_is_no_delimiter() -> None:
     output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
     parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
     assert folded(heard(parser, [(-1, c) for c in output], cut=False)) == {"text": output}
@@ -307,7 +311,7 @@ def test_marks_of_the_vocabulary_are_no_text_and_text_is_no_mark() -> None:
 
 def test_places() -> None:
     parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
-    ids = {mark: id for id, mark in CONTROL.items()}
+    ids = {delimiter: id for id, delimiter in CONTROL.items()}
     places = [parser.section]
     for token, text in [
         (ids["<think>"], ""),
@@ -334,7 +338,23 @@ def test_text_and_arguments_come_as_they_are_written() -> None:
 
 
 PIECES = (
-    *(*MARKS, NOW, call("x"), "{", "}", '"', ",", "a", " ", "\n", "<", "</", "<thi", "nk>", "'"),
+    *(
+        *DELIMITERS,
+        NOW,
+        call("x"),
+        "{",
+        "}",
+        '"',
+        ",",
+        "a",
+        " ",
+        "\n",
+        "<",
+        "</",
+        "<thi",
+        "nk>",
+        "'",
+    ),
     *('{"name": "now"', '"arguments": ', '{"name": "write", "arguments": {"text": "'),
 )
 noise = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -350,7 +370,7 @@ def test_noise_reads_the_same_however_it_is_cut(
 
 
 @given(noise, st.integers(1, 7))
-def test_only_marks_are_lost(output: str, size: int) -> None:
+def test_only_delimiters_are_lost(output: str, size: int) -> None:
     """Where there are no calls; and white space next to them."""
     found = reading(output, size, layout=MarkupLayout(), tools=())
     said = found.get("reasoning", "") + found.get("text", "")

@@ -1,13 +1,12 @@
-"""A schema seen as kinds of values, for notations that write values in a way of their own."""
+"""A schema seen as kinds of values, for call formats that write values in a syntax of their own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair.coerce import types_read
+from mlx_server.schemas.lenient import types_of_member
 from mlx_server.schemas.members import is_forbidden, member, properties_of, required_of
 from mlx_server.schemas.types import types_of
 from mlx_server.schemas.variants import variants_of
@@ -20,11 +19,6 @@ NOTHING: Schema = {"enum": []}
 
 TYPE_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 """Keywords that take nothing from what may be written."""
-
-NEVER = r"/[^\s\S]/"
-
-NUMBER = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,2})?"
-"""None that is infinite to a computer."""
 
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 KEYWORDS = {
@@ -120,6 +114,29 @@ class ValueSchema:
         return found
 
     @property
+    def items(self) -> "ValueSchema | None":
+        """The schema of a list's items; None if it has none or one for each place."""
+        found = self.schema.get("items", ANYTHING)
+        return self.of(found) if isinstance(found, Mapping) else None
+
+    @property
+    def lists_all_members(self) -> bool:
+        """Whether each member that it requires is listed, and none is forbidden."""
+        listed = self.schema.get("properties", {})
+        required = set(self.schema.get("required", ()))
+        return False not in listed.values() and listed.keys() >= required
+
+    @property
+    def reference(self) -> str:
+        return str(self.schema.get("$ref", ""))
+
+    @property
+    def others(self) -> "ValueSchema | None":
+        """The schema of members that are not listed; None if there may be none."""
+        found = self.schema.get("additionalProperties", ANYTHING)
+        return None if found is False else self.of(found)
+
+    @property
     def listed(self) -> list[Any] | None:
         """The only values that there are, if they are listed."""
         values = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
@@ -142,22 +159,6 @@ class ValueSchema:
         said = KEYWORDS.get(type, ())
         others = (key for keys in KEYWORDS.values() for key in keys if key not in said)
         return self.says_only("type", *others)
-
-    def as_json(self, lark: Lark, *types: str) -> str:
-        """types: those of its own to be taken; all, if none are given."""
-        if {"number"} == set(types or self.types) and self.is_any("number"):
-            return lark.terminal(f"/{NUMBER}/")
-        wanted = self.types & set(types or self.types)
-        options = [option for option in self.options() if option.types & wanted]
-        if wanted < self.types and options != [self]:
-            # if they have a type as well, some of their keywords can't be enforced
-            written = (option.as_json(lark, *(option.types & wanted)) for option in options)
-            return lark.rule(" | ".join(written) or NEVER)
-        root = self.root.root
-        assert isinstance(root, Mapping)
-        definitions = {key: root[key] for key in DEFINITIONS if key in root}
-        own = {"type": sorted(wanted)} if wanted < self.types else {}
-        return lark.json({**definitions, **self.schema, **own})
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,15 @@ def _arguments(tool: Tool, schema: Schema) -> list[MemberSchema] | None:
     """None if it forbids what it requires."""
     view, required = View(schema), required_of(schema)
     keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
-    barred = {key for key in keys if is_forbidden(view, key)}
-    if barred & required:
+    forbidden = {key for key in keys if is_forbidden(view, key)}
+    if forbidden & required:
         return None
-    said = {key: member(schema, key) for key in keys if key not in barred}
+    said = {key: member(schema, key) for key in keys if key not in forbidden}
     return [
         MemberSchema(
-            key, ValueSchema(value, View(value), types_read(tool.parameters, key)), key in required
+            key,
+            ValueSchema(value, View(value), types_of_member(tool.parameters, key)),
+            key in required,
         )
         for key, value in said.items()
     ]

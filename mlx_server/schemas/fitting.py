@@ -4,12 +4,12 @@ It looks at names, types, listed values and what is required. Everything else th
 takes a validator, which may run for seconds and is not needed to tell a call from other JSON.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.repair.coerce import properties_of
-from mlx_server.schemas.types import listed, resolved, type_of, types_of
+from mlx_server.schemas.lenient import member_schemas, parts_of, properties_in, required_by
+from mlx_server.schemas.types import resolved, type_of, types_of
 from mlx_server.schemas.view import View
 
 Schema = Mapping[str, Any]
@@ -23,7 +23,7 @@ def fits(arguments: Mapping[str, Any], schema: Schema) -> bool:
 def is_made_of(arguments: Mapping[str, Any], schema: Schema) -> bool:
     """Whether the arguments fit, and each of them is one that the schema names."""
     view = View(schema)
-    named = {key for part in _all_of(schema, view) for key in _mapping(part, "properties")}
+    named = {key for part in parts_of(schema, view, ("allOf",)) for key in properties_in(part)}
     return bool(arguments) and arguments.keys() <= named and fits(arguments, schema)
 
 
@@ -50,31 +50,15 @@ def _is_listed(value: Any, schema: Schema) -> bool:
 
 
 def _fits_object(value: Mapping[str, Any], schema: Schema, view: View, depth: int) -> bool:
-    for part in _all_of(schema, view):
-        required = part.get("required")
-        if isinstance(required, list) and not {k for k in required if isinstance(k, str)} <= {
-            *value
-        }:
+    for part in parts_of(schema, view, ("allOf",)):
+        if not value.keys() >= set(required_by(part)):
             return False
-        properties = _mapping(part, "properties")
+        properties = properties_in(part)
         closed = part.get("additionalProperties") is False and "patternProperties" not in part
         if closed and not value.keys() <= properties.keys():
             return False
     return all(
         any(_fits(item, option, view, depth) for option in options)
         for key, item in value.items()
-        if (options := properties_of(schema, key, view))
+        if (options := member_schemas(schema, key, view))
     )
-
-
-def _all_of(schema: Schema, view: View) -> Iterator[Schema]:
-    """The schema and the parts that must hold together with it."""
-    schema = resolved(schema, view)
-    yield schema
-    for part in listed(schema, "allOf"):
-        yield resolved(part, view)
-
-
-def _mapping(schema: Schema, key: str) -> Mapping[str, Any]:
-    found = schema.get(key)
-    return found if isinstance(found, Mapping) else {}
