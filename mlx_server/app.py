@@ -53,7 +53,7 @@ from mlx_server.page import router as page
 from mlx_server.page.files import page_routes
 from mlx_server.page.streams import PageStreams
 from mlx_server.pool.entry import OnProgress
-from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool import AnswerRecorder, Pool
 from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
@@ -73,11 +73,14 @@ def create_app(
     settings: Settings,
     on_progress: OnProgress = lambda *progress: None,
     recordings: Mapping[str, Recordings] = MappingProxyType({}),
+    recorder: AnswerRecorder | None = None,
 ) -> FastAPI:
-    """recordings: what replay models play, by id, where it is not the file of their source."""
+    """recordings: what replay models play, by id, where it is not the file of their source.
+    recorder: sees every answer."""
     server, pool = settings.server, _pool(settings, on_progress, recordings)
     awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
     pool.on_rows = awake.count
+    pool.recorder = recorder
     data_dir = settings.store.data_dir
     configured = {name: connector(name, it, data_dir) for name, it in settings.connectors.items()}
     connectors = Connectors(configured, allow_private_urls=server.allow_private_urls)
@@ -97,23 +100,11 @@ def create_app(
             on.push_async_callback(runs.stop)
             yield
 
-    gate = Middleware(
-        SecurityMiddleware,
-        allowed_hosts=server.allowed_hosts,
-        allowed_origins=server.allowed_origins,
-        max_body_bytes=server.max_body_bytes,
-        bound_host=server.host,
-    )
     app = FastAPI(
         title="mlx-server",
         version=__version__,
         lifespan=lifespan,
-        middleware=[
-            Middleware(DiscreetLifespan),
-            Middleware(BasePaths),
-            Middleware(AccessLog),
-            gate,
-        ],
+        middleware=_middleware(server),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -121,18 +112,13 @@ def create_app(
     )
     app.state.pool = pool
     app.state.connectors = connectors
-    app.state.max_body_bytes = server.max_body_bytes
-    app.state.metrics = measured = metrics.Metrics(pool)
+    app.state.metrics = _metrics(server, pool)
     app.state.page_streams = PageStreams()
     app.state.started = int(time.time())
+    app.state.max_body_bytes = server.max_body_bytes
     app.state.reasoning_field = server.reasoning_field
     app.state.show_prompts = server.show_prompts
     app.state.runtime_models = server.runtime_models
-    measured.answers.log.keeps_texts = server.page_texts
-    pool.on_step = measured.on_step
-    pool.on_memory = measured.samples.memory
-    pool.on_ahead = measured.engine.on_ahead
-    pool.on_disk_cache = measured.engine.on_disk_cache
     errors.install(app)
     if server.page:
         app.router.routes.extend(page_routes())
@@ -157,6 +143,32 @@ def _pool(
     )
     specs = [replace(s, recordings=recordings.get(s.id)) for s in model_specs(settings)]
     return Pool(specs, pool_limits, on_progress, adapter_dirs=adapter_dirs(server))
+
+
+def _middleware(server: ServerSettings) -> list[Middleware]:
+    security = Middleware(
+        SecurityMiddleware,
+        allowed_hosts=server.allowed_hosts,
+        allowed_origins=server.allowed_origins,
+        max_body_bytes=server.max_body_bytes,
+        bound_host=server.host,
+    )
+    return [
+        Middleware(DiscreetLifespan),
+        Middleware(BasePaths),
+        Middleware(AccessLog),
+        security,
+    ]
+
+
+def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
+    measured = metrics.Metrics(pool)
+    measured.answers.log.keeps_texts = server.page_texts
+    pool.on_step = measured.on_step
+    pool.on_memory = measured.samples.memory
+    pool.on_ahead = measured.engine.on_ahead
+    pool.on_disk_cache = measured.engine.on_disk_cache
+    return measured
 
 
 def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:

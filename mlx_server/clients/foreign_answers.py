@@ -1,6 +1,6 @@
 """Reads answers of other servers with the gateway's reader, and writes them in OpenAI's form again.
 
-Thoughts that leaked into the text, calls in the text or the thoughts, and slips in calls are put
+Thoughts that leaked into the text, calls in the text or the thoughts, and mistakes in calls are put
 right, and reported in `mlx_server.repairs`.
 """
 
@@ -31,12 +31,8 @@ from mlx_server.repair.answers import (
     check_answer,
 )
 from mlx_server.upstream.pieces import REASONING, read_piece
-from mlx_server.upstream.reading import (
-    AnswerReader,
-    ReadingOptions,
-    opening_of_reasoning,
-    text_family,
-)
+from mlx_server.upstream.reading import AnswerReader, ReadingOptions
+from mlx_server.upstream.text_families import opening_of_reasoning, text_family
 
 
 def reading_options(
@@ -46,8 +42,8 @@ def reading_options(
     *,
     tools_in_prompt: bool = False,
 ) -> ReadingOptions:
-    """How the answer to a request is read. tools_in_prompt: whether the prompt describes its tools,
-    so that calls come as text."""
+    """Options for reading the answer to a request. tools_in_prompt: whether the prompt describes
+    its tools, so that calls come as text."""
     read_as = text_family(family)
     tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
     return ReadingOptions(

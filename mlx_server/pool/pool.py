@@ -7,10 +7,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
@@ -24,6 +25,7 @@ from mlx_server.errors import (
     BadRequest,
     ServerError,
 )
+from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
@@ -48,8 +50,16 @@ from mlx_server.pool.prepare import (
 from mlx_server.pool.scheduler import MemoryScheduler, now
 from mlx_server.pool.served_models import ServedModels
 from mlx_server.pool.upstreams import UpstreamModel
+from mlx_server.requests import GenerateRequest
 
 log = logging.getLogger("mlx_server.pool")
+
+
+class AnswerRecorder(Protocol):
+    def recorded(
+        self, request: GenerateRequest, events: AsyncGenerator[Event]
+    ) -> AsyncGenerator[Event]:
+        """The same events, which are seen as the client takes them."""
 
 
 class Pool:
@@ -66,18 +76,20 @@ class Pool:
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
         self._disk = DiskThreads(self._models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
+        self.recorder: AnswerRecorder | None = None
+        """Sees every answer on its way to the client."""
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
-        self.on_ready: Callable[[str], None] = lambda id: None
+        self.on_ready: Callable[[PreparedModel], None] = lambda model: None
         """Called with the id of each model that has been loaded."""
         self.on_memory: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
-        """That of the models on this machine comes first, if there is one."""
+        """The engines; that of the models on this machine comes first, if there is one."""
         self._by_model = {id: engine for engine in self.engines for id in engine.entries}
 
     def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
@@ -90,7 +102,10 @@ class Pool:
             on_progress=on_progress,
             make_engine=lambda **how: self.make_engine(**how),
             events=EngineEvents(
-                self._stepped, lambda id: self.on_ready(id), self._memory_changed, self._attach
+                self._stepped,
+                lambda model: self.on_ready(model),
+                self._memory_changed,
+                self._attach,
             ),
         )
         memory = MemoryParts([group.memory for group in groups.values()], bool(own))
@@ -110,7 +125,7 @@ class Pool:
 
     @property
     def engine(self) -> EngineClient:
-        """That of the models on this machine."""
+        """The engine of the models on this machine."""
         return self.engines[0].engine
 
     @property
@@ -211,7 +226,7 @@ class Pool:
 
     @property
     def rows(self) -> int:
-        """How many answers are being generated or waiting."""
+        """The number of answers that are being generated or wait."""
         return self.row_slots.taken
 
     @contextmanager

@@ -41,7 +41,7 @@ class UpstreamAttempt:
 
     @property
     def estimated_prompt_tokens(self) -> int:
-        """By the characters of the prompt, which the upstream counts in the end."""
+        """Estimates the prompt's tokens by its characters; the upstream counts them in the end."""
         body = self._request.body
         asked = [body.get(name) for name in ("messages", "prompt", "tools")]
         return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN
@@ -77,7 +77,9 @@ class UpstreamAttempt:
         try:
             async with (
                 connection.reading(),
-                aclosing(connection.within_idle(self._stream.values())) as values,
+                aclosing(
+                    connection.within_idle(self._stream.values(), lambda: reader.has_ended)
+                ) as values,
             ):
                 async for value in values:
                     if value == END:

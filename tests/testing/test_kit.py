@@ -113,7 +113,7 @@ def test_an_answer_that_can_not_be_written_is_refused(
 
 @pytest.mark.parametrize("wrong", ["It rains.", None, 5, [say("Hi.")]])
 def test_what_is_no_answer_is_refused(mlx_replay: MlxReplay, wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"is no answer. Write it as say\(...\)"):
+    with pytest.raises(TypeError, match=r"is not an answer. Write it as say\(...\)"):
         mlx_replay.answers("qwen3", [wrong])
 
 
@@ -177,4 +177,4 @@ def test_a_server_that_can_not_start_says_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "uvicorn.py").write_text("raise RuntimeError('of the environment')")
     with pytest.raises(ServerGone, match=r"did not start(?s:.)*of the environment"):
-        TestRunServer(tmp_path)
+        TestRunServer(tmp_path).begin_test()

@@ -171,7 +171,7 @@ class CompactionBlock(WireModel):
 
 
 class ToolReferences(WireModel):
-    """What Anthropic's tool search found; nothing, if it failed."""
+    """The tools that Anthropic's tool search found; empty if it failed."""
 
     tool_references: Items[ToolReferenceBlock] | None = None
 
@@ -182,7 +182,8 @@ class ToolSearchBlock(WireModel):
 
 
 class HostedBlock(WireModel):
-    """What Anthropic's own tools did earlier in the conversation. It is left out and reported."""
+    """A call or a result of Anthropic's own tools earlier in the conversation. It is left out and
+    reported."""
 
     type: Literal[
         "advisor_tool_result",
@@ -235,4 +236,4 @@ class AnthropicMessageParam(WireModel):
     output_config: MessageOutputConfig | None = None
     """Of a system message: how later turns are answered."""
     clear_at: Literal["next_user_message", "never"] | None = None
-    """Until when a system message is part of the prompt."""
+    """Says until when a system message is part of the prompt."""

@@ -9,7 +9,8 @@ from mlx_server.api.fields import WireModel
 Name = Annotated[str, Field(min_length=1)]
 
 CACHE_CONTROL = frozenset({"cache_control"})
-"""One anywhere in a request counts (see `has_cache_control`)."""
+"""The field that marks a block for caching; one anywhere in a request counts (see
+`has_cache_control`)."""
 
 
 class CustomTool(WireModel):
