@@ -206,7 +206,7 @@ def test_what_was_mended_is_told() -> None:
     ("end", "summary", "reason"),
     [
         (DONE, "They met. They left.", "compaction"),
-        (Finished(0, "length", 9), None, "max_tokens"),
+        (Finished(0, "length", 9, cached_tokens=0), None, "max_tokens"),
     ],
 )
 def test_a_summary_is_the_only_block(end: Finished, summary: str | None, reason: str) -> None:
