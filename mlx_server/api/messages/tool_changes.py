@@ -30,9 +30,9 @@ class ToolChanges:
         match change:
             case McpToolChange():
                 raise no_mcp(f"{where}.tool")
-            case ToolDefinition(definition=AnthropicTool(type=kind)):
-                raise not_offered(kind, f"{where}.tool.definition")
             case ToolDefinition(definition=tool):
+                if isinstance(tool, AnthropicTool):
+                    raise not_offered(tool.type, f"{where}.tool.definition")
                 self.defined[tool.name] = tool
                 name = tool.name
             case _:
