@@ -67,6 +67,6 @@ def _outcomes(
             yield Outcome(SUITE, client, "all of them", "failed", (last,))
 
 
-def _outcome(told: dict[str, str]) -> Outcome:
-    verdict: Verdict = "failed" if told["error"] else "passed"
-    return Outcome(SUITE, told["client"], told["name"], verdict, (told["error"],))
+def _outcome(reported: dict[str, str]) -> Outcome:
+    verdict: Verdict = "failed" if reported["error"] else "passed"
+    return Outcome(SUITE, reported["client"], reported["name"], verdict, (reported["error"],))

@@ -121,7 +121,7 @@ FACTS: tuple[Fact, ...] = (
 
 
 @dataclass(frozen=True)
-class Told:
+class FactAnswer:
     fact: Fact
     text: str
 
@@ -130,14 +130,14 @@ class Told:
         return self.fact.right(self.text)
 
 
-async def answers(server: LiveServer, model: str, together: int) -> list[Told]:
+async def answers(server: LiveServer, model: str, together: int) -> list[FactAnswer]:
     places = asyncio.Semaphore(together)
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=None) as http:
 
-        async def one(fact: Fact) -> Told:
+        async def one(fact: Fact) -> FactAnswer:
             async with places:
                 response = await http.post("/v1/chat/completions", json=fact.body(model))
             response.raise_for_status()
-            return Told(fact, response.json()["choices"][0]["message"]["content"])
+            return FactAnswer(fact, response.json()["choices"][0]["message"]["content"])
 
         return await asyncio.gather(*map(one, FACTS))

@@ -268,8 +268,8 @@ def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
         watch.longest = 0.0
         with connect(address, open_timeout=60, proxy=None) as socket:
             socket.send(json.dumps(frame))
-            told = json.loads(socket.recv(120))
-        assert told["error"]["code"] == "context_length_exceeded"
+            reported = json.loads(socket.recv(120))
+        assert reported["error"]["code"] == "context_length_exceeded"
         if is_short(watch.longest):
             break
 

@@ -259,8 +259,8 @@ async def test_it_is_told_who_we_are() -> None:
 
     async with served(Noting(quiet)) as url, opened(McpServer("wild", url=url)):
         pass
-    told = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
-    assert told == [{"name": "mlx-server", "version": __version__}]
+    reported = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
+    assert reported == [{"name": "mlx-server", "version": __version__}]
 
 
 async def test_redirects_stay_where_they_were_sent_from() -> None:

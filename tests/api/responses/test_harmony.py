@@ -187,12 +187,12 @@ def summary(response: Json) -> list[Json]:
 
 
 def _summary(item: Json) -> Json:
-    told = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
-    if content := told.pop("content", []):
-        told["text"] = "".join(part["text"] for part in content)
-    if told["status"] == "completed":
-        del told["status"]
-    return told
+    found_reports = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
+    if content := found_reports.pop("content", []):
+        found_reports["text"] = "".join(part["text"] for part in content)
+    if found_reports["status"] == "completed":
+        del found_reports["status"]
+    return found_reports
 
 
 def without_call_ids(response: Json) -> Json:
@@ -406,8 +406,8 @@ def test_messages_are_told_at_the_end_of_a_stream(client: TestClient, name: str)
     response = assert_stream(events, is_open=False)
     assert "input_messages" not in events[0]["response"]
     whole = answered(client, name, **RAW)
-    for told in ("input_messages", "output_messages"):
-        assert response[told] == whole[told]
+    for found_reports in ("input_messages", "output_messages"):
+        assert response[found_reports] == whole[found_reports]
     assert whole["output_messages"]
     assert texts(whole["input_messages"])[-1] == name
 
