@@ -27,7 +27,7 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "no_proxy": "127.0.0.1",
 }
-"""They are to talk to our server and to nobody else."""
+"""They are to talk to our server and to no other."""
 
 
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:

@@ -450,7 +450,7 @@ async def test_a_request_that_the_engine_could_not_read_is_not_sent(
         with pytest.raises(error):
             await until_it_fails(engine, ask(ENDLESS), row)
         assert not engine._rows
-        await answered(engine, ask(1))  # behind the word that cancels the row that was sent
+        await answered(engine, ask(1))  # after the command that cancels the row that was sent
         steps: list[StepOutput] = []
         engine.on_step = steps.append
         (tokens,) = await answered(engine, ask(3))

@@ -1,4 +1,4 @@
-"""Bad bodies without end at a real server: each gets an answer, and nobody else notices.
+"""Bad bodies without end at a real server: each gets an answer, and no other client notices.
 
 A failing input is made as small as it goes, and printed as a line for a shell.
 """

@@ -19,7 +19,7 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOLD_SECONDS = 5.0
 """From when health is false until everyone has an answer."""
 BACK_SECONDS = 10.0
-"""From then until it serves, beside the time that its start takes."""
+"""From then until it serves, in addition to the time that its start takes."""
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ENDLESS: dict[str, Any] = {"model": "slow", "messages": MESSAGES}
@@ -104,7 +104,7 @@ def over_a_socket(server: LiveServer) -> str:
 
 
 def told_in(events: list[str]) -> str:
-    """By an error, behind which a response may come that has failed."""
+    """By an error, after which a response may come that has failed."""
     for each in map(json.loads, events):
         if code := each.get("code") or (each.get("error") or {}).get("code"):
             return str(code)

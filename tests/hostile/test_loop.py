@@ -284,7 +284,7 @@ OFF_THE_LOOP: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", OFF_THE_LOOP)
 def test_work_off_the_loop_lets_others_run(name: str) -> None:
-    """Measured by the time that it takes itself, of which nobody may miss the half."""
+    """Measured by the time that it takes itself, of which no half may be missed."""
     assert any(is_work_that_lets_others_run(OFF_THE_LOOP[name]) for _ in range(TRIES))
 
 

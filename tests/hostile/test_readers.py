@@ -1,4 +1,4 @@
-"""A client that does not read: little is kept for it, not for long, and nobody waits for it."""
+"""A client that does not read: little is kept for it, not for long, and no one waits for it."""
 
 import asyncio
 import json

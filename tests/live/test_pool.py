@@ -1,4 +1,4 @@
-"""Two models in room for one, a stream beside a load, and engines that die: from outside."""
+"""Two models in room for one, a stream next to a load, and engines that die: from outside."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def model_of(server: LiveServer, id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Their weights are large beside the KV cache of a short answer."""
+    """Their weights are large next to the KV cache of a short answer."""
     root = tmp_path_factory.mktemp("pair")
     return {id: tiny_llama(root / id, seed=seed, hidden=256) for seed, id in enumerate(("a", "b"))}
 

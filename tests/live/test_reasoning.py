@@ -1,4 +1,4 @@
-"""Reasoning and calls behind a real server, beyond what the golden outputs show."""
+"""Reasoning and calls on a real server, beyond what the golden outputs show."""
 
 import json
 import re
@@ -226,7 +226,7 @@ def test_harmony_may_call_after_its_reasoning_was_ended(
 def test_a_piece_of_reasoning_is_no_answer(
     client: OpenAI, model: str, budget: int, stream: bool
 ) -> None:
-    """The model has nothing to say behind it."""
+    """The model has nothing to say after it."""
     asking: Any = {"extra_body": {"thinking_budget": budget}, "stream": stream}
     found = asked(client, model, "thinks aloud", **asking)
     reasoning, text, end = streamed(found) if stream else said(found)

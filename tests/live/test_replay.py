@@ -1,4 +1,4 @@
-"""Replay models of two families, behind a real server, as OpenAI's own client sees them."""
+"""Replay models of two families, on a real server, as OpenAI's own client sees them."""
 
 import json
 import re

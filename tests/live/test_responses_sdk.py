@@ -1,4 +1,4 @@
-"""Replay models behind a real server, as OpenAI's own client sees them through Responses."""
+"""Replay models on a real server, as OpenAI's own client sees them through Responses."""
 
 import json
 from collections.abc import Iterator

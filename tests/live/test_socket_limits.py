@@ -54,7 +54,7 @@ def handshake(server: LiveServer) -> tuple[socket.socket, bytes]:
 
 
 async def flood(server: LiveServer, data: bytes) -> None:
-    """Eight frames at once, as far as they are read, beside an answer that takes its time."""
+    """Eight frames at once, as far as they are read, next to an answer that takes its time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")

@@ -406,7 +406,7 @@ async def test_it_connects_to_the_address_that_was_checked(
 ) -> None:
     async def checked(host: str, port: int, *, allow_private: bool) -> list[str]:
         assert (host, allow_private) == ("rebound.invalid", False)
-        return ["127.0.0.2", "127.0.0.1"]  # at the first one nobody answers
+        return ["127.0.0.2", "127.0.0.1"]  # the first one does not answer
 
     monkeypatch.setattr("mlx_server.mcp.http.resolved", checked)
     wild = Wild(quiet)

@@ -78,7 +78,7 @@ class Bytes(KvCost):
 BYTES = Bytes(1)
 
 ONE = PoolLimits(budget=100)
-"""Room for one model, and a little beside it."""
+"""Room for one model, and a little next to it."""
 
 TWO = PoolLimits(budget=200)
 
@@ -1242,7 +1242,7 @@ def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
             async def generating() -> None:
                 async with pool.lease(prepared, asks(30)):
                     reached.set()
-                    _ = pool.engine  # as whoever has a lease does next
+                    _ = pool.engine  # as the owner of a lease does next
 
             task = asyncio.create_task(generating())
             await waiting(pool, 1)

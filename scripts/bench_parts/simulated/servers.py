@@ -36,7 +36,7 @@ class Measured:
     pair: str
     server: str
     alone: float
-    """A long prompt's first token, with nobody else,"""
+    """A long prompt's first token, alone,"""
     beside: float
     """... and next to a stream."""
     gap: float

@@ -232,7 +232,7 @@ def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str)
     )
     said = completion["choices"][0]["message"]
     of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
-    if "call" not in name:  # nobody offered it there
+    if "call" not in name:  # the request lacks it there
         assert said["content"] == "\n".join(of_messages)
     whole = [item for item in BECOME[name] if item in (REASONING, incomplete(REASONING))]
     thought = "Hm" if name == "reasoning, cut" else "\n".join(item["text"] for item in whole)

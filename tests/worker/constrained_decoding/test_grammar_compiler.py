@@ -1,4 +1,4 @@
-"""Rows that follow a grammar, beside rows that follow none."""
+"""Rows that follow a grammar, next to rows that follow none."""
 
 import json
 import random
