@@ -92,7 +92,7 @@ def test_what_is_no_schema_is_refused_by_its_path(found: Any, named: str) -> Non
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "outside the schema"),
         ({"not": {"$ref": "http://localhost:1/schema"}}, "#/not/$ref"),
         (within({"$ref": "#/$defs/nowhere"}), "#/properties/a~1b/$ref"),
-        ({"$ref": "#/type", "type": "object"}, "no schema"),
+        ({"$ref": "#/type", "type": "object"}, "not a schema"),
         ({"$ref": "#nobody"}, "no $anchor"),
         ({"$ref": "#"}, "itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
