@@ -55,6 +55,7 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
         buffered=True,
         prompts=(conversation,),
         tool_choice=choice,
+        param_names={"chat_template_kwargs.thinking_budget": "max_thinking_tokens"},
     )
 
 
