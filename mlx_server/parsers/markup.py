@@ -159,15 +159,15 @@ class MarkupParser:
     def _read_delimiter(self) -> Steps[str]:
         """Read text up to and including the next delimiter, which is returned."""
         if not self._formatted:
-            return (yield from self._read_free_text())
+            return (yield from self._read_free_text(self._delimiters.all))
         self._output.add((yield from self._source.space()))
         if delimiter := (yield from self._source.accept(*self._delimiters.all)):
             return delimiter
         yield from self._source.match(ANYTHING, self._output.add)
         return ""
 
-    def _read_free_text(self) -> Steps[str]:
-        delimiters, calls = self._delimiters.all, self._misplaced.in_text
+    def _read_free_text(self, delimiters: tuple[str, ...]) -> Steps[str]:
+        calls = self._misplaced.in_text
         # a delimiter may begin with a bracket like a call
         after_line = tuple(f"\n{each}" for each in delimiters if each.startswith(("[", "{")))
         while True:
@@ -220,6 +220,8 @@ class MarkupParser:
             yield from self._reader.read(
                 self._delimiters.formats[delimiter], space + delimiter, self._output.add
             )
+        elif delimiter in self._layout.literal:
+            yield from self._literal_message()
         elif delimiter == self._unclosed:
             self._unclosed = ""
         elif delimiter in self._delimiters.untaught_closes:
@@ -231,6 +233,18 @@ class MarkupParser:
                 self._output.whitespace.after_delimiter()
         elif self._verbatim:
             self._output.add_text(space)
+
+    def _literal_message(self) -> Steps[None]:
+        """Read a message in which a call is text, unless the message begins with it."""
+        own = self._delimiters.own
+        ends = (*own, *own.values(), *self._layout.dropped)
+        while not (yield from self._source.after_space(*self._delimiters.formats)):
+            self._output.texts.interrupt()
+            end = yield from self._read_free_text(ends)
+            if end not in self._layout.literal:
+                if end:
+                    yield from self._read_delimited(end)
+                return
 
     def _is_stray(self, delimiter: str) -> bool:
         """Whether nothing was opened before. After calls, their closing delimiters may remain."""

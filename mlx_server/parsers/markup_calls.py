@@ -91,7 +91,8 @@ class MarkupCallReader:
         begun = self._source.kept()
         self._source.keep(begun)
         ahead = self._source.lookahead()
-        rest = yield from ahead.text_up_to(*(call_format.closes or self._delimiters.formats))
+        others = call_format.opens if call_format.closes else self._delimiters.formats
+        rest = yield from ahead.text_up_to(*call_format.closes, *others)
         closing = yield from ahead.accept(*call_format.closes)
         inside = _without_opening(begun, already, call_format.opens)
         if call_format.closes and not closing:
