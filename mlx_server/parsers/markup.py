@@ -17,6 +17,7 @@ from mlx_server.parsers.markup_calls import MarkupCallReader
 from mlx_server.parsers.markup_delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_output import MarkupOutput
+from mlx_server.parsers.mentions import Mentions
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.reasoning_tags import THINK, is_tag
@@ -26,8 +27,9 @@ from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]
 
+FENCES = " \t\r\n`~"
+"""What may follow the call with which a thought ends: a block of code may be around it."""
 ANYTHING = re.compile(r"(?s:.)+")
-BLANKS = re.compile(r"[ \t]+")
 
 
 class MarkupParser:
@@ -48,6 +50,7 @@ class MarkupParser:
             layout, context, self._delimiters, self._source, self._output
         )
         self._calls = self._reader.calls
+        self._mentions = Mentions(self._source, self._delimiters, self._output)
         self._misplaced = MisplacedCallReader(
             self._calls,
             context.tools,
@@ -207,7 +210,11 @@ class MarkupParser:
             )  # the text is about tags
             self._output.add(delimiter)
             return
-        if self._is_stray(delimiter) and (yield from self._is_mentioned(delimiter)):
+        if self._is_stray(delimiter):
+            is_shown = yield from self._mentions.is_mentioned(delimiter, self._unclosed)
+        else:
+            is_shown = yield from self._mentions.is_example(delimiter)
+        if is_shown:
             self._output.add(delimiter)
             return
         self._output.line_begun = False
@@ -254,21 +261,6 @@ class MarkupParser:
             return False
         return not self._calls.finished or delimiter in self._delimiters.own.values()
 
-    def _is_mentioned(self, delimiter: str) -> Steps[bool]:
-        """Whether the delimiter just read is part of a text about delimiters. It then stands in
-        quotes or within a line, while one that ends a thought stands in a line of its own."""
-        output, delimiters = self._output, self._delimiters
-        if output.line_begun and delimiter in delimiters.closing_tags:
-            return delimiter != self._unclosed
-        if output.texts.last in QUOTES and not output.whitespace.holds:
-            return bool((yield from self._source.comes(*QUOTES)))
-        if not output.line_begun or delimiter in delimiters.tokens.values():
-            return False
-        ahead = self._source.lookahead()
-        yield from ahead.run(BLANKS)
-        begun = yield from self._source.after_space(*delimiters.all)
-        return not begun and (yield from ahead.peek()) not in ("", "\n")
-
     def _worded_reasoning(self) -> Steps[None]:
         pairs = dict(self._layout.worded_reasoning)
         space = yield from self._source.space()
@@ -283,8 +275,8 @@ class MarkupParser:
             self._output.add(space)
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """Report the call of an answer that is only reasoning, if it contains exactly one: the
-        model expects its result."""
+        """Report the call of an answer that is only reasoning, if it contains exactly one and ends
+        with it: the model expects its result."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
         opening = yield from source.up_to(*openings, into=discard)
@@ -295,8 +287,8 @@ class MarkupParser:
         self._calls.misplaced = (*self._delimiters.formats[opening].repairs, "reasoning")
         with suppress(Malformed):
             yield from self._delimiters.formats[opening].read(source, self._calls)
-            another = yield from source.up_to(*openings, into=discard)
-            if self._calls.finished == 1 and not another:
+            rest = yield from source.lookahead().text_up_to()
+            if self._calls.finished == 1 and not rest.strip(FENCES):
                 before += self._output.take()
         self._output.put_back(before)
 
