@@ -20,7 +20,7 @@ from mlx_server.prompts.reasoning_effort import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 
 PROMPT_END = 64
-"""How many of the prompt's last tokens a parser receives as text."""
+"""The number of the prompt's final tokens that a parser receives as text."""
 
 
 def parse_context(

@@ -89,7 +89,7 @@ def written(schema: Any) -> str:
 def check(schema: Any) -> None:
     """Raises InvalidGrammar if this is not a JSON Schema, or if no value can conform to it."""
     if schema is False:
-        raise refused((), "is false, which no value follows")
+        raise refused((), "is false, which allows no value")
     view = View(schema)
     parts = list(view.all())
     for part in parts:
@@ -136,7 +136,7 @@ def _check_shape(part: Part) -> None:
         path = map(str, error.absolute_path)
         why = error.message
         why = why if len(why) <= 200 else f"{why[:100]} ...{why[-90:]}"
-        raise refused((*part.path, *path), f"can't be what it is: {why}")
+        raise refused((*part.path, *path), f"is not valid: {why}")
 
 
 def _is_plain(member: tuple[str, Any]) -> bool:

@@ -72,7 +72,7 @@ class ShortestInstances:
         self._targets: dict[str, Any] = {}
         self._known: dict[int, str | None] = {}
         self._before: dict[int, str | None] = {}
-        """What the pass before found, for schemas that refer to themselves."""
+        """The results of the pass before, for schemas that refer to themselves."""
         self._open: set[int] = set()
         self._recursive = False
         self._looks = 0

@@ -123,7 +123,7 @@ class View:
         except (KeyError, IndexError, ValueError, TypeError):
             raise refused(at, f"refers to {shorten('#' + name)}, which is not there") from None
         if not isinstance(found, (Mapping, bool)):
-            raise refused(at, f"refers to {shorten('#' + name)}, which is no schema")
+            raise refused(at, f"refers to {shorten('#' + name)}, which is not a schema")
         self._refuse_other_base(path)
         return Part(path, found)
 

@@ -250,7 +250,12 @@ class Engine:
     def _next_model(self) -> str | None:
         now = self._clock()
         ready = [m for m, batch in self._batches.items() if batch and batch.ready_at <= now]
-        return self._step_time.next(ready)
+        late = [m for m in ready if self._batches[m].is_late]
+        model = self._step_time.next(late or ready)
+        if model and self._batches[model].may_prefill:
+            overdue = [m for m in ready if self._batches[m].is_overdue]
+            return self._step_time.next(overdue) or model
+        return model
 
     def _step(self, model: str) -> list[Report]:
         batch = self._batches[model]
@@ -267,6 +272,9 @@ class Engine:
                     self._cache.release(row)
                 failed = [messages.RowFailed(row, _message(error)) for row in rows]
             return [*failed, self._step_output(model, [])]
+        if not done.tokens:  # a piece of a prompt: the rows of all models have waited for it
+            for each in self._batches.values():
+                each.waited_for_piece = True
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
         if self._buffers.to_give_back(mx.get_cache_memory(), prefilling=batch.prefilling):
@@ -298,7 +306,7 @@ class Engine:
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
-        log.error("the GPU failed: %s", _message(error))
+        log.error("%s: %s", MESSAGES[kind], _message(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
         return [failure, *(messages.RowFailed(row, message) for row in rows)]
 

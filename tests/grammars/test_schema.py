@@ -10,6 +10,7 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
+from mlx_server.schemas import members
 from mlx_server.schemas.grammar import simplified
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
@@ -257,9 +258,9 @@ SHOP: dict[str, Any] = {
 
 
 def test_members_are_found_through_references_and_all_of() -> None:
-    assert list(schema.properties_of(SHOP)) == ["items", "again", "first", "count", "id"]
-    assert schema.required_of(SHOP) == {"items", "id"}
-    assert schema.properties_of(True) == {}
+    assert list(members.properties_of(SHOP)) == ["items", "again", "first", "count", "id"]
+    assert members.required_of(SHOP) == {"items", "id"}
+    assert members.properties_of(True) == {}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_members_are_found_through_references_and_all_of() -> None:
     ],
 )
 def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
-    alone = schema.member(SHOP, key)
+    alone = members.member(SHOP, key)
     matcher = matcher_of(JsonFormat(alone))
     assert matches(matcher, good)
     assert not matches(matcher, bad)
@@ -283,9 +284,9 @@ def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
 
 
 def test_a_member_carries_no_more_than_it_refers_to() -> None:
-    assert schema.member(SHOP, "count") == {"type": "integer"}
-    assert schema.member(SHOP, "nobody") == {}
-    assert schema.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
+    assert members.member(SHOP, "count") == {"type": "integer"}
+    assert members.member(SHOP, "nobody") == {}
+    assert members.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
 
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:

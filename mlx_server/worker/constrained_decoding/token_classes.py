@@ -16,13 +16,14 @@ SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", 
 MOST_BYTES = 24
 """Longer tokens are not used where a text is cut into tokens."""
 PROSE = [b"q", b"~", b"7"]
-"""Where all of these may follow, the grammar reads free text and brackets mean nothing."""
+"""Tokens that show free text: where all of them may follow, brackets mean nothing to the
+grammar."""
 
 SAMPLES = [bytes([byte]) for byte in b"q7@. -:/_A"]
-"""Where a text may end after any of these, no pattern restricts it."""
+"""Tokens that show that no pattern restricts a text: it may end after any of them."""
 
 AFTER = b", } ] ) < | \n ' ; &".split(b" ")
-"""What may follow a complete value."""
+"""Texts that may follow a complete value."""
 
 PRINTABLE = [
     bytes([byte]) for byte in (*b"aA01", *(byte for byte in range(32, 127) if byte not in b"aA01"))
