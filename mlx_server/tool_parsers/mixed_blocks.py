@@ -27,8 +27,10 @@ class MixedBlock:
 
 
 def mixed_block(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> MixedBlock:
-    """The calls that a text begins with, from after a block's opening delimiter or after another call.
-    Malformed if it begins with anything else, or if none of them is of a known tool."""
+    """The calls that a text begins with, after a block's opening delimiter or after another call.
+
+    Malformed if it begins with anything else, or if none of them is of a known tool.
+    """
     offered = {tool.name for tool in tools}
     unknown: dict[str, Tool] = {}
     while len(unknown) <= MOST_UNKNOWN:
