@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 SLOW_FOLDERS = ("hostile", "live")
 SLOW = (*SLOW_FOLDERS, "soak")
 """Marks of tests that run with --all only, or where a path names them."""
-ONE_IN = 8
+ONE_IN = 16
 """Of so many cases of a test that is marked `tables`, the others run with --all only."""
 
 gc.disable()  # until all tests are collected

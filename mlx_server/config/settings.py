@@ -284,6 +284,9 @@ class ModelSettings(_Frozen, UpstreamFields):
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    json_whitespace: Literal["lines", "blanks"] = "lines"
+    """What may stand between the parts of JSON that has a schema: line breaks and indentation too,
+    or single blanks only."""
     compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     kv_cache: KvCacheSettings = KvCacheSettings()

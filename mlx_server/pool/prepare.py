@@ -88,6 +88,8 @@ class ModelSpec:
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    json_whitespace: Literal["lines", "blanks"] = "lines"
+    """What may stand between the parts of JSON that has a schema."""
     compute_ahead: int = 0
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     volatile_lines: Literal["drop", "keep"] = "drop"

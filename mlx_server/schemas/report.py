@@ -268,8 +268,18 @@ def is_closed(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
+_MAY_BE_VACUOUS = frozenset(
+    (
+        *(key for key in _UNSUPPORTED if not key.startswith("$")),
+        *("patternProperties", "additionalItems", "minProperties", "maxProperties"),
+    )
+)
+
+
 def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
     """Whether the keyword constrains nothing in this schema."""
+    if key not in _MAY_BE_VACUOUS:
+        return False
     value = schema[key]
     match key:
         case "uniqueItems" | "not":

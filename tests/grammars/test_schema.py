@@ -8,13 +8,14 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
+from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
 from mlx_server.schemas import members
-from mlx_server.schemas.grammar import simplified
+from mlx_server.schemas.grammar import on_one_line, simplify
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
-from tests.grammars.matching import matcher_of, matches
+from tests.grammars.matching import compiled, matcher_of, matches
 
 
 def refusal(found: Any, *, strict: bool = False) -> str:
@@ -58,8 +59,8 @@ def within(inner: Any) -> dict[str, Any]:
         (within({"pattern": 5}), "#/properties/a~1b/pattern"),
         ({"$defs": {"unused": {"type": 7}}}, "#/$defs/unused/type"),
         ({"const": "\x00"}, "#/const"),
-        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength can"),
-        (within({"minLength": 10**19}), "#/properties/a~1b/minLength can"),
+        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength is not valid"),
+        (within({"minLength": 10**19}), "#/properties/a~1b/minLength is not valid"),
         (within({"multipleOf": 10**6 + 1}), "#/properties/a~1b/multipleOf is"),
         (within({"pattern": "(" * 61 + ")" * 61}), "#/properties/a~1b/pattern"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater"),
@@ -92,7 +93,7 @@ def test_what_is_no_schema_is_refused_by_its_path(found: Any, named: str) -> Non
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "outside the schema"),
         ({"not": {"$ref": "http://localhost:1/schema"}}, "#/not/$ref"),
         (within({"$ref": "#/$defs/nowhere"}), "#/properties/a~1b/$ref"),
-        ({"$ref": "#/type", "type": "object"}, "no schema"),
+        ({"$ref": "#/type", "type": "object"}, "not a schema"),
         ({"$ref": "#nobody"}, "no $anchor"),
         ({"$ref": "#"}, "itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
@@ -291,8 +292,11 @@ def test_a_member_carries_no_more_than_it_refers_to() -> None:
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
     found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
-    assert [str(gap) for gap in unsupported_keywords(View(found))] == ["uniqueItems at #/x/y"]
-    assert simplified(found) == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
+    view = View(found)
+    gaps = unsupported_keywords(view)
+    assert [str(gap) for gap in gaps] == ["uniqueItems at #/x/y"]
+    simplify(view, gaps)
+    assert found == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
 
 
 def _deep(depth: int) -> dict[str, Any]:
@@ -308,11 +312,11 @@ def _deep(depth: int) -> dict[str, Any]:
         (
             {"properties": {str(n): {} for n in range(500)}},
             {"properties": {str(n): {} for n in range(501)}},
-            "#/properties can",
+            "#/properties is not valid",
         ),
-        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum can"),
-        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength can"),
-        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems can"),
+        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum is not valid"),
+        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength is not valid"),
+        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems is not valid"),
         ({"pattern": "x" * 2_000}, {"pattern": "x" * 2_001}, "#/pattern"),
         ({"pattern": "x{10000}"}, {"pattern": "x{0,10001}"}, "#/pattern"),
         ({"pattern": "(x{200}){200}"}, {"pattern": "(x{300}){200}"}, "#/pattern"),
@@ -328,3 +332,28 @@ def _deep(depth: int) -> dict[str, Any]:
 def test_limits_are_where_they_are_said_to_be(within_limit: Any, beyond: Any, named: str) -> None:
     schema.check(within_limit, strict=False)
     assert named in refusal(beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on_one_line"),
+    [
+        ('{"a":1}', True),
+        ('{"a": 1 }', True),
+        ('{\n  "a": 1\n}', False),
+        ('{"a":  1}', False),
+    ],
+)
+def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> None:
+    lark = Lark()
+    source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
+    assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
+    assert matches(compiled(on_one_line(source)), text) is is_on_one_line
+
+
+def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
+    overlapping = {"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}
+    assert schema.unenforced(overlapping) == ("oneOf at #",)
+    matcher = matcher_of(JsonFormat(overlapping, strict=False))
+    assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
+        *("1", "2", '"a"')
+    ]

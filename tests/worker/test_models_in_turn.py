@@ -39,8 +39,7 @@ class Models:
         self.engine = Engine(clock=self.clock)
         for model in MODELS[: self.count]:
             network = Network(PAIR, self.clock.advance)
-            self.engine._batches[model] = self.engine._batch(model, network)
-            self.engine._step_time.add(model)
+            self.engine._models.add(model, network)
         for row, model in enumerate(MODELS[: self.count], 100):
             self.ask(row, model, 300, 3)
             self.run_until(row, 3)

@@ -30,7 +30,7 @@ SHORTEST = 24
 """The number of the shortest texts that are tried before the longest ones: a pattern's whole text
 often fits where none of its shorter ends does."""
 
-CONSUMED = 4
+CONSUMED = 6
 """The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
 them: one or two microseconds."""
 

@@ -27,13 +27,13 @@ RESERVE = 2
 MARGIN = 8
 """A row is restricted up to this many tokens before what its ending and a token may need."""
 
-FIRST_WORK = 60_000
+FIRST_WORK = 80_000
 """The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
 
 BEGINNING = 16
 """The tokens of an ending that are tried after one that can't lead out of a text."""
 
-STEP_WORK = 800
+STEP_WORK = 700
 """The work that one row may spend between two of its tokens on finding an ending and on judging the
 tokens that may come next: a millisecond or two."""
 

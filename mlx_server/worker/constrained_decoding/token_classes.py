@@ -116,7 +116,7 @@ class TokenClasses:
         found: list[int] = []
         at, ids = 0, self.ids
         while at < len(text):
-            for size in self._sizes.get(text[at], ()):
+            for size in self._sizes.get(text[at : at + 2], _ONE_BYTE):
                 if (id := ids.get(text[at : at + size])) is not None:
                     break
             else:
@@ -150,13 +150,16 @@ class TokenClasses:
         return [words[size] for size in sorted(words, reverse=True)]
 
 
-def _sizes(texts: Iterable[bytes]) -> dict[int, list[int]]:
-    """The sizes of the texts that begin with each byte, the longest first."""
-    found: dict[int, set[int]] = {}
+_ONE_BYTE = (1,)
+
+
+def _sizes(texts: Iterable[bytes]) -> dict[bytes, list[int]]:
+    """The sizes of the texts that begin with each two bytes, the longest first, and 1."""
+    found: dict[bytes, set[int]] = {}
     for text in texts:
-        if len(text) <= MOST_BYTES:
-            found.setdefault(text[0], set()).add(len(text))
-    return {byte: sorted(sizes, reverse=True) for byte, sizes in found.items()}
+        if 1 < len(text) <= MOST_BYTES:
+            found.setdefault(text[:2], {1}).add(len(text))
+    return {beginning: sorted(sizes, reverse=True) for beginning, sizes in found.items()}
 
 
 _MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
