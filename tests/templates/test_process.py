@@ -179,6 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_none_outlives_a_server_that_is_killed(state: str) -> None:
     command = [sys.executable, "-c", DYING, state]

@@ -51,6 +51,7 @@ def test_an_unknown_pair_is_told_with_those_that_are_known() -> None:
             pair(named)
 
 
+@pytest.mark.live
 def test_any_server_on_mlx_lm_takes_the_time_of_the_named_model(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN)
