@@ -66,14 +66,11 @@ class Eviction(RuleBasedStateMachine):
         turns=st.integers(1, MOST_TURNS),
     )
     def begin(self, seed: int, system: int, turns: int) -> Conversation:
-        return self.go_on(Conversation(seed, system), turns)
+        return self._turns(Conversation(seed, system), turns)
 
     @rule(target=conversations, each=consumes(conversations), turns=st.integers(1, MOST_TURNS))
     def go_on(self, each: Conversation, turns: int) -> Conversation:
-        for _ in range(turns):
-            each.turn(self.cache)
-        self._used(each)
-        return each
+        return self._turns(each, turns)
 
     @rule(each=conversations)
     def ask_again(self, each: Conversation) -> None:
@@ -85,6 +82,12 @@ class Eviction(RuleBasedStateMachine):
     def give_way(self, share: float) -> None:
         self.cache.limit(int(share * self.cache.nbytes))
         self.cache.limit(1 << 30)
+
+    def _turns(self, each: Conversation, turns: int) -> Conversation:
+        for _ in range(turns):
+            each.turn(self.cache)
+        self._used(each)
+        return each
 
     def _used(self, each: Conversation) -> None:
         self.by_use = [other for other in self.by_use if other is not each] + [each]
