@@ -97,23 +97,11 @@ def create_app(
             on.push_async_callback(runs.stop)
             yield
 
-    gate = Middleware(
-        SecurityMiddleware,
-        allowed_hosts=server.allowed_hosts,
-        allowed_origins=server.allowed_origins,
-        max_body_bytes=server.max_body_bytes,
-        bound_host=server.host,
-    )
     app = FastAPI(
         title="mlx-server",
         version=__version__,
         lifespan=lifespan,
-        middleware=[
-            Middleware(DiscreetLifespan),
-            Middleware(BasePaths),
-            Middleware(AccessLog),
-            gate,
-        ],
+        middleware=_middleware(server),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -121,18 +109,13 @@ def create_app(
     )
     app.state.pool = pool
     app.state.connectors = connectors
-    app.state.max_body_bytes = server.max_body_bytes
-    app.state.metrics = measured = metrics.Metrics(pool)
+    app.state.metrics = _metrics(server, pool)
     app.state.page_streams = PageStreams()
     app.state.started = int(time.time())
+    app.state.max_body_bytes = server.max_body_bytes
     app.state.reasoning_field = server.reasoning_field
     app.state.show_prompts = server.show_prompts
     app.state.runtime_models = server.runtime_models
-    measured.answers.log.keeps_texts = server.page_texts
-    pool.on_step = measured.on_step
-    pool.on_memory = measured.samples.memory
-    pool.on_ahead = measured.engine.on_ahead
-    pool.on_disk_cache = measured.engine.on_disk_cache
     errors.install(app)
     if server.page:
         app.router.routes.extend(page_routes())
@@ -157,6 +140,32 @@ def _pool(
     )
     specs = [replace(s, recordings=recordings.get(s.id)) for s in model_specs(settings)]
     return Pool(specs, pool_limits, on_progress, adapter_dirs=adapter_dirs(server))
+
+
+def _middleware(server: ServerSettings) -> list[Middleware]:
+    security = Middleware(
+        SecurityMiddleware,
+        allowed_hosts=server.allowed_hosts,
+        allowed_origins=server.allowed_origins,
+        max_body_bytes=server.max_body_bytes,
+        bound_host=server.host,
+    )
+    return [
+        Middleware(DiscreetLifespan),
+        Middleware(BasePaths),
+        Middleware(AccessLog),
+        security,
+    ]
+
+
+def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
+    measured = metrics.Metrics(pool)
+    measured.answers.log.keeps_texts = server.page_texts
+    pool.on_step = measured.on_step
+    pool.on_memory = measured.samples.memory
+    pool.on_ahead = measured.engine.on_ahead
+    pool.on_disk_cache = measured.engine.on_disk_cache
+    return measured
 
 
 def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:

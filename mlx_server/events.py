@@ -26,7 +26,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """What answers have used, besides the prompt that `Started` reports."""
+    """The tokens of answers, besides the prompt that `Started` reports."""
 
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -75,7 +75,7 @@ class Started:
     estimated_prompt_tokens: int = 0
     """An estimate of the tokens that an upstream counts only at the end of its answer."""
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)
-    """What the answers without a `Finished` have used so far. An answer that is abandoned or fails
+    """The tokens so far of the answers without a `Finished`. An answer that is abandoned or fails
     never has one."""
     rows: Callable[[], RowProgress] = field(default=RowProgress, compare=False, repr=False)
     """How far the engine has come at this moment."""
@@ -293,9 +293,9 @@ class Finished:
     cached_tokens: int
     """Prompt tokens that came from the prompt cache."""
     reasoning_tokens: int = 0
-    """How many of the completion tokens are reasoning."""
+    """The completion tokens that are reasoning."""
     text_tokens: int = 0
-    """How many of them are the answer's text: neither reasoning nor calls nor delimiters."""
+    """The tokens of the answer's text: neither reasoning nor calls nor delimiters."""
     further_prompt_tokens: int = 0
     """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
     further_tool_output_tokens: int = 0
@@ -307,7 +307,7 @@ class Finished:
     messages: tuple[Mapping[str, Any], ...] = ()
     """Everything after the prompt, as messages of the family's own library, if requested."""
     raw: tuple[str, ...] = ()
-    """What the model wrote, delimiters included, if requested: one text for each attempt and
+    """The model's raw output, delimiters included, if requested: one text for each attempt and
     round."""
 
     @property

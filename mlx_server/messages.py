@@ -40,7 +40,7 @@ class Tool:
     """JSON Schema of the arguments object."""
     strict: bool = False
     unenforced: tuple[str, ...] = ()
-    """What the client requires of the arguments and the schema does not say."""
+    """The client's requirements on the arguments that the schema does not express."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class SamplingChoices(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is sampled. The fields apply in their order (as in vLLM and HF)."""
+    """Parameters of the choice of the next token. They apply in their order (as in vLLM and HF)."""
 
     logit_bias: dict[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
@@ -76,7 +76,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Both penalties are OpenAI's: they are subtracted from the logits of the answer's tokens."""
     temperature: float = 1.0
-    """At 0 the likeliest token is always chosen."""
+    """0 always chooses the likeliest token."""
     top_k: int = 0
     """0 means no limit."""
     top_p: float = 1.0
@@ -84,7 +84,7 @@ class SamplingParams:
     seed: int | None = None
     """None draws a new seed for each request."""
     logprobs: int | None = None
-    """How many alternatives to report with the chosen token's log probability, or None for no
+    """The number of alternatives to report with the chosen token's log probability, or None for no
     logprobs. They are the model's own, before bias, penalties and temperature."""
 
 
@@ -118,7 +118,7 @@ class GenerateRequest:
     implied: frozenset[str] = frozenset()
     """Template kwargs that the client did not set itself: they are not reported if ignored."""
     param_names: Mapping[str, str] = field(default_factory=dict)
-    """What the client called parameters that are known by another name here."""
+    """The client's names for parameters that have another name here."""
     buffered: bool = False
     """The client sees an answer only once it is complete, so that it can still be repaired."""
     parallel_calls: bool = True

@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 SLOW_FOLDERS = ("hostile", "live")
 SLOW = (*SLOW_FOLDERS, "soak")
 """Marks of tests that run with --all only, or where a path names them."""
-ONE_IN = 8
+ONE_IN = 16
 """Of so many cases of a test that is marked `tables`, the others run with --all only."""
 
 gc.disable()  # until all tests are collected
@@ -78,7 +78,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out, cases = [], Counter[str]()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    cases = Counter[str]()
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in SLOW_FOLDERS:
@@ -88,9 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_slow = not marks.isdisjoint(SLOW) or ("tables" in marks and cases[test] % ONE_IN)
         cases[test] += 1
         in_other_part = config.option.alone == ("without" if "alone" in marks else "only")
-        if (is_slow and not config.option.all) or in_other_part:
-            left_out.append(item)
-    items[:] = [item for item in items if item not in set(left_out)]
+        is_left_out = (is_slow and not config.option.all) or in_other_part
+        (left_out if is_left_out else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -364,7 +364,7 @@ HOW: dict[str, dict[str, Ways]] = {
         ),
         "In place of IBM's SDK": (python_printing("I should look it up."), IBM),
     },
-    "mlx_server/prompts/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
+    "mlx_server/prompts/harmony/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
     "adapters/README.md": {
         "One per request": (python, is_shown),
         "Train your own": (conversation, commands),

@@ -11,7 +11,7 @@ import mlx_server
 from mlx_server.errors import BadRequest, SettingsError
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.families import AS_TEXT, FAMILIES
-from mlx_server.prompts.harmony_vocabulary import encoding
+from mlx_server.prompts.harmony.vocabulary import encoding
 from mlx_server.reading import OutputReader, as_tool, read
 from tests.families.goldens import Reads, folded, goldens_of, outputs_of, shown, tools
 

@@ -36,7 +36,7 @@ class AccumulatedAnswer:
     violations: list[Violation] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     raw: tuple[str, ...] = ()
-    """What the model wrote, if requested."""
+    """The model's raw output, delimiters included, if the client requested it."""
     tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0

@@ -17,7 +17,8 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 Name = Annotated[str, Field(min_length=1)]
 Path = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_CHARACTERS.value)]
-"""No longer than systems allow: looking up a path takes time quadratic in its length."""
+"""The limit is the longest path that systems allow: looking up a path takes time quadratic in its
+length."""
 
 router = APIRouter()
 

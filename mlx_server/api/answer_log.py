@@ -28,11 +28,11 @@ class AnswerRecord:
     started: Started | None = None
     model: str = ""
     first_at: float | None = None
-    """When its first text or call came."""
+    """The time of its first text or call."""
     ended_at: float | None = None
     prompt_tokens: int = 0
     finished: TokenCounts = field(default_factory=TokenCounts)
-    """What the answers that have ended used."""
+    """The tokens of the answers that have ended."""
     repairs: int = 0
     finish: str = "cancelled"
     texts: AnswerTexts | None = None
@@ -124,7 +124,7 @@ class AnswerLog:
                 self.totals["cached_tokens"] += ended["cached_tokens"]
 
     def running(self, client: str | None) -> list[dict[str, Any]]:
-        """In order of arrival. None: those of all clients."""
+        """The answers under way of one client, in order of arrival; None means all clients."""
         return [each.running() for each in self._running if client in (None, each.client)]
 
     def ended(self, client: str | None) -> list[dict[str, Any]]:

@@ -138,16 +138,21 @@ USUAL_VERBOSITY = "medium"
 
 
 class StreamOptions(WireModel):
-    include_usage: bool | None = None
     include_progress: bool | None = None
     include_obfuscation: bool | None = None
     """Nothing is added to hide the lengths of deltas."""
-    continuous_usage_stats: bool | None = None
-    """vLLM's: every chunk has the usage so far."""
 
     def unused(self) -> Iterable[str]:
         if self.include_obfuscation:
             yield "include_obfuscation"
+
+
+class UsageStreamOptions(StreamOptions):
+    """The options where OpenAI sends no usage unless a client asks for it."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: every chunk has the usage so far."""
 
 
 class SamplingBody(WireModel):
@@ -243,7 +248,7 @@ class GenerationBody(SamplingBody):
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: UsageStreamOptions | None = None
     return_progress: bool | None = None
     """llama.cpp's name for `include_progress`."""
     n: Annotated[int, Field(ge=1, le=limits.ANSWERS.value)] | None = None

@@ -25,7 +25,8 @@ ENCODINGS = {
     "windows-1252": "cp1252",
     "utf-16": "utf-16",
 }
-"""Not all that Python has: some take time quadratic in the length of the text."""
+"""The encodings that a file may name. Python has more, but some of them take time quadratic in the
+length of the text."""
 
 
 class FileData(WireModel):

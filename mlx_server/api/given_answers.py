@@ -42,7 +42,7 @@ class GivenCall(WireModel):
 
 
 class GivenAnswer(WireModel):
-    """In words, as raw output or as tokens."""
+    """One answer, given in words, as raw output or as tokens."""
 
     reasoning: str | None = None
     text: str | None = None

@@ -10,7 +10,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import StepOutput
 
 SECONDS = 15
-"""What one sample covers."""
+"""The time that one sample covers."""
 PAUSE_SECONDS = 1.0
 """Steps that are further apart do not belong to the same work."""
 

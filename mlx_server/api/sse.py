@@ -39,7 +39,7 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What a stream sends besides its chunks. The defaults are OpenAI's."""
+    """The frames that a stream sends besides its chunks. The defaults are OpenAI's."""
 
     keep_alive: bytes = KEEP_ALIVE
     end: bytes = DONE

@@ -55,7 +55,7 @@ class ThinkingBody(WireModel):
         return {**given, **(self.chat_template_kwargs or {})}
 
     def param_names(self, effort: str | None, param: str) -> dict[str, str]:
-        """What the client called the variables that `template_kwargs` sets. The arguments are as
+        """The client's names for the variables that `template_kwargs` sets. The arguments are as
         there."""
         own = self.chat_template_kwargs or {}
         sent = {

@@ -57,7 +57,7 @@ class Checkpoint:
     tool_template: ChatTemplate | None = None
     """Template for requests with tools; only older checkpoints have a separate one."""
     embedder: Embedder | None = None
-    """How it makes embeddings, if its files say so."""
+    """The way in which it makes embeddings, if its files say so."""
 
     @property
     def template_source(self) -> str:
@@ -77,7 +77,7 @@ class Checkpoint:
 
 
 def _quantization(given: Mapping[str, Any]) -> str | None:
-    """From mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
+    """Read from mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
     mode, bits = given.get("mode", "affine"), given.get("bits")
     if mode == "affine" and _is_count(bits):
         return f"{bits}bit"

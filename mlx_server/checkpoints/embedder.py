@@ -37,7 +37,7 @@ NO_POOLING = (
 @dataclass(frozen=True)
 class Embedder:
     width: int
-    """How many values a hidden state has; 0 if config.json does not say so."""
+    """The number of values of a hidden state; 0 if config.json does not say so."""
     pooling: Pooling = "last"
     normalizes: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Embedder:
     """Whether the end-of-sequence token follows each input even if tokenizer.json does not say so.
     """
     unsupported: str = ""
-    """What of the files can't be done here; empty if all can."""
+    """The feature of the files that is not supported here; empty if all are."""
 
 
 def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> Embedder | None:
@@ -89,7 +89,8 @@ def width_of(config: Mapping[str, Any]) -> int:
 
 
 def _mean_of(config: Mapping[str, Any]) -> Embedder:
-    """As sentence-transformers does with such files, normalised as most are that say so."""
+    """The mean, as sentence-transformers takes it for such files, normalised as most files ask
+    for."""
     log.warning(NO_POOLING)
     return Embedder(width=width_of(config), pooling="mean")
 

@@ -44,7 +44,7 @@ def ranks(config: Mapping[str, Any]) -> bool:
 
 
 def labels_of(config: Mapping[str, Any]) -> int:
-    """How many scores a model gives; transformers leaves out the default, two."""
+    """The number of scores a model gives; transformers leaves out the default, two."""
     listed, number = config.get("id2label"), config.get("num_labels")
     if isinstance(listed, dict):
         return len(listed)
@@ -52,7 +52,7 @@ def labels_of(config: Mapping[str, Any]) -> int:
 
 
 def positions_of(config: Mapping[str, Any]) -> int:
-    """How many places it has; transformers leaves out the default."""
+    """The number of positions a model has; transformers leaves out the default."""
     found = config.get("max_position_embeddings")
     return found if type(found) is int and found > 0 else DEFAULT_POSITIONS[architecture_of(config)]
 
@@ -71,7 +71,8 @@ def first_position(config: Mapping[str, Any]) -> int:
 
 
 def why_not_encoded(config: Mapping[str, Any]) -> str | None:
-    """What of an encoder's config.json can't be done here, and what to do; None if all can."""
+    """Says which feature of an encoder's config.json is not supported here, and what to do; None if
+    all are."""
     positions = config.get("position_embedding_type", "absolute")
     names = ("hidden_act", "hidden_activation", "classifier_activation")
     unknown = [config[name] for name in names if config.get(name, "gelu") not in ACTIVATIONS]

@@ -58,7 +58,8 @@ def _stamp_of(path: Path) -> tuple[str, int, int, int] | None:
 
 
 SAMPLES, SAMPLE_BYTES = 4, 4096
-"""Of each file of weights, in addition to its header and the time it was modified."""
+"""The samples that are taken of each file of weights, in addition to its header and the time it was
+modified."""
 
 
 def identity_of_model(folder: Path) -> str:

@@ -16,6 +16,7 @@ import tokenizers
 
 from mlx_server import limits
 from mlx_server.checkpoints.control_pattern import pattern_of
+from mlx_server.checkpoints.control_token_escape import ControlTokenEscape
 from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
 from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public_message
 from mlx_server.request_threads import check_wanted
@@ -282,31 +283,11 @@ class Tokenizer:
 
     def escaped(self, text: str, mark: str) -> str:
         """The text with a mark after each character that could make it part of a control token."""
-        has_core = self._cores and _letters_are_among(text, self._cores)
-        if self._wordy:
-            text = _marked(text, self._wordy, mark, self.longest_control)
-        for edge in self._edges:
-            if edge in text:
-                text = text.replace(edge, edge + mark)
-        # the template may add the edges around it
-        return f"{text[0]}{mark}{text[1:]}" if has_core else text
+        return self._escape(text, mark)
 
     @cached_property
-    def _edges(self) -> tuple[str, ...]:
-        """The symbols with which a control token begins or ends."""
-        found = {edge for token in self.control_tokens.values() for edge in (token[0], token[-1])}
-        return tuple(edge for edge in sorted(found) if _is_symbol(edge))
-
-    @cached_property
-    def _wordy(self) -> re.Pattern[str] | None:
-        """Matches the first character of control tokens that do not begin with a symbol."""
-        tokens = [token for token in self.control_tokens.values() if not _is_symbol(token[0])]
-        pattern = pattern_of(tokens)
-        return pattern and re.compile(f"{pattern.pattern}.", re.DOTALL)
-
-    @cached_property
-    def _cores(self) -> frozenset[str]:
-        return frozenset(map(_letters, self.control_tokens.values())) - {""}
+    def _escape(self) -> ControlTokenEscape:
+        return ControlTokenEscape(self.control_tokens.values())
 
     def detokenizer(self) -> "Detokenizer":
         return Detokenizer(self)
@@ -380,32 +361,3 @@ def _growths(step: Any) -> Iterator[int]:
         step = list(step.values())
     for inner in step if isinstance(step, list) else ():
         yield from _growths(inner)
-
-
-def _is_symbol(character: str) -> bool:
-    return not character.isalnum() and not character.isspace()
-
-
-def _marked(text: str, first: re.Pattern[str], mark: str, longest: int) -> str:
-    """Add the mark after each match, in windows. They overlap by the longest token, so that tokens
-    across their border are found, and the overlap is cut off again."""
-    parts, marked = [], rf"\g<0>{mark}"
-    for begin in range(0, len(text), WINDOW):
-        end = begin + WINDOW
-        part = first.sub(marked, text[begin : end + longest])
-        parts.append(part[: len(part) - len(first.sub(marked, text[end : end + longest]))])
-    return "".join(parts)
-
-
-def _letters_are_among(text: str, few: frozenset[str]) -> bool:
-    found, longest = "", max(map(len, few))
-    for begin in range(0, len(text), WINDOW):
-        found += _letters(text[begin : begin + WINDOW])
-        if len(found) > longest:
-            return False
-    return found in few
-
-
-def _letters(text: str) -> str:
-    """The letters and digits of a text, which a template's edits do not change."""
-    return re.sub(r"[\W_]+", "", text.casefold())

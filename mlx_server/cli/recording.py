@@ -34,7 +34,7 @@ Entry = dict[str, Any]
 
 
 Body = dict[str, Any]
-"""Of /v1/chat/completions."""
+"""The body of a request to /v1/chat/completions."""
 
 
 def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
@@ -67,7 +67,7 @@ def record_upstream(
     requests: list[tuple[Body, GenerateRequest]],
     on_entry: Callable[[Entry], None],
 ) -> list[Entry]:
-    """As `record`, from another server. Entries have the answers in words, for any family."""
+    """Records another server, like `record`. Entries have the answers in words, for any family."""
     entries: list[Entry] = []
     answers = server.answers(body for body, _ in requests)
     for answer, (_, request) in zip(answers, requests, strict=True):
@@ -144,7 +144,8 @@ async def _words(pool: Pool, request: GenerateRequest) -> Entry:
 
 
 def _conditions(request: GenerateRequest) -> Entry:
-    """By the last user text, and by the turn for all but the first answer of a conversation."""
+    """The conditions of an entry: the last user text, and the turn for all but a conversation's
+    first answer."""
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
     facts = facts_of(conversation, ())

@@ -7,22 +7,34 @@ import typer
 
 from mlx_server.cli.root import ConfigFile, app
 
+Models = Annotated[
+    list[str] | None, typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve.")
+]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one [8000].")]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="A key that clients may use; repeat the flag for more."),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write all output to this file; rotated at 10 MB."),
+]
+Hostfile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Split the models over the hosts of this hostfile."),
+]
+Discover = Annotated[
+    bool, typer.Option("--discover", help="Also serve the models that `models --local` finds.")
+]
+
 
 @app.command()
 def serve(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve."),
-    ] = None,
+    models: Models = None,
     config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0 picks a free one [8000].")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="A key that clients may use; repeat the flag for more."),
-    ] = None,
+    port: Port = None,
+    api_key: Keys = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Answers decoded in one batch [16].")
     ] = None,
@@ -30,17 +42,9 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
-    log_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all output to this file; rotated at 10 MB."),
-    ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Split the models over the hosts of this hostfile."),
-    ] = None,
-    discover: Annotated[
-        bool, typer.Option("--discover", help="Also serve the models that `models --local` finds.")
-    ] = False,
+    log_file: LogFile = None,
+    hostfile: Hostfile = None,
+    discover: Discover = False,
 ) -> None:
     """Serve models until Ctrl-C.
 
@@ -58,7 +62,6 @@ def serve(
     from mlx_server.system import logs
 
     logs.configure("info", "json" if log_format == "json" else "text")  # before imports can fail
-    from mlx_server.config.models_yaml import load_settings
 
     overrides = {
         "host": host,
@@ -72,18 +75,9 @@ def serve(
         from mlx_server.system.log_file import write_to
 
         write_to(log_file)
-    settings = load_settings(config, models=models or (), overrides=overrides, hostfile=hostfile)
-    if discover:
-        from mlx_server.cli.discovery import with_local_models
+    from mlx_server.cli.startup import checked_settings
 
-        settings = with_local_models(settings)
-    from mlx_server.cli.transcripts import check_transcripts
-
-    check_transcripts(settings)
-    if models:
-        from mlx_server.cli.startup import check_named
-
-        check_named(settings, models)
+    settings = checked_settings(config, models or (), overrides, hostfile, discover=discover)
     from mlx_server.app import run
 
     run(settings)

@@ -1,15 +1,35 @@
-"""Checks the models named on the command line before anything is started."""
+"""The settings of `serve`, checked before anything is started."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from mlx_server.config.models_yaml import ids_of
+from mlx_server.cli.discovery import with_local_models
+from mlx_server.cli.transcripts import check_transcripts
+from mlx_server.config.models_yaml import ids_of, load_settings
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.sources.source import check
 from mlx_server.upstream.spec import is_upstream
 
 log = logging.getLogger("mlx_server")
+
+
+def checked_settings(
+    config: Path | None,
+    models: Sequence[str],
+    overrides: Mapping[str, object],
+    hostfile: Path | None,
+    *,
+    discover: bool,
+) -> Settings:
+    settings = load_settings(config, models=models, overrides=overrides, hostfile=hostfile)
+    if discover:
+        settings = with_local_models(settings)
+    check_transcripts(settings)
+    if models:
+        check_named(settings, models)
+    return settings
 
 
 def check_named(settings: Settings, named: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ class RecordedServer:
         try:
             client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
         except httpx.InvalidURL as error:
-            raise BadRequest(f"--upstream is no URL: {error}") from None
+            raise BadRequest(f"--upstream is not a URL: {error}") from None
         with client:
             for number, body in enumerate(bodies, 1):
                 yield _answer(self._asked(client, body, number), number)

@@ -1,4 +1,4 @@
-"""What other servers can't do by themselves: checks, retries, a thinking budget, Hermes' tools."""
+"""Adds what other servers can't do: checks, retries, a thinking budget, Hermes' tools."""
 
 from collections.abc import Callable, Mapping
 
@@ -83,7 +83,7 @@ def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Excha
 
 
 def requirements(body: Wire) -> Requirements:
-    """What the answer to a request has to be."""
+    """The requirements that a request makes of its answer."""
     return Requirements(_format(body), _tool_choice(body))
 
 

@@ -39,10 +39,11 @@ class Endpoint:
     base_url: str = LOCAL_URL
     """Includes `/v1`."""
     api_key: str | None = None
-    """Without one a server on this machine gets the key of MLX_SERVER_API_KEY."""
+    """A server on this machine gets the key of MLX_SERVER_API_KEY if none is given."""
     timeout: float = 600.0
     max_retries: int = 2
-    """How often a request is sent again that was refused with 408, 409, 429 or 5xx, or lost."""
+    """The number of times that a request is sent again after a 408, 409, 429 or 5xx, or a lost
+    connection."""
 
     def send(self, body: Body, route: str = CHAT) -> Wire:
         return _object(self._client.post(route, body=dict(body), cast_to=object))
@@ -79,7 +80,7 @@ class Endpoint:
 
     @cached_property
     def _client(self) -> openai.OpenAI:
-        """Its connections are closed when the endpoint is no longer used."""
+        """The HTTP client; its connections are closed when the endpoint is no longer used."""
         http = openai.DefaultHttpxClient(**self._transport)
         weakref.finalize(self, http.close)
         return openai.OpenAI(**self._options, http_client=http)
@@ -108,7 +109,7 @@ class Endpoint:
     def _is_local(self) -> bool:
         host = urlsplit(self.base_url).hostname
         if not host:
-            raise BadRequest(f"{self.base_url!r} is no URL. Give one like {LOCAL_URL}.")
+            raise BadRequest(f"{self.base_url!r} is not a URL. Give one like {LOCAL_URL}.")
         with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
         return host == "localhost"

@@ -1,6 +1,6 @@
 """Reads answers of other servers with the gateway's reader, and writes them in OpenAI's form again.
 
-Thoughts that leaked into the text, calls in the text or the thoughts, and slips in calls are put
+Thoughts that leaked into the text, calls in the text or the thoughts, and mistakes in calls are put
 right, and reported in `mlx_server.repairs`.
 """
 
@@ -46,8 +46,8 @@ def reading_options(
     *,
     tools_in_prompt: bool = False,
 ) -> ReadingOptions:
-    """How the answer to a request is read. tools_in_prompt: whether the prompt describes its tools,
-    so that calls come as text."""
+    """Options for reading the answer to a request. tools_in_prompt: whether the prompt describes
+    its tools, so that calls come as text."""
     read_as = text_family(family)
     tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
     return ReadingOptions(

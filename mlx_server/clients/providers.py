@@ -70,8 +70,8 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     family: str = "plain"
     """The family by which the answers of other servers are read."""
     retries: int = 1
-    """How often an answer of another server is asked for again that is empty or breaks its
-    schema."""
+    """The number of times that another server's answer is requested again if it is empty or breaks
+    its schema."""
     timeout: float = 600.0
     generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
 
@@ -127,7 +127,7 @@ class LLMProvider:
     def invoke_tools(
         self, messages: str | Sequence[Wire], tools: Sequence[Wire], **fields: Any
     ) -> ProviderToolAnswer:
-        """As `invoke`, with tools as OpenAI's API describes them."""
+        """Like `invoke`, with tools as OpenAI's API describes them."""
         exchange = self._exchange(messages, {"tools": list(tools), **fields})
         answer = run(exchange, self._endpoint.send)
         calls = answer["choices"][0]["message"].get("tool_calls") or ()

@@ -24,7 +24,7 @@ _NEEDED = {
     "oauth": "url",
     "login": "url",
 }
-"""What else a connector with a setting needs."""
+"""The field that a connector needs if it has the field on the left."""
 
 
 def _program(command: str, info: ValidationInfo) -> str:
@@ -59,7 +59,7 @@ class LoginSettings(BaseModel):
     client_id: Annotated[str, Field(min_length=1)] | None = None
     client_secret: SecretStr | None = None
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
-    """Where the browser comes back to, on this machine; 0: any free port."""
+    """The port on this machine to which the browser returns; 0 stands for any free port."""
 
     @model_validator(mode="after")
     def _of_a_client(self) -> Self:

@@ -34,7 +34,7 @@ class DistributedSettings(BaseModel):
     port: int | None = Field(default=None, ge=1024, le=65000)
     """The first port of the ranks' connections; None: from 32323 on, as `mlx.launch`."""
     memory: Bytes | None = None
-    """What the model may take of each machine's memory; None: an equal part of the budget."""
+    """The model's share of each machine's memory; None stands for an equal part of the budget."""
     python: str | None = Field(default=None, min_length=1, max_length=500, pattern=r"^/[ -~]*$")
     """Python on the other machines; None: the path that it has here."""
 

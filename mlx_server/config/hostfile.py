@@ -78,9 +78,9 @@ class Host(BaseModel):
     ips: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
         default=(), max_length=MAX_ADDRESSES
     )
-    """Its own addresses, on which its rank listens."""
+    """The addresses of this host on which its rank listens."""
     rdma: tuple[Device | tuple[Device, ...] | None, ...] = Field(default=(), max_length=MAX_HOSTS)
-    """For each rank the devices that lead to it; null for the host itself. Only JACCL uses it."""
+    """The devices that lead to each rank; null for the host itself. Only JACCL uses them."""
 
     @property
     def is_local(self) -> bool:
@@ -155,7 +155,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 UNION_MEMBERS = ("tuple[", "function-after[")
-"""How pydantic's names of the members of a union begin; they are no part of the file."""
+"""The prefixes of pydantic's names for the members of a union; they are no part of the file."""
 
 _WORDS = {
     "extra_forbidden": "unknown key: remove it",
@@ -176,7 +176,7 @@ def _problem(details: ErrorDetails) -> str:
 
 
 def mistakes(file: Hostfile) -> Iterator[str]:
-    """What no host has wrong alone."""
+    """The mistakes that concern several hosts."""
     if not file.hosts:
         yield "has no hosts: list at least one"
     owners: dict[str, int] = {}

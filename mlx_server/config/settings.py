@@ -198,8 +198,8 @@ class ServerSettings(_Frozen):
     show_prompts: bool = False
     """Whether `/v1/chat/completions/render` shows a request's prompt."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
-    """Where chat completions have reasoning: most clients read only one of the names, and a few
-    refuse a message with both."""
+    """The fields of chat completions that hold reasoning: most clients read only one of the names,
+    and a few refuse a message with both."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
 
@@ -269,7 +269,7 @@ class ModelSettings(_Frozen, UpstreamFields):
     aliases: tuple[Name, ...] = ()
     context_length: int | None = Field(default=None, gt=0)
     tokenizer: Annotated[Path | None, BeforeValidator(_tokenizer)] = None
-    """For a replay model: a folder with a tokenizer.json."""
+    """A folder with a tokenizer.json, for a replay model."""
     template_kwargs: dict[Name, Any] = {}
     """Defaults for `chat_template_kwargs`."""
     lead_on: bool = True
@@ -284,6 +284,9 @@ class ModelSettings(_Frozen, UpstreamFields):
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    json_whitespace: Literal["lines", "blanks"] = "lines"
+    """What may stand between the parts of JSON that has a schema: line breaks and indentation too,
+    or single blanks only."""
     compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     kv_cache: KvCacheSettings = KvCacheSettings()
@@ -295,7 +298,7 @@ class ModelSettings(_Frozen, UpstreamFields):
     """Tags in which the model writes its reasoning, in addition to those of its family."""
     repair: RepairSettings = RepairSettings()
     task: Literal["generate", "embed", "rerank"] | None = None
-    """What the model is for. None: what its files show."""
+    """The task of the model; None takes the one that its files show."""
     matryoshka: bool = False
     """Whether `dimensions` may shorten its embeddings, even if its files do not say so."""
     preload: bool = False
@@ -307,7 +310,7 @@ class ModelSettings(_Frozen, UpstreamFields):
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = {}
     """Adapters of this model, in addition to those in `adapters_dir` that fit."""
     distributed: DistributedSettings | None = None
-    """Over which machines the model is split; None: it is on this one."""
+    """The machines over which the model is split; None keeps it on this one."""
 
     @property
     def has_weights(self) -> bool:

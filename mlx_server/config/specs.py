@@ -77,6 +77,7 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
         include_raw=model.include_raw,
         tools_in_prompt=model.tools_in_prompt,
         schema_in_prompt=model.schema_in_prompt,
+        json_whitespace=model.json_whitespace,
         compute_ahead=model.compute_ahead,
         kv_bits=None if model.kv_cache.bits == 16 else model.kv_cache.bits,
         volatile_lines=model.volatile_lines,

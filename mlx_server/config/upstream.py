@@ -57,7 +57,7 @@ class UpstreamSettings(BaseModel):
 
 
 class UpstreamFields(BaseModel):
-    """Those settings of a model that only a model of another server has."""
+    """The settings that only a model of another server has."""
 
     model_config = FROZEN
 
@@ -69,7 +69,7 @@ class UpstreamFields(BaseModel):
     project_id: Text | None = None
     space_id: Text | None = None
     iam_url: Annotated[str, Field(pattern=URL.pattern + "$")] | None = None
-    """Where watsonx's tokens come from, if not from IBM's public cloud."""
+    """The source of watsonx's tokens, if it is not IBM's public cloud."""
     capabilities: CapabilitySettings = CapabilitySettings()  # type: ignore[valid-type]
     upstream: UpstreamSettings = UpstreamSettings()
     fallback: tuple[Text, ...] = ()

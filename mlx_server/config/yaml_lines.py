@@ -21,7 +21,7 @@ class YamlProblem:
     line: int
     """0 if the problem is the whole file."""
     where: str
-    """Such as `models.NAME.source`; empty if the file could not be parsed."""
+    """The path in the file, such as `models.NAME.source`; empty if the file could not be parsed."""
     message: str
 
     def __str__(self) -> str:

@@ -26,17 +26,9 @@ from mlx_server.engine.outbox import Outbox
 from mlx_server.engine.process_status import vitals
 from mlx_server.engine.rank_group import RankGroup
 from mlx_server.engine.replies import PendingReplies
-from mlx_server.engine.row_stream import Item, RowStream
+from mlx_server.engine.row_stream import Item, RowStream, error_of
 from mlx_server.engine.worker_arguments import WorkerArguments
-from mlx_server.errors import (
-    AdapterInvalid,
-    EngineDied,
-    GenerationFailed,
-    InvalidGrammar,
-    ModelUnusable,
-    Overloaded,
-    ServerError,
-)
+from mlx_server.errors import EngineDied, ServerError
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -51,7 +43,7 @@ DIED = "The engine process died. Send the request again."
 
 @dataclass(frozen=True)
 class PromptDisk:
-    """Where the engine keeps prompt caches on disk."""
+    """The folder in which the engine keeps prompt caches on disk, and its size."""
 
     folder: Path
     most_bytes: int
@@ -86,7 +78,6 @@ class EngineClient:
         self._ready: asyncio.Future[messages.Ready] | None = None
         self._on_loading: dict[str, OnLoading] = {}
         self._replies = PendingReplies()
-        """The keys are a command's type and the model's and adapter's names in it."""
         self._rows: dict[int, RowStream] = {}
         self._next_row = 0
         self._frames = 0
@@ -339,38 +330,18 @@ class EngineClient:
                 self._deliver(row, report, last=False)
             case messages.RowLeftGrammar(row) | messages.Embedded(row):
                 self._deliver(row, report, last=True)
-            case messages.RowFailed(row, message):
+            case messages.RowFailed(row) | messages.RowRefused(row) | messages.RowTurnedAway(row):
                 if answers := self._rows.pop(row, None):
-                    answers.fail(GenerationFailed(f"The answer could not be generated: {message}"))
-            case messages.RowRefused(row, message):
-                if answers := self._rows.pop(row, None):
-                    answers.fail(InvalidGrammar(f"The answer can't be constrained: {message}"))
-            case messages.RowTurnedAway(row, message):
-                if answers := self._rows.pop(row, None):
-                    answers.fail(Overloaded(f"The answer can't be constrained now: {message}"))
+                    answers.fail(error_of(report))
             case messages.ModelLoading(model, done, total):
                 if on_loading := self._on_loading.get(model):
                     on_loading(done, total)
-            case messages.ModelLoaded(model):
-                self._replies.succeed((messages.LoadModel, model), report)
-            case messages.ModelLoadFailed(model, message):
-                self._replies.fail((messages.LoadModel, model), _unusable(model, message))
-            case messages.ModelUnloaded(model):
-                self._replies.succeed((messages.UnloadModel, model))
-            case messages.CacheMeasured(model, cost):
-                self._replies.succeed((messages.MeasureCache, model), cost)
-            case messages.CacheNotMeasured(model, message):
-                self._replies.fail((messages.MeasureCache, model), _unusable(model, message))
-            case messages.AdapterLoaded(model, adapter):
-                self._replies.succeed((messages.LoadAdapter, model, adapter), report)
-            case messages.AdapterFailed(model, adapter, message):
-                invalid = AdapterInvalid(f"The adapter can't be used: {message}")
-                self._replies.fail((messages.LoadAdapter, model, adapter), invalid)
-            case messages.AdapterUnloaded(model, adapter):
-                self._replies.succeed((messages.UnloadAdapter, model, adapter))
-            case messages.Ready() if self._ready and not self._ready.done():
-                self._serves = True
-                self._ready.set_result(report)
+            case messages.Ready():
+                if self._ready and not self._ready.done():
+                    self._serves = True
+                    self._ready.set_result(report)
+            case _:
+                self._replies.settle(report)
 
     def _deliver(self, row: int, item: Item, *, last: bool) -> None:
         # Reports of rows that were just cancelled may still arrive.
@@ -391,7 +362,3 @@ class EngineClient:
         self._replies.fail_all(self._death)
         if self._ready and not self._ready.done():
             self._ready.set_exception(self._death)
-
-
-def _unusable(model: str, message: str) -> ModelUnusable:
-    return ModelUnusable(f"Model {model!r} can't be loaded: {message}")

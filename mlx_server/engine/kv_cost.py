@@ -23,7 +23,7 @@ class KvCost:
         return self.per_token * slots + windowed + self.fixed
 
     def tokens_in(self, nbytes: int, at_most: int) -> int:
-        """How many tokens fit into `nbytes`, up to `at_most`."""
+        """The number of tokens that fit into `nbytes`, up to `at_most`."""
         return max(0, bisect_right(range(at_most + 1), nbytes, key=self.for_tokens) - 1)
 
 

@@ -14,15 +14,15 @@ Mode = Literal["tensor", "pipeline"]
 Backend = Literal["ring", "jaccl", "jaccl-ring"]
 
 FIRST_PORT = 32323
-"""As in `mlx.launch`."""
+"""The first port that ranks listen on, as in `mlx.launch`."""
 
 
 class RankHost(msgspec.Struct, frozen=True):
     ssh: str
     ips: tuple[str, ...]
-    """Its own addresses, on which its rank listens."""
+    """The addresses of this host on which its rank listens."""
     rdma: tuple[str | tuple[str, ...] | None, ...] = ()
-    """For each rank the devices that lead to it. Only JACCL uses it."""
+    """The devices that lead to each rank. Only JACCL uses them."""
     is_local: bool = False
     """Whether no ssh is needed."""
 
@@ -42,7 +42,7 @@ class RankGroup(msgspec.Struct, frozen=True):
 
     @property
     def ports(self) -> int:
-        """How many ports it listens on."""
+        """The number of ports that a rank listens on."""
         return sum(len(host.ips) for host in self.hosts)
 
     def backend_files(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class RankGroup(msgspec.Struct, frozen=True):
         return coordinator | ({"MLX_JACCL_RING": "1"} if self.backend == "jaccl-ring" else {})
 
     def addresses(self) -> list[list[str]]:
-        """Where each rank listens, as `address:port`."""
+        """The address of each rank, as `address:port`."""
         port, found = self.port, []
         for host in self.hosts:
             found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])

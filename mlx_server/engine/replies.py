@@ -5,13 +5,15 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from mlx_server.errors import ServerError
+from mlx_server.engine import messages
+from mlx_server.errors import AdapterInvalid, ModelUnusable, ServerError
 
 
 class PendingReplies:
-    """Futures of replies by a key. Those of one key come in the order of its commands.
+    """Futures of replies by a key: a command's type and the names in it, of a model and an adapter.
 
-    No two commands share a reply: what one of them loaded may be unloaded by the next.
+    The replies to one key come in the order of its commands. No two commands share a reply: what
+    one of them loaded may be unloaded by the next.
     """
 
     def __init__(self) -> None:
@@ -29,10 +31,31 @@ class PendingReplies:
         self._futures.setdefault(key, deque()).append(future)
         return await asyncio.shield(future)
 
-    def succeed(self, key: Hashable, reply: Any = None) -> None:
+    def settle(self, report: messages.Report) -> None:
+        """Gives a report to the command that it replies to, if it replies to one."""
+        match report:
+            case messages.ModelLoaded(model):
+                self._succeed((messages.LoadModel, model), report)
+            case messages.ModelLoadFailed(model, message):
+                self._fail((messages.LoadModel, model), _unusable(model, message))
+            case messages.ModelUnloaded(model):
+                self._succeed((messages.UnloadModel, model))
+            case messages.CacheMeasured(model, cost):
+                self._succeed((messages.MeasureCache, model), cost)
+            case messages.CacheNotMeasured(model, message):
+                self._fail((messages.MeasureCache, model), _unusable(model, message))
+            case messages.AdapterLoaded(model, adapter):
+                self._succeed((messages.LoadAdapter, model, adapter), report)
+            case messages.AdapterFailed(model, adapter, message):
+                invalid = AdapterInvalid(f"The adapter can't be used: {message}")
+                self._fail((messages.LoadAdapter, model, adapter), invalid)
+            case messages.AdapterUnloaded(model, adapter):
+                self._succeed((messages.UnloadAdapter, model, adapter))
+
+    def _succeed(self, key: Hashable, reply: Any = None) -> None:
         self._pop(key).set_result(reply)
 
-    def fail(self, key: Hashable, error: ServerError) -> None:
+    def _fail(self, key: Hashable, error: ServerError) -> None:
         self._pop(key).set_exception(error)
 
     def fail_all(self, error: ServerError) -> None:
@@ -47,3 +70,7 @@ class PendingReplies:
         if not futures:
             del self._futures[key]
         return future
+
+
+def _unusable(model: str, message: str) -> ModelUnusable:
+    return ModelUnusable(f"Model {model!r} can't be loaded: {message}")

@@ -10,10 +10,13 @@ from mlx_server.engine.messages import (
     Prefilled,
     PrefillProgress,
     PromptLogprobs,
+    RowFailed,
     RowLeftGrammar,
+    RowRefused,
+    RowTurnedAway,
     Token,
 )
-from mlx_server.errors import ServerError
+from mlx_server.errors import GenerationFailed, InvalidGrammar, Overloaded, ServerError
 
 Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token | Embedded
 
@@ -56,6 +59,15 @@ class RowStream:
         elif not items:
             raise copy(self._error)  # a shared one would collect every request's traceback
         return items
+
+
+def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
+    match report:
+        case RowRefused(message=message):
+            return InvalidGrammar(f"The answer can't be constrained: {message}")
+        case RowTurnedAway(message=message):
+            return Overloaded(f"The answer can't be constrained now: {message}")
+    return GenerationFailed(f"The answer could not be generated: {report.message}")
 
 
 def _bytes(item: Item) -> int:

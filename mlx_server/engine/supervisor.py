@@ -34,7 +34,7 @@ class Supervisor:
         self._keeping: asyncio.Task[None] | None = None
         self.restarts = 0
         self.ready: Ready | None = None
-        """What the engine that was last started has reported; None before."""
+        """The facts that the engine reported at its latest start; None before."""
 
     @property
     def alive(self) -> bool:

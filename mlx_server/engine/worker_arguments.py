@@ -1,4 +1,4 @@
-"""What an engine process is started with, as one JSON argument of its command line."""
+"""The arguments of an engine process, as one JSON argument of its command line."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class WorkerArguments(msgspec.Struct, frozen=True):
 
 
 class RankArguments(msgspec.Struct, frozen=True):
-    """What the other ranks are started with."""
+    """The arguments of the other ranks."""
 
     rank: int
     group: RankGroup

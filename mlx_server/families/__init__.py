@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.checkpoints.encoders import is_encoder
 from mlx_server.errors import SettingsError
 from mlx_server.families.apertus import APERTUS
 from mlx_server.families.apriel import APRIEL
@@ -136,7 +137,7 @@ def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
     found = max(FAMILIES, key=lambda family: family.evidence(checkpoint))
     found = found if found.evidence(checkpoint) else PLAIN
     family = confirmed(found, PLAIN, FAMILIES, checkpoint)
-    if family is PLAIN:
+    if family is PLAIN and not is_encoder(checkpoint.config):
         log.info(
             "model type %r belongs to no known family: using its chat template and JSON tool calls",
             checkpoint.model_type,

@@ -1,7 +1,7 @@
 """Apertus: marks for every part; a call is an object of the tool's name and its arguments."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import APERTUS as CALLS
 
 THOUGHTS = ("<|inner_prefix|>", "<|inner_suffix|>")

@@ -1,7 +1,7 @@
 """Apriel: reasoning in words up to a mark, then an array of calls in `<tool_calls>`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import TOOL_CALLS
 
 OPENING, ANSWER, ANSWER_END = (

@@ -7,8 +7,8 @@ import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.parsers.markup import MarkupLayout, MarkupParser
-from mlx_server.parsers.markup_grammar import markup_grammar
+from mlx_server.parsers.markup.grammar import markup_grammar
+from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.reasoning_tags import Pair
@@ -91,10 +91,8 @@ class ModelFamily:
     """Whether tools are described in the system prompt: see `with_tools_in_prompt`."""
 
     def evidence(self, checkpoint: Checkpoint) -> int:
-        """How well the checkpoint matches: 1 by model type, 2 by template, 3 by both.
-
-        0 if one of the family's conditions fails, or if it has none.
-        """
+        """Rates how well the checkpoint matches: 1 by model type, 2 by template, 3 by both. 0 if
+        one of the family's conditions fails, or if it has none."""
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0
@@ -153,8 +151,8 @@ class ModelFamily:
         if self.overrides:
             return (*opens, *closes)
         layout = self.layout_with()
-        ends = [mark for each in layout.call_formats for mark in each.closes]
-        calls = [mark for mark in ends if mark.startswith(self.special_tokens)]
+        ends = [delimiter for each in layout.call_formats for delimiter in each.closes]
+        calls = [delimiter for delimiter in ends if delimiter.startswith(self.special_tokens)]
         return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:

@@ -13,7 +13,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import Repaired, TextDelta, ToolCallDelta, ToolCallStarted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_samples import (
     SAMPLED_TOOLS,
@@ -30,7 +30,7 @@ LEARNED = "from_template"
 
 @dataclass(frozen=True)
 class Reading:
-    """What a family's parser makes of a sample."""
+    """The content that a family's parser finds in a sample."""
 
     is_right: bool
     text: str
@@ -109,14 +109,14 @@ def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
     for call_format in learned_formats(samples.calls):
         layout = MarkupLayout(call_formats=(call_format,))
         family = _with_thoughts(replace(plain, name=LEARNED, layout=layout), samples)
-        # with other ids too, or an id would be taken for a part of the marks
+        # with other ids too, or an id would be taken for a part of the delimiters
         if all(reads_all(family, calls) for calls in (samples.calls, samples.named)):
             return family
     return None
 
 
 def _with_thoughts(family: ModelFamily, samples: TemplateSamples) -> ModelFamily:
-    """The family, with the marks of thoughts that the template writes."""
+    """The family, with the delimiters of thoughts that the template writes."""
     pair, layout = samples.thoughts, family.layout
     if pair is None or not isinstance(layout, MarkupLayout):
         return family

@@ -1,7 +1,7 @@
 """Cohere's Command R7B and A: every part of an answer has delimiters of its own."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import COMMAND as ACTION
 
 END = "<|END_OF_TURN_TOKEN|>"

@@ -1,13 +1,13 @@
 """DeepSeek V2.5, V3, R1, V3.1, V3.2-Exp and the R1 distils: calls in sections."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.deepseek import (
     DEEPSEEK,
     DEEPSEEK_RESPELLED,
     DEEPSEEK_WITHOUT_SECTION,
 )
-from mlx_server.tool_parsers.respelled import respelled_mark
+from mlx_server.tool_parsers.respelled import respelled_delimiter
 
 OUTPUTS = (
     "<｜tool▁outputs▁begin｜>",
@@ -20,7 +20,7 @@ OUTPUTS = (
 LAYOUT = MarkupLayout(
     call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),
     inline_formats=lambda tools: DEEPSEEK_RESPELLED,
-    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_mark(mark))),
+    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_delimiter(mark))),
     calls_end_reasoning=True,
 )
 

@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.deepseek_v3 import TURNS
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import DSML, DSML_FORMATS, DSML_RESPELLED
 
 LAYOUT = MarkupLayout(

@@ -1,7 +1,7 @@
 """dots: `<think>`, calls as MiniMax-M2's in a block of their own."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import DOTS as CALLS
 
 DOTS = ModelFamily(

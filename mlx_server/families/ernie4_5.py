@@ -1,7 +1,7 @@
 """ERNIE 4.5: `<think>`, `<response>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HERMES
 
 ERNIE4_5 = ModelFamily(

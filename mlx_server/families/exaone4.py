@@ -1,7 +1,7 @@
 """EXAONE 4: roles in `[|...|]`, `<think>`, calls as Hermes writes them."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HERMES
 
 LAYOUT = MarkupLayout(call_formats=(HERMES,))

@@ -1,7 +1,7 @@
 """FunctionGemma: config.json calls it Gemma 3, but its template has call delimiters."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import FUNCTION_GEMMA as NOTATION
 from mlx_server.tool_parsers.formats import inline_function_gemma
 

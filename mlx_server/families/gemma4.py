@@ -1,7 +1,7 @@
 """Gemma 4: reasoning in a channel of its own, calls with bare keys and delimited strings."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import GEMMA4 as NOTATION
 from mlx_server.tool_parsers.formats import inline_gemma4
 

@@ -1,7 +1,7 @@
 """GigaChat 3, whose calls are messages of their own, and 3.5, whose calls are tags."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
 from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
 from mlx_server.tool_parsers.tag_formats import GIGACHAT35_RESPELLED

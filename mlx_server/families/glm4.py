@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers import formats
 from mlx_server.tool_parsers.glm import GLM
 

@@ -1,8 +1,7 @@
 """gpt-oss: Harmony, rendered and parsed with openai-harmony."""
 
 from mlx_server.families.base import FamilyOverrides, ModelFamily
-from mlx_server.parsers.harmony import HarmonyParser
-from mlx_server.parsers.harmony_grammar import (
+from mlx_server.parsers.harmony.grammar import (
     FINAL,
     NEXT,
     REASONING,
@@ -10,10 +9,11 @@ from mlx_server.parsers.harmony_grammar import (
     grammar,
     grammar_after_reasoning,
 )
-from mlx_server.parsers.harmony_output import harmony_output
+from mlx_server.parsers.harmony.output import harmony_output
+from mlx_server.parsers.harmony.parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.prompts import harmony_prompt
-from mlx_server.prompts.harmony_vocabulary import SPECIAL, encoding, real_tokenizer
+from mlx_server.prompts.harmony import prompt as harmony_prompt
+from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding, real_tokenizer
 
 DELIMITERS = ((REASONING,), ("<|end|>", "<|start|>"))
 """Delimiters of reasoning; a model may start the next message without ending the last one."""

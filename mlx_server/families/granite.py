@@ -4,7 +4,7 @@ Granite 3.2 says in words where its thoughts begin and end, 3.3 and later in tag
 """
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.formats import GRANITE as CALLS
 from mlx_server.tool_parsers.formats import HERMES

@@ -1,7 +1,7 @@
 """Granite 20B for functions: each call after a mark that nothing closes."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import GRANITE_CODE as CALLS
 
 GRANITE_CODE = ModelFamily(

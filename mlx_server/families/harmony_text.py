@@ -6,12 +6,12 @@ No checkpoint is taken for one: a model belongs here only if models.yaml says so
 from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
-from mlx_server.parsers.harmony_output import harmony_output
-from mlx_server.parsers.harmony_text import HarmonyTextParser
+from mlx_server.parsers.harmony.output import harmony_output
+from mlx_server.parsers.harmony.text_parser import HarmonyTextParser
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.text import TextParser
-from mlx_server.prompts.harmony_vocabulary import encoding
+from mlx_server.prompts.harmony.vocabulary import encoding
 
 
 def _parser(context: ParseContext) -> Parser:

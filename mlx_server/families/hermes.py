@@ -1,7 +1,7 @@
 """Fine-tunes of general models that write calls as Hermes does, as their templates show."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HERMES as NOTATION
 
 LAYOUT = MarkupLayout(call_formats=(NOTATION,))

@@ -1,7 +1,7 @@
 """Hy3: `<think>`, calls of keys and values, all marks with a suffix or all without."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, MarkupLayout
+from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.tag_formats import HY3 as CALLS
 from mlx_server.tool_parsers.tag_formats import HY3_OPEN_SOURCE as SUFFIXED
 

@@ -1,7 +1,7 @@
 """HyperCLOVA X SEED Think: thoughts and calls are turns of the assistant's of their own."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HYPERCLOVA as CALLS
 
 TURN, TURN_END, STOP = "<|im_start|>assistant", "<|im_end|>", "<|stop|>"

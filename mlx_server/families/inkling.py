@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.formats import INKLING as CALLS
 

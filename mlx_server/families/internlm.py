@@ -1,7 +1,7 @@
 """InternLM 2 to 3 and Intern-S1: ChatML, `<think>`, calls as actions of a plugin."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import INTERNLM as CALLS
 
 INTERNLM = ModelFamily(

@@ -1,7 +1,7 @@
 """Jamba: turns between control tokens, an array of calls in `<tool_calls>`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.formats import TOOL_CALLS
 

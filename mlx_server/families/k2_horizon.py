@@ -1,7 +1,7 @@
 """K2 Horizon: thoughts of three depths, calls of keys, types and values."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import K2_HORIZON as CALLS
 
 THOUGHTS = tuple(

@@ -3,7 +3,7 @@
 import re
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, MarkupLayout
+from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import KIMI_K2 as NOTATION
 from mlx_server.tool_parsers.formats import KIMI_K2_SINGULAR
 from mlx_server.tool_parsers.formats import KIMI_K2_WITHOUT_SECTION as WITHOUT_SECTION

@@ -1,7 +1,7 @@
 """Kimi K3: an answer has the elements `think`, `response` and `tools`, in this order."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.kimi_k3 import CLOSE, OPEN, SEPARATOR, beginning, end
 from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
 

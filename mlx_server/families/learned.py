@@ -1,6 +1,6 @@
 """A call format made from what a chat template writes for calls, for models of no known family.
 
-Samples of one call and of two show which marks stand around a call's parts. What is made counts
+Samples of one call and of two show which delimiters stand around a call's parts. A format counts
 only if it reads the samples back (see by_template.py).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mlx_server.prompts.template_samples import CallSample, common_beginning, whole_marks
+from mlx_server.prompts.template_samples import CallSample, common_beginning, whole_delimiters
 from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.call_arguments import (
     JSON,
@@ -61,7 +61,7 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
-    """Where the objects in a text begin, and where they end, the outer ones first."""
+    """Finds where the objects in a text begin and end, the outer ones first."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r"\{", text):
         try:
@@ -76,7 +76,7 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where in a text a call's name and its arguments stand."""
+    """The position of a call's name and its arguments in a text."""
 
     name: int
     name_end: int
@@ -85,12 +85,12 @@ class _Span:
 
 
 FindArguments = Callable[[str, int, dict[str, str]], tuple[int, int] | None]
-"""Where arguments begin and end in a text, from the end of a name on."""
+"""Finds where arguments begin and end in a text, from the end of a name on."""
 
 
 @dataclass(frozen=True)
 class _Around:
-    """What stands around calls."""
+    """The texts around calls."""
 
     opens: str
     before_name: str
@@ -101,7 +101,7 @@ class _Around:
 
 
 def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
-    """One for each call; none if they are not written so."""
+    """Finds the position of each call; none if they are not written so."""
     found: list[_Span] = []
     end = 0
     for name, arguments in sample.calls:
@@ -122,9 +122,9 @@ def _around(sample: CallSample, spans: list[_Span], closing: str = "") -> _Aroun
     if len(spans) == 1:
         return _Around("", before.strip(), after_name, after.strip(), "", "")
     between = text[first.end : spans[1].name].lstrip().removeprefix(closing)
-    ending = whole_marks(common_beginning(between, after))
+    ending = whole_delimiters(common_beginning(between, after))
     opening = common_beginning(before[::-1], between[len(ending) :][::-1])[::-1]
-    if ">" in opening and opening.find(">") < opening.find("<"):  # the rest of another mark
+    if ">" in opening and opening.find(">") < opening.find("<"):  # the rest of another delimiter
         opening = opening[opening.find(">") + 1 :]
     opening = opening.lstrip()
     return _Around(
@@ -216,7 +216,7 @@ def _as_pairs(one: CallSample, several: CallSample | None) -> Iterator[CallForma
     if text[ends[2] : begins[3]] != inside:
         return
     following = text[first.end : spans[1].name] if len(spans) > 1 else text[first.end :]
-    value_closes = whole_marks(common_beginning(between, following)).strip()
+    value_closes = whole_delimiters(common_beginning(between, following)).strip()
     key_opens = between.strip().removeprefix(value_closes).strip()
     around = _around(sample, spans, value_closes)
     head = around.after_name.rstrip()

@@ -2,7 +2,7 @@
 models of LFM2.5 do not delimit."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.prompts.history_rendering import as_python_list
 from mlx_server.tool_parsers.formats import BARE_PYTHON, inline_python
 from mlx_server.tool_parsers.formats import LFM2 as NOTATION

@@ -1,7 +1,7 @@
 """Llama 3 to 3.3: headers, and calls in any of Meta's formats, depending on the prompt."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import (
     BARE_JSON,
     BARE_PYTHON,

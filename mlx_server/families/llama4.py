@@ -1,7 +1,7 @@
 """Llama 4: headers; calls as Python, with or without delimiters, or as JSON."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import BARE_JSON, BARE_PYTHON, LLAMA4_PYTHON, inline_python
 
 LAYOUT = MarkupLayout(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import LONGCAT_JSON
 from mlx_server.tool_parsers.tag_formats import LONGCAT as KEYED
 

@@ -1,7 +1,7 @@
 """MiniCPM 3 and 4, which call in Python, and 5, which calls in tags."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, MarkupLayout
+from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import MINICPM as CALLS
 from mlx_server.tool_parsers.tag_formats import MINICPM5 as TAGGED
 

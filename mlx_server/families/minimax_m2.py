@@ -1,7 +1,7 @@
 """MiniMax-M2: turns between `]~b]` and `[e~[`, `<think>`, calls as `<invoke>`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import MINIMAX_M2 as CALLS
 from mlx_server.tool_parsers.tag_formats import MINIMAX_M2_WITHOUT_BLOCK
 

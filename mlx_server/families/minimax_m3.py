@@ -1,7 +1,7 @@
 """MiniMax-M3: as M2, with `<mm:think>`, and a sign before each tag of a call."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.elements import MINIMAX_M3 as CALLS
 
 THOUGHTS = ("<mm:think>", "</mm:think>")

@@ -4,7 +4,7 @@ import re
 from hashlib import sha256
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import THINK, MarkupLayout
+from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.call_ids import new_short_id
 from mlx_server.tool_parsers.formats import MISTRAL as NOTATION
 

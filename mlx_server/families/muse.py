@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import MUSE as CALLS
 
 START, MESSAGE, END, TURN_END = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -23,8 +23,8 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
 
 
 def _names(tool: str) -> tuple[str, ...]:
-    """How a message is addressed to a tool. The template tells the model that a tool without a
-    namespace is one itself."""
+    """The names that address a message to a tool. The template tells the model that a tool without
+    a namespace is one itself."""
     return tool, f"{tool}.{tool}", f"functions.{tool}"
 
 

@@ -1,7 +1,7 @@
 """NVIDIA's Nemotrons: `<think>`, JSON calls in `<TOOLCALL>`; Nemotron 3 calls as Qwen3-Coder."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import NEMOTRON as CALLS
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 

@@ -1,7 +1,7 @@
 """OLMo 3: ChatML, `<think>`, Python calls between `<function_calls>` tags, one per line."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import OLMO3 as NOTATION
 
 LAYOUT = MarkupLayout(call_formats=(NOTATION,))

@@ -1,7 +1,7 @@
 """openPangu: reserved tokens as marks of thoughts and of an array of calls."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import PANGU as CALLS
 
 THOUGHTS = ("[unused16]", "[unused17]")

@@ -1,7 +1,7 @@
 """Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or after `functools`."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers.formats import FUNCTOOLS, FUNCTOOLS_OBJECT
 from mlx_server.tool_parsers.formats import PHI4 as CALLS

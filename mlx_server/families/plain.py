@@ -4,7 +4,7 @@ The JSON is in Hermes' tags, or the whole answer is a call, an object or an arra
 """
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HERMES, PLAIN_ARRAY, PLAIN_OBJECT
 
 LAYOUT = MarkupLayout(call_formats=(HERMES, PLAIN_OBJECT, PLAIN_ARRAY))

@@ -1,7 +1,7 @@
 """PLaMo 3: marks of one form around every part of a call."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import PLAMO as CALLS
 
 THOUGHTS = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")

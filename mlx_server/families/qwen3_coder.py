@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.qwen3 import QWEN3
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER as CALLS
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER_WITHOUT_BLOCK
 

@@ -1,7 +1,7 @@
 """Seed-OSS: `seed:` tags for every part, some of them for reflections on the thinking budget."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import SEED_OSS as CALLS
 from mlx_server.tool_parsers.tag_formats import SEED_OSS_WITHOUT_BLOCK
 

@@ -1,7 +1,7 @@
 """SmolLM2, a Llama by its config.json: ChatML; the largest writes calls as Hermes does."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import HERMES
 
 LAYOUT = MarkupLayout(reasoning=(), call_formats=(HERMES,), trims=False)

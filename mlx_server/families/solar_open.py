@@ -1,7 +1,7 @@
 """Solar Open, where a call's id stands before its name, and 2, where keys and values have marks."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import SOLAR_OPEN as CALLS
 from mlx_server.tool_parsers.tag_formats import SOLAR_OPEN2 as KEYED
 

@@ -1,7 +1,7 @@
 """Step 3: `<think>`, calls in a section of control tokens, each of them tags."""
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import STEP3 as CALLS
 from mlx_server.tool_parsers.tag_formats import STEP3_RESPELLED
 

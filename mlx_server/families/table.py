@@ -8,13 +8,13 @@ from rich.text import Text
 
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.call_format import CallFormat
 
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
 PIPE_WIDTH = 1_000
-"""Of lines that a program reads: none of them is cut."""
+"""The width of lines that a program reads, so that none is cut."""
 
 Row = tuple[str, list[str], list[str], list[str], list[str]]
 

@@ -17,7 +17,7 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import check_wanted, in_thread
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
-"""How many texts are computed together, and how many tokens with their padding."""
+"""Limits on the texts that are computed together, and on their tokens with padding."""
 
 Input = str | tuple[int, ...]
 """Text, or the ids of its tokens, which are used unchanged."""
@@ -40,9 +40,9 @@ class EmbedRequest:
 class Embeddings:
     model: str
     vectors: tuple[bytes, ...]
-    """As little-endian 32-bit floats, in the order of the inputs."""
+    """The vectors as little-endian 32-bit floats, in the order of the inputs."""
     tokens: int
-    """Of all inputs together."""
+    """The number of tokens of all inputs together."""
 
 
 async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:

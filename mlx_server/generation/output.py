@@ -172,8 +172,8 @@ class OutputProcessor:
         return text is not None and not any(text in each for each in self._closes)
 
     def _delimiters_before(self, pending: bytes) -> int:
-        """Where delimiters end that come first. Words in them may be those of the text, and white
-        space after them may be the text's."""
+        """The position after the delimiters at the beginning. Words in them may be those of the
+        text, and white space after them may be the text's."""
         found = self._invisible.match(pending)
         return len(found[0].rstrip()) if found else 0
 

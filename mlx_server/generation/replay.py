@@ -10,7 +10,7 @@ from mlx_server.requests import GenerateRequest
 from mlx_server.sources.transcript import Recording
 
 BEFORE = 60
-"""How many characters of the output before the token are shown."""
+"""The number of characters of output that are shown before the token."""
 
 
 def play(prepared: PreparedModel, row: Generate, recording: Recording) -> None:

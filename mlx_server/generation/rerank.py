@@ -38,7 +38,7 @@ class RerankRequest:
     query: str
     documents: tuple[str, ...]
     instruction: str | None = None
-    """What makes a document relevant to a query; None: `INSTRUCTION`."""
+    """Tells the model what makes a document relevant to a query; None stands for `INSTRUCTION`."""
     client: str = ""
 
 
@@ -46,9 +46,9 @@ class RerankRequest:
 class Relevance:
     model: str
     scores: tuple[float, ...]
-    """From 0 to 1, in the order of the documents."""
+    """The relevance of each document from 0 to 1, in the order of the documents."""
     tokens: int
-    """Of the prompts of all documents together."""
+    """The number of tokens of all documents' prompts together."""
 
 
 async def rerank(request: RerankRequest, pool: Pool) -> Relevance:

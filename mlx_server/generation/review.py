@@ -80,7 +80,7 @@ class ReviewedAnswer(ABC):
     @property
     @abstractmethod
     def _attempt_counts(self) -> TokenCounts:
-        """What the current attempt has used so far."""
+        """The tokens of the current attempt so far."""
 
     @property
     @abstractmethod

@@ -6,10 +6,11 @@ from dataclasses import replace
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.events import Event, ToolsListed
 from mlx_server.generation.tool_turn import ServerTool, ToolNames
-from mlx_server.grammars import schema
+from mlx_server.grammars.schema import check
 from mlx_server.mcp import Toolset
 from mlx_server.messages import Message, Tool
 from mlx_server.requests import McpChoice, NamedTool, ToolChoice
+from mlx_server.schemas.members import object_of
 
 
 class ServerTools:
@@ -18,7 +19,7 @@ class ServerTools:
         self._toolset = toolset
         self._names = ToolNames(functions)
         self._left_out: dict[str, list[str]] = {}
-        """By server, why tools are left out."""
+        """The reason why a server's tools are left out, by server."""
         self.by_name = self._usable()
 
     def known_name(self, server: str, name: str) -> str:
@@ -53,7 +54,7 @@ class ServerTools:
             label = server.requested.label
             for name, listed in server.listing.tools.items():
                 try:
-                    schema.check(schema.object_of(listed.schema), strict=False)
+                    check(object_of(listed.schema), strict=False)
                 except (InvalidGrammar, CompilerTooSlow) as error:
                     sentence = f"{name!r} is left out: {error.message}"
                     self._left_out.setdefault(label, []).append(sentence)

@@ -195,7 +195,7 @@ class _Rounds:
                     yield replace(event, unfinished=self._unfinished)
 
     def _unfinished(self) -> TokenCounts:
-        """What all rounds have used. They are reported together, at the end of the last one."""
+        """The tokens of all rounds, which are reported together when the final round ends."""
         if self._ended:
             return TokenCounts()
         return total(
@@ -294,7 +294,8 @@ class _Rounds:
         return late or self._rounds >= self._limits.rounds or not self._may_run()
 
     def _tokens_left(self) -> int | None:
-        """What `max_tokens`, which all rounds share, leaves for the next; None means no limit."""
+        """The rest of `max_tokens`, which all rounds share, for the next round; None means no
+        limit."""
         most = self._request.max_tokens
         used = sum(finished.completion_tokens for finished in self._finished)
         return None if most is None else max(0, most - used)

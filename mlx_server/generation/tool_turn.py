@@ -65,7 +65,7 @@ class ToolTurn:
     offered: dict[str, ServerTool]
     first_call: int
     may_run: int
-    """How many calls may be run in this turn; further ones are ignored."""
+    """The number of calls that may be run in this turn; further ones are ignored."""
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, TurnCall] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class ToolTurn:
                 self.finished = event
 
     def _numbered(self, path: str) -> str:
-        """With the number of the call among those of all rounds."""
+        """The event with the number of the call among those of all rounds."""
         return CALL_PLACE.sub(lambda found: str(int(found[0]) + self.first_call), path)
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:

@@ -55,14 +55,16 @@ def unenforced(format: Format) -> tuple[str, ...]:
 def _check_pattern(pattern: str) -> None:
     _check_text(pattern)
     if why := patterns.unsupported(pattern):
-        raise InvalidGrammar(f"The pattern has {why}, which a grammar can't say. Leave it out.")
+        raise InvalidGrammar(f"The pattern has {why}, which a grammar can't express. Leave it out.")
     if why := patterns.excessive_part(pattern):
         raise InvalidGrammar(f"The pattern {why}. Use a shorter one.")
 
 
 def _check_options(options: tuple[str, ...]) -> None:
     if not options or "" in options:
-        raise InvalidGrammar("The choice is empty, or one of its options is. Name some text.")
+        raise InvalidGrammar(
+            "The choice has no options, or an empty one. Give every option some text."
+        )
     if len(options) > limits.CHOICES.value:
         raise InvalidGrammar(
             f"The choice has {len(options)} options, more than {limits.CHOICES.value}."

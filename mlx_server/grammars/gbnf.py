@@ -56,7 +56,7 @@ def _spelled(found: re.Match[str], opening: str) -> str:
     code = found[1] or found[2] or found[3]
     number = int(code, 16) if code else ord(found[5] or _ONE.get(found[4], found[4]))
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise _refused(f"{found[0]} is no character")
+        raise _refused(f"{found[0]} is not a character")
     character = chr(number)
     is_plain = number > 0x7F or character.isalnum()
     return character if is_plain else f"\\x{number:02x}"

@@ -12,7 +12,7 @@ from typing import Any
 from mlx_server.schemas.grammar import text_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
-"""Without it, llguidance would tokenise text that a grammar forces, even to control tokens."""
+"""Keeps llguidance from tokenising text that a grammar forces, which could give control tokens."""
 
 
 class Lark:

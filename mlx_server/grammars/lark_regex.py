@@ -80,7 +80,7 @@ def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexTo
         if rest and rest[0].kind == "priority":
             rest = rest[1:]
         if head.kind != "name" or not rest or rest[0].text != ":":
-            raise _refused(head.line, f"{head.text[:20]!r} begins no rule")
+            raise _refused(head.line, f"{head.text[:20]!r} does not begin a rule")
         yield head.text.lstrip("!?"), rest[1:]
 
 
@@ -130,7 +130,7 @@ class _Expansion:
         if name not in self._written:
             self._open.add(name)
             with self.deeper():
-                self._written[name] = _Body(body, self).read()
+                self._written[name] = _RuleReader(body, self).read()
             self._open.discard(name)
         return self._written[name]
 
@@ -143,7 +143,7 @@ class _Expansion:
         self._depth -= 1
 
 
-class _Body:
+class _RuleReader:
     """Reads the body of one rule."""
 
     def __init__(self, tokens: list[_RegexToken], rules: _Expansion) -> None:

@@ -9,29 +9,8 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.schemas.compiled import compiled
-from mlx_server.schemas.members import member, properties_of, required_of
+from mlx_server.schemas.members import object_of
 from mlx_server.schemas.view import Schema
-
-__all__ = [
-    "arguments",
-    "check",
-    "check_tools",
-    "member",
-    "object_of",
-    "properties_of",
-    "required_of",
-    "unenforced",
-]
-
-
-_SAYS_MORE = frozenset(
-    (
-        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
-        *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"),
-        *("dependentRequired", "dependentSchemas", "dependencies", "minProperties"),
-    )
-)
-"""Keywords that constrain the members of an object in addition to their list."""
 
 
 def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
@@ -76,24 +55,3 @@ def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False
     schema = object_of(parameters)
     check(schema, strict=strict)
     return lark.rule(compiled(schema).grammar)
-
-
-def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, as an object.
-
-    If it lists properties and says nothing else about members, it allows no others: a small model
-    would invent some.
-    """
-    if parameters is None:
-        return {"type": "object"}
-    closed = {"additionalProperties": False} if _lists_all(parameters) else {}
-    return {"type": "object", **parameters, **closed}
-
-
-def _lists_all(parameters: Mapping[str, Any]) -> bool:
-    listed, required = parameters.get("properties"), parameters.get("required", ())
-    if not isinstance(listed, Mapping) or not _SAYS_MORE.isdisjoint(parameters):
-        return False
-    if not isinstance(required, list | tuple):
-        return False
-    return all(isinstance(name, str) and name in listed for name in required)

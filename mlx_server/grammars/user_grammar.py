@@ -68,7 +68,7 @@ def _value_at(source: str, at: int, line: int) -> tuple[Any, int]:
     try:
         value, end = json.JSONDecoder().raw_decode(source, begun.end())
     except (ValueError, RecursionError):
-        raise _refused(line, "a % directive has no JSON behind it") from None
+        raise _refused(line, "a % directive is not followed by JSON") from None
     return value, end
 
 
@@ -97,8 +97,8 @@ def _refuse_excess(tokens: list[_LarkToken]) -> None:
 
 
 def _checked_tokens(tokens: list[_LarkToken]) -> Iterator[str]:
-    told = [token for token in tokens if token.kind not in ("blank", "line")]
-    following = dict(zip(map(id, told), told[1:], strict=False))
+    significant = [token for token in tokens if token.kind not in ("blank", "line")]
+    following = dict(zip(map(id, significant), significant[1:], strict=False))
     for token in tokens:
         after = following.get(id(token))
         if token.kind == "name" and token.text in _OPTIONS and after and after.text == "=":
@@ -125,7 +125,9 @@ def _token_text(token: _LarkToken) -> str:
             return f"%regex {json.dumps(json.loads(text))}"
         case "regex":
             if why := patterns.unsupported(text):
-                raise _refused(line, f"the pattern {text[:40]} has {why}, which can't be said here")
+                raise _refused(
+                    line, f"the pattern {text[:40]} has {why}, which can't be expressed here"
+                )
             if why := patterns.excessive_part(text):
                 raise _refused(line, f"the pattern {text[:40]} {why}")
     return text

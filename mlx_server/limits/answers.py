@@ -73,11 +73,7 @@ HARMONY_DEPTH = Limit(
     beyond="deeper ones are described as `any`",
 )
 HARMONY_HEADER_TOKENS = Limit(
-    bounds="the header of a Harmony message",
-    value=128,
-    unit="tokens",
-    per="response",
-    beyond="it counts as text",
+    "the header of a Harmony message", 128, "tokens", "response", beyond="it counts as text"
 )
 STRAY_DELIMITERS = Limit(
     bounds="stray delimiters between two calls of an answer that follows a grammar",
@@ -153,11 +149,7 @@ CHECK_ERRORS = Limit(
     beyond="the rest is not listed",
 )
 CHECK_ERROR_CHARACTERS = Limit(
-    bounds="the message of one such error",
-    value=300,
-    unit="characters",
-    per="response",
-    beyond="it is truncated",
+    "the message of one such error", 300, "characters", "response", beyond="it is truncated"
 )
 NATIVE_ARGUMENTS_BYTES = Limit(
     bounds="the arguments of a call on `/generate`",

@@ -19,11 +19,7 @@ CHECKPOINT_FILES = Limit(
     beyond="the model is unusable",
 )
 CHECKPOINT_LAYERS = Limit(
-    bounds="layers and experts in a config",
-    value=10_000,
-    unit="items",
-    per="model",
-    beyond="the model is unusable",
+    "layers and experts in a config", 10_000, "items", "model", beyond="the model is unusable"
 )
 NORMALIZER_GROWTH = Limit(
     bounds="the factor by which a tokenizer's normalizer may lengthen a text",
@@ -33,25 +29,13 @@ NORMALIZER_GROWTH = Limit(
     beyond="the model is unusable",
 )
 VOCABULARY_TOKENS = Limit(
-    bounds="the largest token id",
-    value=1 << 24,
-    unit="tokens",
-    per="model",
-    beyond="the model is unusable",
+    "the largest token id", 1 << 24, "tokens", "model", beyond="the model is unusable"
 )
 REASONING_DELIMITERS = Limit(
-    bounds="delimiters that end reasoning",
-    value=64,
-    unit="items",
-    per="model",
-    beyond="the request fails",
+    "delimiters that end reasoning", 64, "items", "model", beyond="the request fails"
 )
 REASONING_DELIMITER_TOKENS = Limit(
-    bounds="a delimiter that ends reasoning",
-    value=256,
-    unit="tokens",
-    per="model",
-    beyond="the request fails",
+    "a delimiter that ends reasoning", 256, "tokens", "model", beyond="the request fails"
 )
 STOP_TOKEN_SETS = Limit(
     bounds="sets of stop tokens for which the engine caches a matcher",
@@ -118,11 +102,7 @@ PROMPT_WRITE_BYTES = Limit(
 # Adapters
 
 ADAPTER_CONFIG_BYTES = Limit(
-    bounds="`adapter_config.json`",
-    value=1_000_000,
-    unit="bytes",
-    per="model",
-    beyond="the adapter is refused",
+    "`adapter_config.json`", 1_000_000, "bytes", "model", beyond="the adapter is refused"
 )
 ADAPTER_HEADER_BYTES = Limit(
     bounds="the header of an adapter's weights",
@@ -132,11 +112,7 @@ ADAPTER_HEADER_BYTES = Limit(
     beyond="the adapter is refused",
 )
 ADAPTER_RANK = Limit(
-    bounds="the rank of an adapter",
-    value=512,
-    unit="items",
-    per="model",
-    beyond="the adapter is refused",
+    "the rank of an adapter", 512, "items", "model", beyond="the adapter is refused"
 )
 LISTED_ADAPTERS = Limit(
     bounds="entries of the adapters' folder that are searched for the list of adapters",

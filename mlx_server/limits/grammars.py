@@ -4,41 +4,13 @@ from mlx_server.limits.limit import Limit
 
 # Schemas that answers follow
 
-SCHEMA_BYTES = Limit(
-    bounds="a JSON schema",
-    value=256 << 10,
-    unit="bytes",
-    per="request",
-    beyond="400",
-)
-SCHEMA_DEPTH = Limit(
-    bounds="nested schemas",
-    value=48,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-SCHEMA_NODES = Limit(
-    bounds="objects and arrays in a schema",
-    value=20_000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+SCHEMA_BYTES = Limit("a JSON schema", 256 << 10, "bytes", "request", beyond="400")
+SCHEMA_DEPTH = Limit("nested schemas", 48, "items", "request", beyond="400")
+SCHEMA_NODES = Limit("objects and arrays in a schema", 20_000, "items", "request", beyond="400")
 SCHEMA_PROPERTIES = Limit(
-    bounds="names in one `properties` or `required`",
-    value=500,
-    unit="items",
-    per="request",
-    beyond="400",
+    "names in one `properties` or `required`", 500, "items", "request", beyond="400"
 )
-SCHEMA_VALUES = Limit(
-    bounds="values of one `enum`",
-    value=10_000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+SCHEMA_VALUES = Limit("values of one `enum`", 10_000, "items", "request", beyond="400")
 SCHEMA_COUNT = Limit(
     bounds="`minItems`, `maxItems` and other counts except `maxLength`",
     value=10_000,
@@ -54,11 +26,7 @@ SCHEMA_TEXT_LENGTH = Limit(
     beyond="400",
 )
 SCHEMA_MULTIPLES = Limit(
-    bounds="the digits of `multipleOf`, read as a whole number",
-    value=10_000,
-    unit="items",
-    per="request",
-    beyond="400",
+    "the digits of `multipleOf`, read as a whole number", 10_000, "items", "request", beyond="400"
 )
 SCHEMA_JOINED_PATTERNS = Limit(
     bounds="patterns that one text has to match at once",
@@ -106,18 +74,10 @@ SCHEMA_VARIANT_MEMBERS = Limit(
     beyond="fewer variants are distinguished",
 )
 PATTERN_CHARACTERS = Limit(
-    bounds="a regular expression in a schema or grammar",
-    value=2_000,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "a regular expression in a schema or grammar", 2_000, "characters", "request", beyond="400"
 )
 PATTERN_REPEATS = Limit(
-    bounds="a count of repetitions in a regular expression",
-    value=10_000,
-    unit="items",
-    per="request",
-    beyond="400",
+    "a count of repetitions in a regular expression", 10_000, "items", "request", beyond="400"
 )
 PATTERN_STATES = Limit(
     bounds="a regular expression with its repetitions written out",
@@ -126,13 +86,7 @@ PATTERN_STATES = Limit(
     per="request",
     beyond="400",
 )
-PATTERN_DEPTH = Limit(
-    bounds="nested groups in a regular expression",
-    value=60,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+PATTERN_DEPTH = Limit("nested groups in a regular expression", 60, "items", "request", beyond="400")
 
 COMPILED_SCHEMAS = Limit(
     bounds="compiled or refused schemas in the cache",
@@ -149,11 +103,7 @@ SCHEMA_PROCESSES = Limit(
     beyond="it waits for one",
 )
 IDLE_SCHEMA_PROCESSES = Limit(
-    bounds="idle processes that compile schemas",
-    value=1,
-    unit="processes",
-    per="server",
-    beyond="it ends",
+    "idle processes that compile schemas", 1, "processes", "server", beyond="it ends"
 )
 SCHEMA_SECONDS = Limit(
     bounds="processor time to compile a schema, which may take four times as long by the clock",
@@ -172,33 +122,15 @@ SCHEMA_MEMORY = Limit(
 
 # Other grammars that answers follow
 
-CHOICES = Limit(
-    bounds="options of `choice`",
-    value=10_000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+CHOICES = Limit("options of `choice`", 10_000, "items", "request", beyond="400")
 CHOICE_CHARACTERS = Limit(
-    bounds="all options of `choice` together",
-    value=256 << 10,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "all options of `choice` together", 256 << 10, "characters", "request", beyond="400"
 )
 GRAMMAR_CHARACTERS = Limit(
-    bounds="a grammar that a client writes",
-    value=128 << 10,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "a grammar that a client writes", 128 << 10, "characters", "request", beyond="400"
 )
 GRAMMAR_RULES = Limit(
-    bounds="rules of a grammar that a client writes",
-    value=500,
-    unit="items",
-    per="request",
-    beyond="400",
+    "rules of a grammar that a client writes", 500, "items", "request", beyond="400"
 )
 GRAMMAR_INTERSECTIONS = Limit(
     bounds="intersections (`&`) in a grammar, each of which may double the work",
@@ -207,22 +139,12 @@ GRAMMAR_INTERSECTIONS = Limit(
     per="request",
     beyond="400",
 )
-GRAMMAR_DEPTH = Limit(
-    bounds="nested brackets in a grammar",
-    value=48,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+GRAMMAR_DEPTH = Limit("nested brackets in a grammar", 48, "items", "request", beyond="400")
 
 # Compiling grammars
 
 WHOLE_GRAMMAR_CHARACTERS = Limit(
-    bounds="the grammar of an answer, with all its tools",
-    value=4 << 20,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "the grammar of an answer, with all its tools", 4 << 20, "characters", "request", beyond="400"
 )
 WHOLE_GRAMMAR_RULES = Limit(
     bounds="rules of the grammar of an answer, as many as fit the compiler's stack",
@@ -231,13 +153,7 @@ WHOLE_GRAMMAR_RULES = Limit(
     per="request",
     beyond="400",
 )
-COMPILE_SECONDS = Limit(
-    bounds="the time to compile a grammar",
-    value=5,
-    unit="seconds",
-    per="request",
-    beyond="503",
-)
+COMPILE_SECONDS = Limit("the time to compile a grammar", 5, "seconds", "request", beyond="503")
 COMPILE_THREADS = Limit(
     bounds="grammars that are compiled at a time",
     value=2,
@@ -294,13 +210,7 @@ GRAMMAR_STATES = Limit(
     per="request",
     beyond="the row fails; others go on",
 )
-GRAMMAR_SIZE = Limit(
-    bounds="symbols of a compiled grammar",
-    value=200_000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+GRAMMAR_SIZE = Limit("symbols of a compiled grammar", 200_000, "items", "request", beyond="400")
 GRAMMAR_ERROR_CHARACTERS = Limit(
     bounds="the compiler's message about a grammar that it refuses",
     value=500,

@@ -19,6 +19,7 @@ class Limit:
     unit: Unit
     per: Per
     beyond: str
-    """What happens beyond it: the response's status, or what is dropped, closed or left out."""
+    """The effect beyond the limit: the response's status, or what is dropped, closed or left
+    out."""
     setting: str | None = None
     """The key in models.yaml that changes the value."""

@@ -2,19 +2,9 @@
 
 from mlx_server.limits.limit import Limit
 
-MCP_SERVERS = Limit(
-    bounds="MCP servers that a request names",
-    value=16,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+MCP_SERVERS = Limit("MCP servers that a request names", 16, "items", "request", beyond="400")
 MCP_RESPONSES = Limit(
-    bounds="responses that use MCP servers at a time",
-    value=64,
-    unit="items",
-    per="server",
-    beyond="503",
+    "responses that use MCP servers at a time", 64, "items", "server", beyond="503"
 )
 MCP_PROCESSES = Limit(
     bounds="MCP servers that run as child processes, each with two guards",
@@ -136,11 +126,7 @@ MCP_SESSION_BYTES = Limit(
     beyond="the connection is closed",
 )
 MCP_ERROR_CHARACTERS = Limit(
-    bounds="an MCP server's error message",
-    value=500,
-    unit="items",
-    per="request",
-    beyond="it is truncated",
+    "an MCP server's error message", 500, "items", "request", beyond="it is truncated"
 )
 TOOL_NAME_CHARACTERS = Limit(
     bounds="the name of an MCP server's tool",

@@ -2,20 +2,8 @@
 
 from mlx_server.limits.limit import Limit
 
-PDF_PAGES = Limit(
-    bounds="pages of a PDF file",
-    value=2000,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-PDF_CHARACTERS = Limit(
-    bounds="the text of a PDF file",
-    value=16 << 20,
-    unit="characters",
-    per="request",
-    beyond="400",
-)
+PDF_PAGES = Limit("pages of a PDF file", 2000, "items", "request", beyond="400")
+PDF_CHARACTERS = Limit("the text of a PDF file", 16 << 20, "characters", "request", beyond="400")
 PDF_SECONDS = Limit(
     bounds="processor time of reading a PDF file, which may take four times as long by the clock",
     value=20,
@@ -31,16 +19,8 @@ PDF_MEMORY = Limit(
     beyond="400, and the process is killed",
 )
 PDF_PROCESSES = Limit(
-    bounds="processes that read PDF files",
-    value=2,
-    unit="processes",
-    per="server",
-    beyond="it waits for one",
+    "processes that read PDF files", 2, "processes", "server", beyond="it waits for one"
 )
 IDLE_PDF_PROCESSES = Limit(
-    bounds="idle processes that read PDF files",
-    value=1,
-    unit="processes",
-    per="server",
-    beyond="it ends",
+    "idle processes that read PDF files", 1, "processes", "server", beyond="it ends"
 )

@@ -12,13 +12,7 @@ BODY_BYTES = Limit(
     beyond="413",
     setting="server.max_body_bytes",
 )
-JSON_DEPTH = Limit(
-    bounds="nested lists and objects",
-    value=64,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+JSON_DEPTH = Limit("nested lists and objects", 64, "items", "request", beyond="400")
 JSON_NODES = Limit(
     bounds="lists and objects, because millions of them would block other requests",
     value=1 << 16,
@@ -26,40 +20,12 @@ JSON_NODES = Limit(
     per="request",
     beyond="400",
 )
-JSON_STRINGS = Limit(
-    bounds="strings, keys included",
-    value=1 << 18,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-JSON_DIGITS = Limit(
-    bounds="digits of a whole number",
-    value=400,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-NAME_CHARACTERS = Limit(
-    bounds="the name of a schema",
-    value=64,
-    unit="characters",
-    per="request",
-    beyond="400",
-)
-ANSWERS = Limit(
-    bounds="answers that one request asks for with `n`",
-    value=16,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+JSON_STRINGS = Limit("strings, keys included", 1 << 18, "items", "request", beyond="400")
+JSON_DIGITS = Limit("digits of a whole number", 400, "items", "request", beyond="400")
+NAME_CHARACTERS = Limit("the name of a schema", 64, "characters", "request", beyond="400")
+ANSWERS = Limit("answers that one request asks for with `n`", 16, "items", "request", beyond="400")
 PROMPTS = Limit(
-    bounds="prompts of one request to `/v1/completions`",
-    value=128,
-    unit="items",
-    per="request",
-    beyond="400",
+    "prompts of one request to `/v1/completions`", 128, "items", "request", beyond="400"
 )
 TOKENIZED = Limit(
     bounds="tokens of one request to `/tokenize` or `/detokenize`",
@@ -82,27 +48,9 @@ EMBEDDED_TOKENS = Limit(
     per="request",
     beyond="400",
 )
-STOP_STRINGS = Limit(
-    bounds="stop strings",
-    value=64,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-STOP_CHARACTERS = Limit(
-    bounds="a stop string",
-    value=1024,
-    unit="characters",
-    per="request",
-    beyond="400",
-)
-LOGIT_BIASES = Limit(
-    bounds="tokens in `logit_bias`",
-    value=4096,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+STOP_STRINGS = Limit("stop strings", 64, "items", "request", beyond="400")
+STOP_CHARACTERS = Limit("a stop string", 1024, "characters", "request", beyond="400")
+LOGIT_BIASES = Limit("tokens in `logit_bias`", 4096, "items", "request", beyond="400")
 TOP_LOGPROBS = Limit(
     bounds="`top_logprobs` and `logprobs`, the alternatives to each token",
     value=20,
@@ -110,26 +58,10 @@ TOP_LOGPROBS = Limit(
     per="request",
     beyond="400",
 )
-METADATA = Limit(
-    bounds="pairs in `metadata`",
-    value=16,
-    unit="items",
-    per="request",
-    beyond="400",
-)
-METADATA_KEY_CHARACTERS = Limit(
-    bounds="a key in `metadata`",
-    value=64,
-    unit="characters",
-    per="request",
-    beyond="400",
-)
+METADATA = Limit("pairs in `metadata`", 16, "items", "request", beyond="400")
+METADATA_KEY_CHARACTERS = Limit("a key in `metadata`", 64, "characters", "request", beyond="400")
 METADATA_VALUE_CHARACTERS = Limit(
-    bounds="a value in `metadata`",
-    value=512,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "a value in `metadata`", 512, "characters", "request", beyond="400"
 )
 LABEL_CHARACTERS = Limit(
     bounds="`user`, `safety_identifier` and `prompt_cache_key` of a response",
@@ -139,11 +71,7 @@ LABEL_CHARACTERS = Limit(
     beyond="400",
 )
 LANE_CHARACTERS = Limit(
-    bounds="the name of a WebSocket's lane",
-    value=256,
-    unit="characters",
-    per="request",
-    beyond="an error event",
+    "the name of a WebSocket's lane", 256, "characters", "request", beyond="an error event"
 )
 REQUEST_ID_CHARACTERS = Limit(
     bounds="a client's `x-request-id`",
@@ -153,25 +81,11 @@ REQUEST_ID_CHARACTERS = Limit(
     beyond="the server generates an id instead",
 )
 ADAPTER_PATH_CHARACTERS = Limit(
-    bounds="the path of an adapter that a client loads",
-    value=4096,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "the path of an adapter that a client loads", 4096, "characters", "request", beyond="400"
 )
-PAGE_ITEMS = Limit(
-    bounds="items of a page, which `limit` sets",
-    value=100,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+PAGE_ITEMS = Limit("items of a page, which `limit` sets", 100, "items", "request", beyond="400")
 ADDED_ITEMS = Limit(
-    bounds="items that one request adds to a conversation",
-    value=20,
-    unit="items",
-    per="request",
-    beyond="400",
+    "items that one request adds to a conversation", 20, "items", "request", beyond="400"
 )
 IGNORED_NAMES = Limit(
     bounds="ignored fields that the response header lists",
@@ -188,21 +102,13 @@ IGNORED_NAME_CHARACTERS = Limit(
     beyond="it is truncated",
 )
 IGNORED_HEADER_CHARACTERS = Limit(
-    bounds="the header that lists ignored fields",
-    value=2048,
-    unit="characters",
-    per="request",
-    beyond="it is truncated",
+    "the header that lists ignored fields", 2048, "characters", "request", beyond="it is truncated"
 )
 
 # What a request offers to the model
 
 TOOLS = Limit(
-    bounds="tools of a request, those of MCP servers not included",
-    value=128,
-    unit="items",
-    per="request",
-    beyond="400",
+    "tools of a request, those of MCP servers not included", 128, "items", "request", beyond="400"
 )
 RESPONSE_TOOLS = Limit(
     bounds="entries of `tools` of a response, ignored ones included",
@@ -225,26 +131,10 @@ MCP_LABEL_CHARACTERS = Limit(
     per="request",
     beyond="400",
 )
-MCP_URL_CHARACTERS = Limit(
-    bounds="the URL of an MCP server",
-    value=2048,
-    unit="characters",
-    per="request",
-    beyond="400",
-)
-MCP_HEADERS = Limit(
-    bounds="headers for an MCP server",
-    value=64,
-    unit="items",
-    per="request",
-    beyond="400",
-)
+MCP_URL_CHARACTERS = Limit("the URL of an MCP server", 2048, "characters", "request", beyond="400")
+MCP_HEADERS = Limit("headers for an MCP server", 64, "items", "request", beyond="400")
 MCP_FILTER_NAMES = Limit(
-    bounds="tool names in one filter of an MCP server's tools",
-    value=4096,
-    unit="items",
-    per="request",
-    beyond="400",
+    "tool names in one filter of an MCP server's tools", 4096, "items", "request", beyond="400"
 )
 
 # Reading, rendering and tokenising a request
@@ -257,18 +147,10 @@ REQUEST_THREADS = Limit(
     beyond="it waits, small requests before large ones",
 )
 LARGE_REQUEST_THREADS = Limit(
-    bounds="those of these threads that work for large requests",
-    value=2,
-    unit="threads",
-    per="server",
-    beyond="it waits",
+    "those of these threads that work for large requests", 2, "threads", "server", beyond="it waits"
 )
 MODEL_REQUEST_THREADS = Limit(
-    bounds="those of these threads that render for one model",
-    value=3,
-    unit="threads",
-    per="model",
-    beyond="it waits",
+    "those of these threads that render for one model", 3, "threads", "model", beyond="it waits"
 )
 LARGE_REQUEST_BYTES = Limit(
     bounds="the body of a request that does not count as large",

@@ -18,18 +18,10 @@ TEMPLATE_ERROR_CHARACTERS = Limit(
 )
 
 TEMPLATE_PROCESSES = Limit(
-    bounds="processes that render chat templates",
-    value=8,
-    unit="processes",
-    per="server",
-    beyond="it waits for one",
+    "processes that render chat templates", 8, "processes", "server", beyond="it waits for one"
 )
 IDLE_TEMPLATE_PROCESSES = Limit(
-    bounds="idle processes that render chat templates",
-    value=2,
-    unit="processes",
-    per="server",
-    beyond="it ends",
+    "idle processes that render chat templates", 2, "processes", "server", beyond="it ends"
 )
 TEMPLATE_SECONDS = Limit(
     bounds="processor time of one rendering, which may take four times as long by the clock",
@@ -46,18 +38,10 @@ TEMPLATE_MEMORY = Limit(
     beyond="400, and the process is killed",
 )
 TEMPLATE_CHARACTERS = Limit(
-    bounds="the prompt that a chat template renders",
-    value=32 << 20,
-    unit="characters",
-    per="request",
-    beyond="400",
+    "the prompt that a chat template renders", 32 << 20, "characters", "request", beyond="400"
 )
 TEMPLATE_SOURCE = Limit(
-    bounds="the source of a chat template",
-    value=1 << 20,
-    unit="characters",
-    per="model",
-    beyond="500 model_unusable",
+    "the source of a chat template", 1 << 20, "characters", "model", beyond="500 model_unusable"
 )
 SCHEMA_PROMPT_TOKENS = Limit(
     bounds="the schema of an answer in its prompt, and at most an eighth of the context",

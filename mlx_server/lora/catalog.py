@@ -81,7 +81,7 @@ class AdapterCatalog:
         return dict(sorted({**others, **found, **self._listed}.items()))
 
     def _location_of(self, name: str) -> AdapterLocation | None:
-        """As in `locations`, but looks at no other folder, of which there may be very many."""
+        """Like `locations`, but looks at no other folder, of which there may be very many."""
         others = {**self._named, **self.added.locations}
         return self._configured_location(name) or others.get(name)
 
@@ -94,7 +94,8 @@ class AdapterCatalog:
         return None
 
     def _names(self) -> set[str]:
-        """As in `locations`, and those of folders that are none: no folder is looked into."""
+        """The names of `locations`, and those of folders that are no adapters: no folder is looked
+        into."""
         return {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
 
     def location(self, name: str) -> AdapterLocation:
@@ -123,7 +124,7 @@ class AdapterCatalog:
         return found
 
     def all(self) -> dict[str, AdapterSpec | AdapterInvalid]:
-        """By name, the adapters that can be served and the errors of the others."""
+        """The adapters that can be served and the errors of the others, by name."""
         return {name: self._cached_spec(name, each) for name, each in self.locations().items()}
 
     def add(self, name: str, location: AdapterLocation) -> AdapterSpec:

@@ -35,8 +35,8 @@ EXPONENTS = {
     "BF16": ("uint16", 0x7F80),
     "F32": ("uint32", 0x7F80_0000),
 }
-"""By dtype, the integer type of its size and the bits that only infinities and NaNs set fully;
-numpy has no bfloat16."""
+"""Maps a dtype to the integer type of its size and the bits that only infinities and NaNs set
+fully; numpy has no bfloat16."""
 
 TENSORS = {
     "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),

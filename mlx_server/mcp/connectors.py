@@ -34,7 +34,7 @@ OURS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """What the authorization server at `issuer` knows the connector's owner by."""
+    """The credentials by which the authorization server at `issuer` knows the connector's owner."""
 
     issuer: str
     client_id: str

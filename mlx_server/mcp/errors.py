@@ -6,7 +6,8 @@ class McpError(Exception):
 
     @property
     def kind(self) -> str:
-        """What the log says: unlike the message, it quotes neither the server nor the client."""
+        """The error's kind for the log: unlike the message, it quotes neither the server nor the
+        client."""
         return type(self).__name__
 
 

@@ -32,7 +32,7 @@ GRACE_SECONDS = 0.35
 SECOND_SECONDS = 2.0
 """How long the second guard waits for the first one to end everything."""
 SWEEPS = 3
-"""How often remaining processes are searched for: one may start another during the search."""
+"""The number of searches for remaining processes: one may start another during a search."""
 
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 """Option numbers of Linux's prctl."""

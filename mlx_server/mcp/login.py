@@ -33,13 +33,13 @@ Show = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class LoginClient:
-    """What the authorization server knows us by. Without an id, it registers us."""
+    """The client that the authorization server knows. A client without an id is registered."""
 
     id: str | None = None
     secret: str | None = field(default=None, repr=False)
     issuer: str | None = None
     port: int = 0
-    """Where the browser comes back to; 0: any free one."""
+    """The port to which the browser returns; 0 stands for any free one."""
 
 
 class _Nothing:

@@ -29,12 +29,12 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Json = msgspec.field(default_factory=dict)
     expires_at: float | None = None
     client: Json
-    """What the authorization server knows this client by."""
+    """The registration of this client with the authorization server."""
     authorization_server: Json | None = None
     resource: Json | None = None
-    """What the server says of itself as a protected resource."""
+    """The server's description of itself as a protected resource."""
     wanted_scope: str | None = None
-    """What the server asked for in vain, and the next login asks the owner for."""
+    """The scope that the server required and did not get; the next login requests it."""
 
 
 def path_in(data_dir: Path, name: str) -> Path:

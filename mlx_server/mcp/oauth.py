@@ -71,8 +71,8 @@ class RememberedToken:
 
 
 _tokens: dict[tuple[str, ClientCredentials], RememberedToken] = {}
-"""One for each connector of models.yaml, so no client can add to them. A token is for one server:
-others that the owner has registered with the same credentials never get it."""
+"""The token of each connector of models.yaml, so no client can add to them. A token is for one
+server: others that the owner has registered with the same credentials never get it."""
 
 
 def _by_credentials(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
@@ -166,7 +166,7 @@ class LoggedIn(OAuthClientProvider):
 
 
 _locks: dict[Path, asyncio.Lock] = {}
-"""One for each connector with a login: a refresh token may be good for a single use."""
+"""A lock for each connector with a login: a refresh token may be good for a single use."""
 
 
 def tokens_of(provider: OAuthClientProvider) -> Mapping[str, Any]:

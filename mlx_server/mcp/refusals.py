@@ -1,4 +1,5 @@
-"""What a server says as it refuses a request: the SDK keeps neither the status nor the text."""
+"""Keeps the reason for which a server refuses a request: the SDK keeps neither the status nor the
+text."""
 
 import asyncio
 import json
@@ -16,10 +17,10 @@ READ_SECONDS = 2.0
 """How long the text of an error may take."""
 
 STATUS = "httpStatus"
-"""Where the error of a refusal has its status, within JSON-RPC's `data`."""
+"""The key of a refusal's status, within JSON-RPC's `data`."""
 
 TEXTS = ("message", "error_description", "detail", "title", "error")
-"""Where servers put the text of an error, OAuth's and problem details among them."""
+"""The keys under which servers put the text of an error, OAuth's and problem details among them."""
 
 
 async def explained(

@@ -18,7 +18,7 @@ from mlx_server.page.streams import PageStreams
 from mlx_server.pool.pool import Pool
 
 SECONDS = 0.5
-"""How often a stream looks for changes, as long as its client reads."""
+"""The interval at which a stream looks for changes, as long as its client reads."""
 
 router = APIRouter()
 
@@ -89,5 +89,5 @@ def _now(http: Request) -> Mapping[str, Any]:
 
 
 def _client(http: Request) -> str | None:
-    """Whose requests are shown; None: everybody's."""
+    """The client whose requests are shown; None shows everybody's."""
     return http.state.client if http.state.cache_scope else None

@@ -21,8 +21,8 @@ from mlx_server.repair.call_shapes import (
     read_arguments,
     read_calls,
 )
-from mlx_server.repair.fitting import fits, is_made_of
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.fitting import fits, is_made_of
 from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
@@ -35,7 +35,7 @@ PYTHON_LANGUAGE = "tool_code"
 LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
 BEGINNINGS = ("{", "[", FENCE)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
-"""Where such JSON may begin in the middle of a text."""
+"""Texts after which such JSON may begin in the middle of a text."""
 INLINE = (*IN_TEXT, "{")
 """The same for families whose own calls are bare JSON."""
 
@@ -70,7 +70,7 @@ class MisplacedCallReader:
         self._tools = {tool.name: tool for tool in tools}
         self._allowed = allowed
         self._seen = 0
-        """Where in the source the text ends that was found to be no call."""
+        """The position in the source up to which the text was found to be no call."""
 
     def read(self, source: Source, already: str = "") -> Steps[bool]:
         """Read calls, and emit them. If there are none, the source is unread. already: what was
@@ -145,7 +145,7 @@ class MisplacedCallReader:
     def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
         self._calls.misplaced = where
         for call in found:
-            if call.has_slips:
+            if call.has_mistakes:
                 self._calls.add_repaired([(call.name, call.arguments)])
             else:
                 self._calls.whole(call.name, call.arguments, call.id)

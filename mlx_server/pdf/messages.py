@@ -1,4 +1,4 @@
-"""What the server and the process that reads PDF files say to each other."""
+"""The messages between the server and the process that reads PDF files."""
 
 import msgspec
 

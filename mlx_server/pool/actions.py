@@ -9,7 +9,7 @@ State = Literal["unloaded", "loading", "ready", "unloading"]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What models.yaml and the files say about a model before it is loaded."""
+    """The facts about a model before it is loaded, from models.yaml and the files."""
 
     weights: int
     pinned: bool = False
@@ -88,4 +88,4 @@ class PolicyView:
     """This is an estimate until the model has been loaded once."""
     last_used: float | None
     stale_at: float | None = None
-    """When it is unloaded if no request comes before."""
+    """The time at which it is unloaded if no request comes before."""

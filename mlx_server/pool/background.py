@@ -1,4 +1,4 @@
-"""What the pool does next to requests, as tasks that it can cancel."""
+"""The pool's background work, as tasks that it can cancel."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

@@ -23,6 +23,7 @@ from mlx_server.pool.next_prompts import NextPrompts
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.preparation import ModelPreparation
+from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.scheduler import MemoryScheduler, now
 
 log = logging.getLogger("mlx_server.pool")
@@ -30,10 +31,10 @@ log = logging.getLogger("mlx_server.pool")
 
 @dataclass(frozen=True)
 class EngineEvents:
-    """What the server does when an engine reports something."""
+    """Calls of the server when an engine reports something."""
 
     stepped: Callable[[StepOutput], None]
-    ready: Callable[[str], None]
+    ready: Callable[[PreparedModel], None]
     """Called with the id of each model that has been loaded."""
     memory: Callable[[], None]
     """Called whenever the bytes in use may have changed."""

@@ -15,7 +15,7 @@ OnProgress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What the server process knows about a model that the engine has loaded."""
+    """The facts that the server process knows about a model that the engine has loaded."""
 
     prepared: PreparedModel
     vocabulary: int
@@ -51,7 +51,7 @@ class ModelView:
     last_used: float | None
     """A Unix time in seconds."""
     stale_at: float | None
-    """When it is unloaded if no request comes before; a Unix time, too."""
+    """The Unix time at which it is unloaded if no request comes before."""
     progress: LoadProgress | None
     error: str | None
     adapters: list[tuple[str, int, int]]
@@ -78,6 +78,6 @@ class PoolEntry:
     on_disk: AdapterCatalog | None = None
     """The adapters found on disk; used until the model's own files have been read."""
     capabilities: Capabilities | None = None
-    """Those found on disk; used until the model's own files have been read."""
+    """The capabilities found on disk; used until the model's own files have been read."""
     upstream: UpstreamModel | None = None
     """Set if another server has the model, which then takes no memory here."""

@@ -15,7 +15,7 @@ class FairOrder:
     def __init__(self) -> None:
         self._clock = 0
         self._ends: dict[str, int] = {}
-        """For each client ahead of the clock, the time at which its last row ends."""
+        """The time at which the client's latest row ends, for each client ahead of the clock."""
 
     def next(self, client: str, rows: int) -> int:
         begins = max(self._clock, self._ends.get(client, 0))

@@ -70,10 +70,10 @@ def size(nbytes: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """How models on this machine and models over several share its memory budget."""
+    """The shares of the memory budget: of models on this machine and of models over several."""
 
     groups: Sequence[int | None]
-    """For each model over several machines what its setting says it may take; None: nothing."""
+    """The memory that each model over several machines may take; None if its setting names none."""
     has_own: bool
     """Whether there are models on this machine alone."""
 

@@ -71,13 +71,13 @@ class Pool:
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
-        self.on_ready: Callable[[str], None] = lambda id: None
+        self.on_ready: Callable[[PreparedModel], None] = lambda model: None
         """Called with the id of each model that has been loaded."""
         self.on_memory: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
-        """That of the models on this machine comes first, if there is one."""
+        """The engines; that of the models on this machine comes first, if there is one."""
         self._by_model = {id: engine for engine in self.engines for id in engine.entries}
 
     def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
@@ -90,7 +90,10 @@ class Pool:
             on_progress=on_progress,
             make_engine=lambda **how: self.make_engine(**how),
             events=EngineEvents(
-                self._stepped, lambda id: self.on_ready(id), self._memory_changed, self._attach
+                self._stepped,
+                lambda model: self.on_ready(model),
+                self._memory_changed,
+                self._attach,
             ),
         )
         memory = MemoryParts([group.memory for group in groups.values()], bool(own))
@@ -110,7 +113,7 @@ class Pool:
 
     @property
     def engine(self) -> EngineClient:
-        """That of the models on this machine."""
+        """The engine of the models on this machine."""
         return self.engines[0].engine
 
     @property
@@ -211,7 +214,7 @@ class Pool:
 
     @property
     def rows(self) -> int:
-        """How many answers are being generated or waiting."""
+        """The number of answers that are being generated or wait."""
         return self.row_slots.taken
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the settings say about all models together."""
+"""The settings that concern all models together."""
 
 from dataclasses import dataclass
 

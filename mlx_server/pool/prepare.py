@@ -1,4 +1,4 @@
-"""What is known about a model before its weights are loaded."""
+"""The facts about a model that are known before its weights are loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -88,6 +88,8 @@ class ModelSpec:
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    json_whitespace: Literal["lines", "blanks"] = "lines"
+    """What may stand between the parts of JSON that has a schema."""
     compute_ahead: int = 0
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     volatile_lines: Literal["drop", "keep"] = "drop"
@@ -103,7 +105,7 @@ class ModelSpec:
     preload: bool = False
     pinned: bool = False
     task: Task | None = None
-    """What the model is for. None: what its files show."""
+    """The task of the model; None takes the one that its files show."""
     matryoshka: bool = False
     """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
@@ -112,7 +114,7 @@ class ModelSpec:
     adapters_dir: Path | None = None
     """A folder of adapters that are offered for every model they fit."""
     recordings: Recordings | None = None
-    """What a replay model plays, if it does not come from the file of its source."""
+    """The recordings of a replay model, if they do not come from the file of its source."""
     upstream: UpstreamSpec | None = None
     """The server that has the model, if it is not this one."""
     group: RankGroup | None = None
@@ -145,9 +147,7 @@ class PreparedModel:
 
     @property
     def context_length(self) -> int:
-        own = self.checkpoint.context_length
-        asked = self.spec.context_length or own
-        return min(asked, own) if is_encoder(self.checkpoint.config) else asked
+        return _context_length(self.spec, self.checkpoint)
 
     @property
     def task(self) -> Task:
@@ -155,9 +155,24 @@ class PreparedModel:
 
     @property
     def embedder(self) -> Embedder:
-        """How it makes embeddings; by default of the last token, normalised, as in vLLM."""
+        """The way in which it makes embeddings; by default from its final token, normalised, as in
+        vLLM."""
         found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
         return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
+
+
+def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """As models.yaml says, but an encoder has no position after its last one."""
+    own = checkpoint.context_length
+    asked = spec.context_length or own
+    return min(asked, own) if is_encoder(checkpoint.config) else asked
+
+
+def _longest_input(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """The context, or the shorter one that an embedding model was trained for."""
+    context = _context_length(spec, checkpoint)
+    embedder = checkpoint.embedder if task_of(spec, checkpoint) == "embed" else None
+    return min(context, embedder.max_tokens or context) if embedder else context
 
 
 def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
@@ -184,7 +199,7 @@ def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a model is, and what clients may ask of it."""
+    """The facts about a model that clients may see, and the requests that it can serve."""
 
     family: str
     architecture: str
@@ -232,7 +247,7 @@ def _capabilities(
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
         size_bytes=size_bytes,
-        context_length=spec.context_length or checkpoint.context_length,
+        context_length=_longest_input(spec, checkpoint),
         reasoning=answers and family.thinks(checkpoint),
         tools=answers and bool(family.overrides or family.layout_with().call_formats),
         structured_output=answers and bool(family.stops(checkpoint)),

@@ -52,7 +52,7 @@ class ReservedMemory:
 
     def __init__(self, granted: Iterable[Reservation] = ()) -> None:
         self._batches: dict[str, tuple[int, int]] = {}
-        """For each model, the number of rows and the bytes of the longest."""
+        """The number of rows and the bytes of the longest, for each model."""
         self._extra_bytes = 0
         self._largest = 0
         """The bytes of the largest reservation at its end, if it were alone."""

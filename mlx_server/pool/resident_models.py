@@ -74,7 +74,7 @@ class ResidentModels:
         return sum(model.nbytes for model in self if model.must_stay and model is not other)
 
     def evictable(self, keep: Collection[str] = ()) -> list[ResidentModel]:
-        """Those that may be evicted, the least recently used first."""
+        """The models that may be evicted, the least recently used first."""
         idle = (model for model in self if model.evictable and model.id not in keep)
         return sorted(idle, key=lambda model: model.last_used or 0.0)
 

@@ -34,10 +34,10 @@ class MemoryScheduler:
         preparation: ModelPreparation,
         policy: Policy,
         engine: Callable[[], EngineClient],
-        on_ready: Callable[[str], None],
+        on_ready: Callable[[PreparedModel], None],
         on_memory: Callable[[], None],
     ) -> None:
-        """on_ready: called with the id of each model that has been loaded. on_memory: called
+        """on_ready: called with each model that has been loaded. on_memory: called
         whenever the bytes in use may have changed."""
         self._models = models
         self._preparation = preparation
@@ -228,7 +228,7 @@ class MemoryScheduler:
         entry.model = LoadedModel(prepared, loaded.vocabulary, loaded.nbytes)
         entry.progress = None
         self.do(self.policy.loaded(prepared.id, loaded.nbytes, now()))
-        self._on_ready(prepared.id)
+        self._on_ready(prepared)
 
     async def _unload(self, entry: PoolEntry) -> None:
         entry.model = None

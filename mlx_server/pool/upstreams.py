@@ -42,7 +42,7 @@ class UpstreamModel:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What clients may ask of it. Whether it reasons is not known, so it may."""
+        """The requests that the model can serve. It may reason, since that is not known."""
         return Capabilities(
             family=self.spec.family or self.family.name,
             architecture="",

@@ -29,7 +29,7 @@ HEADER_BYTES = 1 << 20
 """A larger header is a damaged one: real ones have some 100 bytes for each array of a layer."""
 
 PIECE_BYTES = 8 << 20
-"""How much is read, hashed and written at a time."""
+"""The bytes that are read, hashed and written at a time."""
 
 WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Stands in for a tensor's type by the size of its items: NumPy has no bfloat16."""
@@ -45,7 +45,7 @@ class DamagedFile(Exception):
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     dtype: str
-    """As safetensors calls it."""
+    """The dtype by safetensors' name."""
     shape: tuple[int, ...]
     data: memoryview
     """The bytes in C order."""
@@ -53,7 +53,8 @@ class RawTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """What a tensor of a file has to be. None: a dimension that may have any size."""
+    """The dtype and shape that a tensor of a file must have. None stands for a dimension of any
+    size."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -67,7 +68,7 @@ class TensorShape:
 @dataclass(frozen=True)
 class Contents:
     about: Mapping[str, Any]
-    """What `encoded` was given: the model's id and the state's numbers."""
+    """The description that `encoded` was given: the model's id and the state's numbers."""
     tensors: Mapping[str, tuple[str, Bits]]
     """Type and items by name."""
     ids: Ids

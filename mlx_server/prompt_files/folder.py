@@ -47,7 +47,7 @@ KEPT_SHARE = 0.95
 
 
 Place = tuple[str, str]
-"""Where a prompt goes on: its group, and the link of its last whole block."""
+"""The place where a prompt goes on: its group, and the link of its last whole block."""
 
 
 class FolderInUse(Exception):
@@ -57,11 +57,12 @@ class FolderInUse(Exception):
 @dataclass(slots=True)
 class FileUse:
     nbytes: int
-    """As the disk counts them."""
+    """The bytes that the file takes on disk."""
     used: int
-    """When it was last used, in nanoseconds since 1970."""
+    """The time of its latest use, in nanoseconds since 1970."""
     place: Place | None = None
-    """What it follows; for a block only once a prompt has shown that, as its name does not."""
+    """The place that it follows. A block's place is known once a prompt has shown it, as its name
+    does not."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ Ids = NDArray[np.uint32]
 BLOCK_TOKENS = 256
 
 FIRST_COMPARED = 64
-"""How many tokens of two prompts are compared at first: most pairs of long ones differ early."""
+"""The number of tokens of two prompts that are compared at first: most pairs of long ones differ
+early."""
 
 DIGITS = 32
 """Hexadecimal digits of a digest in a name."""
@@ -76,7 +77,7 @@ class PromptFile:
     length: int
     """The number of tokens from the prompt's beginning to the end of what the file has."""
     tail: str = ""
-    """For a state: the digest of the tokens after the last whole block. Empty for a block."""
+    """A state's digest of the tokens after the last whole block; empty for a block."""
 
     @property
     def name(self) -> str:

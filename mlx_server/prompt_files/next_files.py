@@ -8,7 +8,8 @@ from itertools import islice
 from mlx_server.prompt_files.names import Ids, PromptFile, common_length
 
 RECENT = 16
-"""How many files are compared with a prompt that none of them is a beginning of: the last used."""
+"""The number of files that are compared with a prompt that continues none of them: the latest ones
+used."""
 
 
 class NextFiles:

@@ -43,11 +43,11 @@ THINK_DELIMITERS = (
 
 @dataclass(frozen=True)
 class TemplateCapabilities:
-    """Which messages a chat template accepts and renders."""
+    """The messages that a chat template accepts and renders."""
 
     system: Literal["anywhere", "first", "question", "never"] = "anywhere"
-    """Where a system turn is rendered; "question": in the last user turn, and so not at all in a
-    tool round."""
+    """The place where a system turn is rendered; "question": in the latest user turn, and so not at
+    all in a tool round."""
     alternates: bool = False
     """Whether two turns of the same side in a row are refused."""
     user_first: bool = False
@@ -55,17 +55,18 @@ class TemplateCapabilities:
     text_with_calls: Literal["together", "split", "never"] = "together"
     """Whether a turn may have text in addition to calls."""
     results: Literal["anywhere", "answers", "matched", "never"] = "anywhere"
-    """Where results are rendered: with "answers" only after calls, with "matched" only with the id
-    of one of these calls."""
+    """The places where results are rendered: with "answers" only after calls, with "matched" only
+    with the id of one of these calls."""
     arguments: Literal["any", "object", "text"] = "any"
     """Form of a call's arguments; with "object" others are lost or refused."""
     empty_content: str | None = ""
     """The content of a turn that has only calls."""
     reasoning: Literal["key", "part", "never"] = "never"
-    """Where a turn has its reasoning: under a key, or as a part of the content. "never" means that
+    """The place of a turn's reasoning: under a key, or as a part of the content. "never" means that
     it is not rendered, unless a switch of the template changes that."""
     tools: Literal["variable", "system", "never"] = "variable"
-    """Where tools are rendered from: a variable of their own, or a key of the system message."""
+    """The source from which tools are rendered: a variable of their own, or a key of the system
+    message."""
     schema: Literal["response_format", "json_schema", "never"] = "never"
     """The variable from which the schema of the answer is rendered."""
     names: frozenset[str] = frozenset()
@@ -78,7 +79,7 @@ EMPTY_TURN = " "
 """Content of an inserted turn, not "" because some templates refuse an empty one."""
 
 MINIMAL = TemplateCapabilities(system="never", alternates=True, calls="never", results="never")
-"""What every template supports that knows users and assistants."""
+"""The capabilities of every template that knows users and assistants."""
 
 
 def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
@@ -92,7 +93,8 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
 
 
 def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """For calls in another format than the template's own, which it must not render."""
+    """The capabilities for calls in another format than the template's own, which it must not
+    render."""
     return replace(capabilities, calls="never", text_with_calls="together", results="never")
 
 

@@ -13,8 +13,8 @@ from itertools import takewhile
 from mlx_server.messages import Conversation, Message
 
 UNKNOWN = ("x", "\ny")
-"""Some templates trim the text, and a line break at its beginning may share a token with what
-precedes it."""
+"""Two messages that may follow. Some templates trim the text, and a line break at its beginning may
+share a token with what precedes it."""
 
 Tokens = Sequence[int]
 
@@ -40,7 +40,7 @@ def _returns_thoughts(conversation: Conversation) -> bool:
 
 
 def _next_messages(answer: Message) -> Iterator[Sequence[Message]]:
-    """What may follow the answer."""
+    """The messages that may follow the answer."""
     for text in UNKNOWN:
         calls = answer.tool_calls
         results = [Message("tool", text, tool_call_id=call.id, name=call.name) for call in calls]

@@ -40,7 +40,7 @@ _COMPARED = re.compile(
 
 
 def efforts_to_try(effort: object, template: str) -> list[object]:
-    """What to pass to the template, best first: the next values are for a template that refuses
+    """The values to pass to the template, best first: the next ones are for a template that refuses
     the first. A word beyond those that the template knows becomes the nearest one of them."""
     if effort not in EFFORTS:
         return [effort]

@@ -157,7 +157,7 @@ def common_beginning(one: str, other: str) -> str:
     return one[: next(differs, min(len(one), len(other)))]
 
 
-def whole_marks(text: str) -> str:
+def whole_delimiters(text: str) -> str:
     """The text without the beginning of a mark at its end."""
     begun = text.rfind("<")
     return text[:begun] if begun > text.rfind(">") else text
@@ -196,8 +196,8 @@ def _shows(prompt: str, calls: Sequence[Call]) -> bool:
 
 
 def _turn(prompt: str, answered: str) -> str:
-    """What stands where a turn of nothing but text has its text."""
-    return prompt[len(whole_marks(common_beginning(prompt, answered))) :]
+    """The rendering of a turn, where a turn of nothing but text has its text."""
+    return prompt[len(whole_delimiters(common_beginning(prompt, answered))) :]
 
 
 def _without_end(written: str, answered: str) -> str:

@@ -44,5 +44,5 @@ def _width(text: str) -> int:
 
 
 def _bytes_of(piece: str) -> int:
-    """Of new strings only: others may keep their UTF-8, which counts in their size."""
+    """The bytes of a new string; other strings may keep their UTF-8, which counts in their size."""
     return sys.getsizeof(piece * 3) - sys.getsizeof(piece * 2)

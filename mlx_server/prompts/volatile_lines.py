@@ -25,7 +25,7 @@ END = r"[ \t]*(?:\r?\n|\Z)"
 class VolatileLine:
     name: str
     client: str
-    """Who sends it."""
+    """The client that sends the line."""
     why: str
     line: re.Pattern[str]
     """Matches the whole line with its end."""

@@ -6,7 +6,7 @@ from typing import Literal
 Streaming = Literal["live", "accumulate"]
 
 MisplacedCalls = Literal["make", "text"]
-"""What becomes of JSON that is a call in every way but its place in the answer."""
+"""The treatment of JSON that is a call in every way but its place in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +14,20 @@ class RepairPolicy:
     names: bool = True
     """Whether a wrong tool name is corrected if only one tool can be meant."""
     json: bool = True
-    """Whether slips in JSON are corrected, and prose or code fences around it removed."""
+    """Whether mistakes in JSON are corrected, and prose or code fences around it removed."""
     coerce: bool = True
     """Whether arguments are converted to the types of the tool's schema if that is unambiguous."""
     promote_reasoning: bool = True
     """Whether the reasoning becomes the answer's text if the answer has nothing else."""
     retries: int = 1
-    """How often an answer that breaks the required format is generated again. An answer that has
-    been streamed in part is never generated again."""
+    """The number of times that an answer which breaks the required format is generated again. An
+    answer that has been streamed in part is never generated again."""
     repeats: int | None = None
-    """How many identical calls in a row are made; further ones are dropped. None: all of them."""
+    """The number of identical calls in a row that are made; further ones are dropped. None makes
+    all of them."""
     continuations: int = 1
-    """How often JSON that the server's token limit cut off is continued, by the same limit."""
+    """The number of times that JSON which the server's token limit cut off is continued, by the
+    same limit."""
     streaming: Streaming = "live"
     """`accumulate`: a stream holds back calls and what can be checked, so that it too can be
     repaired."""

@@ -12,7 +12,8 @@ from mlx_server.repair.json_text import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 
 Check = Callable[[Any, Any], Sequence[str]]
-"""As `schema_errors`: returns what is wrong with a value by its schema; may raise CheckFailed."""
+"""A function like `schema_errors`: returns what is wrong with a value by its schema; may raise
+CheckFailed."""
 
 CONTENT = "content"
 

@@ -35,7 +35,7 @@ class FoundCall:
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
-    has_slips: bool = False
+    has_mistakes: bool = False
     """Whether the JSON had to be repaired."""
 
 
@@ -44,11 +44,11 @@ def read_calls(text: str, tools: Collection[str], *, repairs: bool) -> list[Foun
 
     tools: names that may stand as the only key, in front of the arguments.
     """
-    value, has_slips = _read(text, repairs=repairs)
+    value, has_mistakes = _read(text, repairs=repairs)
     calls = list(_calls(value, tools, repairs=repairs))
     if not calls:
         raise Malformed("there is no call")
-    return [FoundCall(c.name, c.arguments, c.id, c.has_slips or has_slips) for c in calls]
+    return [FoundCall(c.name, c.arguments, c.id, c.has_mistakes or has_mistakes) for c in calls]
 
 
 def read_arguments(text: str, *, repairs: bool) -> Mapping[str, Any]:
@@ -90,7 +90,7 @@ def _calls_of_object(
             key in FRAME_KEYS and isinstance(inside, Mapping)
         ):
             yield from (
-                FoundCall(c.name, c.arguments, c.id or _id(value), c.has_slips)
+                FoundCall(c.name, c.arguments, c.id or _id(value), c.has_mistakes)
                 for c in _calls(inside, tools, repairs=repairs)
             )
             return
@@ -104,14 +104,14 @@ def _calls_of_object(
     name, found = said[names[0]], said[arguments[0]]
     if not isinstance(name, str) or not name:
         raise Malformed("a call's name should be text")
-    has_slips = False
+    has_mistakes = False
     if isinstance(found, str):
-        found, has_slips = _read(found, repairs=repairs)
+        found, has_mistakes = _read(found, repairs=repairs)
     if found is None:
         found = {}
     if not isinstance(found, Mapping):
         raise Malformed("arguments should be an object")
-    yield FoundCall(name, found, _id(value), has_slips)
+    yield FoundCall(name, found, _id(value), has_mistakes)
 
 
 def _id(value: Mapping[str, Any]) -> str | None:

@@ -7,33 +7,28 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.repair.exact import ExactFloat, loads_exactly
-from mlx_server.schemas.types import listed, resolved, type_of, types_of
+from mlx_server.schemas.lenient import items, member, types_of_member
+from mlx_server.schemas.types import type_of, types_of
 from mlx_server.schemas.view import View
 
 INEXACT = 2**53
-"""From here on a float may differ from the whole number that was written."""
+"""The least integer from which on a float may differ from the integer that was written."""
 
 BOOLEANS = {"true": True, "false": False}
-"""In any case, where the schema wants one."""
+"""The spellings of a boolean, in any case, where the schema wants one."""
 
 Schema = Mapping[str, Any]
 
 
 def takes_text(schema: Schema, key: str) -> bool:
     """Whether the parameter takes any text unchanged. schema: the schema of all arguments."""
-    return types_read(schema, key) == {"string"}
-
-
-def types_read(schema: Schema, key: str) -> frozenset[str]:
-    """The JSON types that the schema allows for this parameter."""
-    view = View(schema)
-    return types_of(_property(schema, key, view), view)
+    return types_of_member(schema, key) == {"string"}
 
 
 def coerced(value: Any, schema: Schema, key: str) -> Any:
     """Converts the value of parameter `key` to a type that its schema allows, if it can."""
     view = View(schema)
-    return _coerced(value, _property(schema, key, view), view, limits.COERCED_DEPTH.value)
+    return _coerced(value, member(schema, key, view), view, limits.COERCED_DEPTH.value)
 
 
 def read_as(text: str, schema: Schema, key: str) -> Any:
@@ -42,22 +37,22 @@ def read_as(text: str, schema: Schema, key: str) -> Any:
     The text is read as JSON if the schema allows other types than text.
     """
     view = View(schema)
-    return _read_as(text, _property(schema, key, view), view)
+    return _read_as(text, member(schema, key, view), view)
 
 
 def read_tree(tree: Any, schema: Schema, key: str) -> Any:
-    """As `read_as`, of lists and objects in which every value is such a text."""
+    """Applies `read_as` to lists and objects in which every value is such a text."""
     view = View(schema)
-    return _read_tree(tree, _property(schema, key, view), view)
+    return _read_tree(tree, member(schema, key, view), view)
 
 
 def _read_tree(tree: Any, wanted: Schema, view: View) -> Any:
     match tree:
         case dict():
-            return {k: _read_tree(v, _property(wanted, k, view), view) for k, v in tree.items()}
+            return {k: _read_tree(v, member(wanted, k, view), view) for k, v in tree.items()}
         case list():
-            items = _items(wanted, view)
-            return [_read_tree(item, items, view) for item in tree]
+            each = items(wanted, view)
+            return [_read_tree(item, each, view) for item in tree]
         case "":
             empty: Any = {"array": [], "object": {}}
             types = types_of(wanted, view)
@@ -106,17 +101,11 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
 def _inside(value: Any, wanted: Schema, view: View, depth: int) -> Any:
     match value:
         case dict():
-            return {
-                k: _coerced(v, _property(wanted, k, view), view, depth) for k, v in value.items()
-            }
+            return {k: _coerced(v, member(wanted, k, view), view, depth) for k, v in value.items()}
         case list():
-            items = _items(wanted, view)
-            return [_coerced(item, items, view, depth) for item in value]
+            each = items(wanted, view)
+            return [_coerced(item, each, view, depth) for item in value]
     return value
-
-
-def _items(wanted: Schema, view: View) -> Schema:
-    return _any_of([part.get("items") for part in _parts(wanted, view)])
 
 
 def _parsed(text: str) -> Any:
@@ -129,37 +118,3 @@ def _parsed(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return text if isinstance(found, float) and not math.isfinite(found) else found
-
-
-def properties_of(schema: Schema, key: str, view: View) -> list[Schema]:
-    """The schemas that the parts of an object's schema have for this key."""
-    own: list[Any] = []
-    others: list[Any] = []
-    for part in _parts(schema, view):
-        properties = part.get("properties")
-        if isinstance(properties, Mapping) and key in properties:
-            own.append(properties[key])
-        others.append(part.get("additionalProperties"))
-    return [found for found in own or others if isinstance(found, Mapping)]
-
-
-def _property(schema: Schema, key: str, view: View) -> Schema:
-    return _any_of(properties_of(schema, key, view))
-
-
-def _any_of(found: list[Any]) -> Schema:
-    """A schema that allows what any of these schemas allows."""
-    schemas = [schema for schema in found if isinstance(schema, Mapping)]
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-
-
-def _parts(schema: Schema, view: View) -> list[Schema]:
-    """The schema and its parts in allOf, oneOf and anyOf, each once."""
-    found: dict[int, Schema] = {}
-    waiting = [schema]
-    while waiting and len(found) < limits.COERCED_PARTS.value:
-        part = resolved(waiting.pop(), view)
-        if id(part) not in found:
-            found[id(part)] = part
-            waiting += [o for key in ("allOf", "oneOf", "anyOf") for o in listed(part, key)]
-    return list(found.values())

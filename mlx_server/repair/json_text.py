@@ -17,7 +17,7 @@ def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
     """Returns the JSON and its repairs; None if any of it would have to be guessed.
 
     A single object or array is found in prose or code fences, if there are no other brackets. A
-    slip inside is repaired by `jsonish.loads`, so nothing is added, lost or closed.
+    mistake inside is repaired by `jsonish.loads`, so nothing is added, lost or closed.
     """
     if _is_json(text):
         return text, ()
@@ -61,4 +61,4 @@ def _is_json(text: str) -> bool:
 
 
 def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -1,4 +1,4 @@
-"""Reads JSON with slips: wrong commas, other quotes, comments, Python's words."""
+"""Reads JSON with mistakes: wrong commas, other quotes, comments, Python's words."""
 
 import json
 import re
@@ -43,7 +43,7 @@ NO_TEXT = frozenset({"nil", "undefined", "nan", "infinity", "inf"})
 
 
 def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
-    """Reads JSON and repairs slips. Raises Malformed.
+    """Reads JSON and repairs mistakes. Raises Malformed.
 
     missing: how many closing brackets may be absent; text that lacks more was cut off. surplus: how
     many there may be at the end that close nothing.

@@ -58,7 +58,7 @@ class Program:
 
     file: str
     task: str
-    """What it does, for messages, such as "renders chat templates"."""
+    """The process's work, for messages, such as "renders chat templates"."""
     memory: int
     """Memory limit in bytes."""
     largest: int

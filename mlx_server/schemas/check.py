@@ -86,11 +86,10 @@ def written(schema: Any) -> str:
     return text
 
 
-def check(schema: Any) -> None:
+def check(view: View) -> None:
     """Raises InvalidGrammar if this is not a JSON Schema, or if no value can conform to it."""
-    if schema is False:
-        raise refused((), "is false, which no value follows")
-    view = View(schema)
+    if view.root is False:
+        raise refused((), "is false, which allows no value")
     parts = list(view.all())
     for part in parts:
         _check_shape(part)
@@ -136,7 +135,7 @@ def _check_shape(part: Part) -> None:
         path = map(str, error.absolute_path)
         why = error.message
         why = why if len(why) <= 200 else f"{why[:100]} ...{why[-90:]}"
-        raise refused((*part.path, *path), f"can't be what it is: {why}")
+        raise refused((*part.path, *path), f"is not valid: {why}")
 
 
 def _is_plain(member: tuple[str, Any]) -> bool:
@@ -148,11 +147,21 @@ def _is_plain(member: tuple[str, Any]) -> bool:
             return (
                 value in _TYPE["enum"] if key == "type" else key not in METASCHEMA or key in TEXTS
             )
-        case dict() if key == "properties":
-            schemas = all(isinstance(inner, (dict, bool)) for inner in value.values())
-            return schemas and len(value) <= limits.SCHEMA_PROPERTIES.value
+        case dict() if key in NAMED or key in DEFINITIONS:
+            fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES.value
+            return fits and all(isinstance(inner, (dict, bool)) for inner in value.values())
         case dict() | bool() if key in SINGLE or key == "items":
             return True
+        case int() if key in COUNTS and not isinstance(value, bool):
+            return 0 <= value <= int(METASCHEMA[key]["maximum"])
+        case int() | float() if key in ("minimum", "maximum"):
+            return not isinstance(value, bool)
+        case list() if key in LISTED:
+            return bool(value) and all(isinstance(inner, (dict, bool)) for inner in value)
+        case list() if key == "enum":
+            return 0 < len(value) <= limits.SCHEMA_VALUES.value
+        case list() if key == "type":
+            return bool(value) and all(name in _TYPE["enum"] for name in value)
         case list() if key == "required":
             texts = all(isinstance(name, str) for name in value)
             return texts and len(value) <= limits.SCHEMA_PROPERTIES.value
@@ -170,12 +179,15 @@ def _refuse_cycles(view: View, parts: list[Part]) -> None:
         raise refused(cycle[0], f"refers to itself with nothing in between ({around})") from None
 
 
+_SAME_VALUE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+
+
 def _same_value(view: View, part: Part) -> list[Path]:
-    if isinstance(part.schema, bool):
+    if isinstance(part.schema, bool) or part.schema.keys().isdisjoint(_SAME_VALUE):
         return []
     target = view.target(part)
     at = len(part.path)
-    inside = [p.path for p in children(part) if p.path[at] in ("allOf", "anyOf", "oneOf")]
+    inside = [p.path for p in children(part) if p.path[at] in _SAME_VALUE]
     return inside + ([target.path] if target else [])
 
 
@@ -216,6 +228,8 @@ def _needs_escape(value: Any) -> str | None:
 def _check_multiples(view: View, parts: list[Part]) -> None:
     said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
     multiples = sum(_digits(schema) for _, schema in said)
+    if not multiples:
+        return
     joined = math.prod(
         max(1, _digits(part.schema))
         for part, joined in visited(view)
@@ -231,6 +245,9 @@ def _check_multiples(view: View, parts: list[Part]) -> None:
 
 def _digits(schema: Mapping[str, Any]) -> int:
     """The number of states that `multipleOf` adds to the automaton: 0.25 costs as much as 25."""
-    value = schema.get("multipleOf", 1)
-    digits = int(format(Decimal(repr(value)), "f").replace(".", "").strip("0") or "1")
+    if "multipleOf" not in schema:
+        return 0
+    digits = int(
+        format(Decimal(repr(schema["multipleOf"])), "f").replace(".", "").strip("0") or "1"
+    )
     return digits if digits > 10 else 0

@@ -26,7 +26,7 @@ from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
 from mlx_server.schemas.compiler import fault
 from mlx_server.schemas.disjoint import Disjointness
-from mlx_server.schemas.grammar import text_of
+from mlx_server.schemas.grammar import simplified_text
 from mlx_server.schemas.messages import (
     CheckedValue,
     CheckValue,
@@ -72,10 +72,10 @@ def _cut(text: str) -> str:
 
 
 def _compiled(schema: Any) -> Compiled:
-    check(schema)
     view = View(schema)
+    check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
-    grammar = text_of(schema)
+    grammar = simplified_text(view, found)
     if why := fault(f"start: {grammar}"):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")

@@ -2,12 +2,20 @@
 pointers."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from mlx_server.schemas import patterns
 from mlx_server.schemas.bounds import wide_bound
 from mlx_server.schemas.property_names import list_names, listed_names, match_names, names_pattern
-from mlx_server.schemas.report import COUNTS, IDLE, is_closed, is_vacuous, unsupported_keywords
+from mlx_server.schemas.report import (
+    COUNTS,
+    IDLE,
+    UnsupportedKeyword,
+    is_closed,
+    is_vacuous,
+    unsupported_keywords,
+)
 from mlx_server.schemas.view import Path, Schema, View, reference
 
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
@@ -17,33 +25,48 @@ write blanks until it reaches its token limit."""
 JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
 """llguidance's options. It reads `oneOf` as `anyOf`; the report names those that may overlap."""
 
+_FREE, _COMPACT = (
+    json.dumps({"whitespace_pattern": pattern})[1:-1] for pattern in (SPACE, r"\x20")
+)
+
 ESCAPES = 'nrbtf\\"'
 
 
 def text_of(schema: Schema) -> str:
     """The body of a rule in llguidance's Lark that matches JSON which conforms to the schema."""
-    enforced = simplified(schema)
-    if enforced is False:
+    view = View(json.loads(json.dumps(schema)))
+    return simplified_text(view, unsupported_keywords(view))
+
+
+def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> str:
+    """The same for a view, whose schema is simplified in place. unsupported: its keywords that a
+    grammar can't enforce."""
+    simplify(view, unsupported)
+    if view.root is False:
         return "%json false"
-    members = enforced if isinstance(enforced, dict) else {}
-    # with \\u, the model could spell the name of a listed property so that it escapes its schema
-    escapes = {"json_allowed_escapes": ESCAPES if _may_spell(enforced) else ESCAPES + "u"}
+    members = view.root if isinstance(view.root, dict) else {}
+    # with \u, the model could spell the name of a listed property so that it escapes its schema
+    escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
-def simplified(schema: Schema) -> dict[str, Any] | bool:
-    """The schema with pointers only, without unsupported keywords and those that constrain nothing.
+def on_one_line(grammar: str) -> str:
+    """The grammar with no more than a blank between the parts of the JSON of its schemas."""
+    return grammar.replace(_FREE, _COMPACT)
 
-    Every `oneOf` stays where it is, because references may point into it.
+
+def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
+    """Leaves pointers as the only references, and takes out keywords that constrain nothing or that
+    are unsupported.
+
+    Every `oneOf` stays where it is: references may point into it, and it is read as `anyOf`.
     """
-    if isinstance(schema, bool):
-        return schema
-    copy: dict[str, Any] = json.loads(json.dumps(schema))
-    copy.pop("x-guidance", None)
-    view = View(copy)
+    if isinstance(view.root, dict):
+        view.root.pop("x-guidance", None)
     dropped: dict[Path, set[str]] = {}
-    for unsupported in unsupported_keywords(view):
-        dropped.setdefault(unsupported.path, set()).add(unsupported.keyword)
+    for path, keyword, _ in unsupported:
+        if keyword != "oneOf":
+            dropped.setdefault(path, set()).add(keyword)
     parts = [
         (part, view.target(part), listed_names(view, part), names_pattern(view, part))
         for part in view.reached()
@@ -58,7 +81,6 @@ def simplified(schema: Schema) -> dict[str, Any] | bool:
             _simplify(found, dropped.get(path, set()))
             if target:
                 found["$ref"] = reference(target.path)
-    return copy
 
 
 def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
@@ -73,10 +95,10 @@ def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
 
 
-def _may_spell(schema: Schema) -> bool:
+def _may_spell(view: View) -> bool:
     """Whether an object with listed properties also allows members of any other name."""
     named = ("properties", "required", "patternProperties")
     return any(
         isinstance(found, dict) and any(found.get(key) for key in named) and not is_closed(found)
-        for _, found in View(schema).reached()
+        for _, found in view.reached()
     )

@@ -18,6 +18,16 @@ from mlx_server.schemas.view import (
 _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", *DEFINITIONS)
 
 
+_SAYS_MORE = frozenset(
+    (
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
+        *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "minProperties"),
+    )
+)
+"""Keywords that constrain the members of an object in addition to their list."""
+
+
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
     """The properties that the schema lists, itself or through its `$ref` and `allOf`."""
     found: dict[str, Schema] = {}
@@ -60,6 +70,27 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
     root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
     definitions = carried.definitions()
     return {**root, "$defs": definitions} if definitions else root
+
+
+def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, as an object.
+
+    If it lists properties and says nothing else about members, it allows no others: a small model
+    would invent some.
+    """
+    if parameters is None:
+        return {"type": "object"}
+    closed = {"additionalProperties": False} if _lists_all(parameters) else {}
+    return {"type": "object", **parameters, **closed}
+
+
+def _lists_all(parameters: Mapping[str, Any]) -> bool:
+    listed, required = parameters.get("properties"), parameters.get("required", ())
+    if not isinstance(listed, Mapping) or not _SAYS_MORE.isdisjoint(parameters):
+        return False
+    if not isinstance(required, list | tuple):
+        return False
+    return all(isinstance(name, str) and name in listed for name in required)
 
 
 class _CopiedDefinitions:

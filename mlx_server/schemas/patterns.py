@@ -152,8 +152,8 @@ def search_pattern(pattern: str) -> str | None:
         if any(piece[0] in (*_BEGIN, *_END) for piece in pieces):
             return None
         before = "" if whole and whole[0][0] in _BEGIN else ANYTHING
-        behind = "" if whole and whole[-1][0] in _END else ANYTHING
-        found.append(before + "".join(_escaped(_as_rust(piece)) for piece in pieces) + behind)
+        after = "" if whole and whole[-1][0] in _END else ANYTHING
+        found.append(before + "".join(_escaped(_as_rust(piece)) for piece in pieces) + after)
     return f"(?:{'|'.join(found)})"
 
 

@@ -44,14 +44,15 @@ _CODED = re.compile(r"\\x(?P<x>[0-9a-fA-F]{2})|\\u(?P<u>[0-9a-fA-F]{4})|\\.", re
 _ITEM = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
 """A range in a character class, or a single item of one."""
 _OPERATORS = frozenset("[]&~|-^")
-"""What may stand for itself in a class. Python warns where a later one may read it as a set of
-sets, so that it is escaped."""
+"""The characters that may stand for themselves in a class. Python warns where a later one may read
+it as a set of sets, so that it is escaped."""
 
 
 class RegexTails(NamedTuple):
     shortest: str
     tails: frozenset[str]
-    """What may follow a text that stops within the expression; the empty text is one of them."""
+    """The texts that may follow a text that stops within the expression; the empty text is one of
+    them."""
 
 
 class NoShortestText(ValueError):

@@ -174,7 +174,7 @@ def _unsupported_of(
         elif key == "format" and "string" in named(schema) and schema[key] not in FORMATS:
             yield UnsupportedKeyword(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
         elif key == "pattern" and (why := patterns.unsupported(schema[key])):
-            yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't say")
+            yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't express")
         elif key == "patternProperties":
             yield from _unsupported_patterns(path, schema)
         elif wide_bound(schema, key) is not None:
@@ -238,7 +238,9 @@ def _inexact(value: Any) -> bool:
 def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[UnsupportedKeyword]:
     why = next(filter(None, map(patterns.unsupported, schema["patternProperties"])), None)
     if why:
-        yield UnsupportedKeyword(path, "patternProperties", f"has {why}, which a grammar can't say")
+        yield UnsupportedKeyword(
+            path, "patternProperties", f"has {why}, which a grammar can't express"
+        )
         if "additionalProperties" in schema:
             yield UnsupportedKeyword(
                 path, "additionalProperties", "can't be distinguished from patternProperties"
@@ -266,8 +268,18 @@ def is_closed(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
+_MAY_BE_VACUOUS = frozenset(
+    (
+        *(key for key in _UNSUPPORTED if not key.startswith("$")),
+        *("patternProperties", "additionalItems", "minProperties", "maxProperties"),
+    )
+)
+
+
 def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
     """Whether the keyword constrains nothing in this schema."""
+    if key not in _MAY_BE_VACUOUS:
+        return False
     value = schema[key]
     match key:
         case "uniqueItems" | "not":

@@ -72,18 +72,22 @@ class ShortestInstances:
         self._targets: dict[str, Any] = {}
         self._known: dict[int, str | None] = {}
         self._before: dict[int, str | None] = {}
-        """What the pass before found, for schemas that refer to themselves."""
+        """The results of the pass before, for schemas that refer to themselves."""
         self._open: set[int] = set()
-        self._recursive = False
+        self._unsettled: set[int] = set()
+        """Schemas whose instance depends on one that refers to itself, for the next pass."""
+        self._recursed = False
+        """Whether the instance that is being made depends on such a schema."""
         self._looks = 0
         self.schemas = list(islice(self._reached(), MOST_PARTS))
         """The root and all the schemas that it uses."""
         for _ in range(PASSES):
-            self._recursive = False
-            self._before, self._known = self._known, {}
+            settled = self._known.keys() - self._unsettled
+            self._before, self._known = self._known, {id: self._known[id] for id in settled}
+            self._unsettled = set()
             for schema in self.schemas:
                 self.text(schema)
-            if not self._recursive or self._known == self._before:
+            if not self._unsettled or self._known == self._before:
                 break
 
     def text(self, schema: Any) -> str | None:
@@ -91,17 +95,28 @@ class ShortestInstances:
         if isinstance(schema, bool):
             return "0" if schema else None
         if id(schema) in self._known:
+            self._recursed = self._recursed or id(schema) in self._unsettled
             return self._known[id(schema)]
         parts = self._flattened(schema)
-        if len(self._open) > MOST_DEPTH or any(id(part) in self._open for part in parts):
-            self._recursive = True
+        if self._are_open(parts) or len(self._open) > MOST_DEPTH:
+            self._recursed = True
             return self._before.get(id(schema))
         if len(parts) == 2 and schema.keys() == {"$ref"}:
             return self.text(parts[1])
+        outside, self._recursed = self._recursed, False
         self._open.add(id(schema))
         found = self._of(parts)
         self._open.remove(id(schema))
+        if self._recursed:
+            self._unsettled.add(id(schema))
+        self._recursed = self._recursed or outside
         self._known[id(schema)] = found = found if len(found or "") < MOST_CHARACTERS else None
+        return found
+
+    def _are_open(self, parts: Parts) -> bool:
+        """Whether an instance of one of these schemas is being made already."""
+        found = any(id(part) in self._open for part in parts)
+        self._recursed = self._recursed or found
         return found
 
     def members(self) -> Iterator[tuple[str, str | None]]:
@@ -152,6 +167,8 @@ class ShortestInstances:
 
     def _flattened(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """The schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn."""
+        if "$ref" not in schema and "allOf" not in schema:
+            return [schema]
         parts: list[Mapping[str, Any]] = []
         waiting, seen = [schema], set[int]()
         while waiting and len(parts) < MOST_OPTIONS:
@@ -184,7 +201,7 @@ class ShortestInstances:
         if not any(map(_constrains, others)):
             return self.text(option)
         inner = self._flattened(option) if isinstance(option, dict) else []
-        if any(id(part) in self._open for part in inner):
+        if self._are_open(inner):
             return self.text(option)
         return self._of([*inner, *others], depth - 1)
 
@@ -241,7 +258,7 @@ class ShortestInstances:
         if False in telling:
             return None
         parts = [part for one in telling for part in self._flattened(one)]
-        if any(id(part) in self._open for part in parts):
+        if self._are_open(parts):
             return None
         return self._of(parts)
 

@@ -25,7 +25,7 @@ NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
 WANTED = [*SMALL, "model*.safetensors"]
 ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
 SHOWN = 8
-"""How many missing files an error lists by name."""
+"""The number of missing files that an error lists by name."""
 
 # Ignored: subfolders hold the model in other formats, and the `*` of a pattern matches a "/" too.
 # `1_Pooling` of sentence-transformers is the exception.

@@ -45,7 +45,7 @@ log = logging.getLogger("mlx_server.pool")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 LISTED = 5
-"""How many models or revisions an error suggests."""
+"""The number of models or revisions that an error suggests."""
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def _write(checkpoint: Path, files: Files) -> None:
 
 
 def _inputs(family: ModelFamily) -> list[object]:
-    """What the built-in files are made of. To make them and compare is slow: gpt-oss's vocabulary
-    takes seconds."""
+    """The inputs of the built-in files. To make the files and compare them is slow: gpt-oss's
+    vocabulary takes seconds."""
     versions = (__version__, tokenizers.__version__)
     return [*versions, TEMPLATE, CONTEXT, GENERATION, family.stop_tokens, family.special_tokens]
 

@@ -21,18 +21,18 @@ from mlx_server.sources.transcript_file import PlacedEntry, read_file
 log = logging.getLogger("mlx_server.replay")
 
 NAMED = 8
-"""How many entries that do not match are named."""
+"""The number of entries without a match that an error names."""
 
 
 @dataclass(frozen=True)
 class Recording:
     entry: TranscriptEntry
     name: str
-    """Such as `entry 3 of answers.yaml (line 12)`."""
+    """The entry's name, such as `entry 3 of answers.yaml (line 12)`."""
 
 
 class Recordings(Protocol):
-    """What a replay model plays."""
+    """The recordings that a replay model plays."""
 
     def pick(self, prompt: Prompt, models: tuple[str, ...] = ()) -> Recording:
         """Picks what answers this prompt. Raises NoRecording.
@@ -52,7 +52,7 @@ class Transcript:
         self._conditional = [each for each in entries if each.entry.has_conditions]
         self._in_order = [each for each in entries if not each.entry.has_conditions]
         self._played = 0
-        """How many requests the entries in order have answered."""
+        """The number of requests that the entries in order have answered."""
         self._lock = Lock()
 
     def reset(self) -> None:

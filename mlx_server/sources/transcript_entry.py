@@ -22,16 +22,16 @@ ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What entries are compared with."""
+    """The facts about a request that entries are compared with."""
 
     user: str
     """The last user message."""
     last: tuple[str, ...]
-    """The last message; the results of the last calls, if it is one of them."""
+    """The latest message; the results of the latest calls, if it is one of them."""
     turn: int
     """1 for the conversation's first answer, 2 for its second."""
     step: int
-    """How many answers followed the last user message so far, such as calls with their results."""
+    """The number of answers since the latest user message, such as calls with their results."""
     system: str
     models: tuple[str, ...]
     """The model's name in the request, and its id."""
@@ -109,8 +109,8 @@ class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish: Literal["stop", "length"] = "stop"
     """`stop`: a stop token follows the output; `length`: the output was cut off there."""
     off_grammar: Literal["error", "noise"] = "error"
-    """What follows where the request's grammar refuses the recorded token: an error, or any tokens
-    that it allows, as from a model that would never write them by itself."""
+    """The continuation where the request's grammar refuses the recorded token: an error, or any
+    tokens that it allows, as from a model that would never write them by itself."""
     delay_ms: float = 0.0
     """The delay before each further token."""
     generation_prompt: str = ""

@@ -1,4 +1,4 @@
-"""Reads the file of a transcript; every mistake is reported with its line and how to mend it."""
+"""Reads the file of a transcript; every mistake is reported with its line and how to fix it."""
 
 import difflib
 import json
@@ -16,7 +16,7 @@ from mlx_server.sources.transcript_entry import TranscriptEntry
 
 MAX_BYTES = 64 << 20
 SHOWN = 10
-"""How many mistakes of a file are reported."""
+"""The number of a file's mistakes that are reported."""
 
 PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 TEXTS = {"output", "match", "last", "system", "model", "generation_prompt"}

@@ -12,7 +12,7 @@ LEAP_SECONDS = 366 * DAY
 because of an empty battery or a wrong time server."""
 
 DOUBT_SECONDS = DAY / 4
-"""How long such a clock must stay ahead, with the server running, before it is trusted."""
+"""The time that such a clock must stay ahead, with the server running, before it is trusted."""
 
 NEVER = -math.inf
 
@@ -43,7 +43,7 @@ class AgeClock:
 
 
 def _last_time(db: Connection) -> float | None:
-    """The time of the last pruning; before the first one, that of the first stored record."""
+    """The time of the latest pruning; before the first one, that of the first stored record."""
     row = db.execute("SELECT at FROM seen").fetchone()
     row = row or db.execute("SELECT used_at FROM records ORDER BY seq LIMIT 1").fetchone()
     return float(row[0]) if row else None

@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRY_SECONDS = 1.0
-"""For this long after a failure, calls fail at once instead of queueing for the same failure."""
+"""The time after a failure in which calls fail at once instead of queueing for the same failure."""
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
@@ -46,7 +46,7 @@ REMEDIES = {
     sqlite3.SQLITE_NOTADB: "is damaged. The server renames it and starts a new one: try again.",
     sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and its free space.",
 }
-"""What is wrong and what to do, by SQLite's primary error code."""
+"""The fault and its remedy, by SQLite's primary error code."""
 
 REMEDIES_BY_ERRNO = {
     errno.EROFS: REMEDIES[sqlite3.SQLITE_READONLY],
@@ -65,7 +65,8 @@ DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Database:
-    """After a failure the next call opens the file again; the server need not be restarted."""
+    """A database whose next call after a failure opens the file again; the server need not be
+    restarted."""
 
     def __init__(self, file: SharedFile, retention: Retention) -> None:
         self.retention = retention

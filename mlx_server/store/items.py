@@ -26,7 +26,7 @@ PAGES = {
     "desc": "SELECT seq, length(body) FROM items WHERE record = ? AND output = 0 AND seq < ?"
     " ORDER BY seq DESC LIMIT ?",
 }
-"""One page of items; SQLite gets the `length` of a blob without reading it."""
+"""The query of one page of items; SQLite gets the `length` of a blob without reading it."""
 
 ADD_RECORD = (
     "INSERT INTO records"
@@ -101,7 +101,8 @@ def page(db: Connection, record: int, after: str | None, limit: int, order: Orde
 
 
 def fitting_count(sizes: Sequence[int]) -> int:
-    """How many items from the first on fit in a page: at least one, so that paging goes on."""
+    """The number of items from the first on that fit in a page: at least one, so that paging goes
+    on."""
     ends = accumulate(sizes)
     return max(1, sum(end <= limits.PAGE_BYTES.value for end in ends))
 

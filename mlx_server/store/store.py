@@ -23,8 +23,8 @@ DAY = 86400.0
 BATCH_RECORDS = 50
 BATCH_BYTES = 16 * 2**20
 BATCH_PAGES = 4096
-"""What one step of pruning removes; it may exceed BATCH_BYTES by one record. Other calls run
-between steps."""
+"""The records that one step of pruning removes; it may exceed BATCH_BYTES by one record. Other
+calls run between steps."""
 
 
 class Store(Responses, Conversations, Completions):

@@ -78,7 +78,8 @@ SCHEMA = (
 )
 
 LABELLED_RECORD_TRIGGERS = _record_triggers(_labelled_cost, "body, labels")
-"""For records that have labels, which are in the file in addition to the body that repeats them."""
+"""Triggers for records that have labels, which are in the file in addition to the body that repeats
+them."""
 
 
 def total(db: Connection) -> int:

@@ -1,4 +1,4 @@
-"""How many files and sockets the process may have open, and how many of them are for clients."""
+"""Limits on the files and sockets that the process may have open, and on those for clients."""
 
 import resource
 import sys
@@ -52,12 +52,13 @@ def within_reach() -> int:
 
 
 def connections(descriptors: int) -> int:
-    """How many clients may be connected at once."""
+    """The number of clients that may be connected at once."""
     return max(1, min(limits.CONNECTIONS.value, int(descriptors * SHARE_OF_CLIENTS)))
 
 
 def connections_per_address(connections: int) -> int:
-    """How many one address may have: at most three quarters, so that others find a place."""
+    """The number of connections that one address may have: at most three quarters, so that others
+    find a place."""
     return max(1, min(limits.CONNECTIONS_PER_ADDRESS.value, connections * 3 // 4))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 log = logging.getLogger("mlx_server")
 
 LINGER_SECONDS = 30.0
-"""How long to stay awake after the last row, since an agent's next request may follow."""
+"""The time to stay awake after the last row ends, since an agent's next request may follow."""
 
 
 def keep_awake_command(platform: str = sys.platform) -> tuple[str, ...]:
@@ -37,7 +37,8 @@ class AwakeState:
 
     @property
     def ends_at(self) -> float | None:
-        """When the machine may sleep again; None while rows are active or before the first."""
+        """The time at which the machine may sleep again; None while rows are active or before the
+        first."""
         if self._rows or self._idle_since is None:
             return None
         return self._idle_since + LINGER_SECONDS

@@ -11,7 +11,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address of `host`. Raises SettingsError if one can't be bound."""
+    """Opens one socket for each address of `host`. Raises SettingsError if one can't be bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

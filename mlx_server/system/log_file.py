@@ -17,7 +17,7 @@ from mlx_server.errors import SettingsError
 
 CHUNK_BYTES = 1 << 16
 LAST_LINES_SECONDS = 1.0
-"""How long the process waits at its end for its last lines to be written."""
+"""The time that the process waits at its end for its final lines to be written."""
 
 
 def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> None:

@@ -32,12 +32,12 @@ LIBRARIES = re.compile(r".*/(?:site-packages|lib/python3\.\d+)/")
 OURS = f"{Path(__file__).parents[2]}/"
 
 CALLERS = 12
-"""How many frames of a traceback are logged, the innermost ones."""
+"""The number of frames of a traceback that are logged, the innermost ones."""
 
 
 @dataclass
 class RequestLogContext:
-    """What logs show of a request; over a WebSocket, of each response."""
+    """The parts of a request that logs show; over a WebSocket, of each response."""
 
     id: str
     prompt_tokens: int = 0

@@ -23,7 +23,7 @@ DESCRIPTORS = 8192
 """Limit of open files: launchd's own soft limit is 256."""
 
 EXIT_SECONDS = 30
-"""How long the system lets a server drain before it kills it."""
+"""The time that the system lets a server drain before it kills it."""
 
 LOOK_SECONDS = 0.5
 STOP_LOOKS = int((EXIT_SECONDS + 5) / LOOK_SECONDS)
@@ -35,7 +35,7 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 @dataclass(frozen=True)
 class System:
-    """How this operating system runs a user's services."""
+    """The commands and files by which this operating system runs a user's services."""
 
     file: Path
     text: Callable[[Sequence[str]], str]

@@ -43,7 +43,7 @@ class ChatTemplate:
         return self.render_made(lambda: variables)
 
     def render_made(self, make: Callable[[], Mapping[str, Any]]) -> str:
-        """Like `render`, with variables that are made when they are sent, and not kept."""
+        """Renders with variables that are made when they are sent, and not kept."""
         try:
             return PROCESSES.render_made(self.source, make)
         except Stopped as error:

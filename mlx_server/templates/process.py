@@ -55,8 +55,8 @@ class TemplateProcesses(WarmProcesses):
         return self.render_made(source, lambda: variables)
 
     def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
-        """Like `render`, with variables that are made when they are sent and then dropped: they
-        may take more memory than their source."""
+        """Renders with variables that are made when they are sent and then dropped: they may take
+        more memory than their source."""
         with self.one() as own:
             reply, text = _rendered(own, source, make)
             if isinstance(reply, UnknownReply):

@@ -1,4 +1,4 @@
-"""What the fixture `mlx_replay` gives to a test."""
+"""The object that the fixture `mlx_replay` gives to a test."""
 
 import json
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AskedRequest:
     path: str
-    """Such as `/v1/chat/completions`."""
+    """The path of the request, such as `/v1/chat/completions`."""
     body: dict[str, Any]
 
 
@@ -60,8 +60,8 @@ class MlxReplay:
         for each in given:
             if not isinstance(each, ScriptedAnswer):
                 raise TypeError(
-                    f"{each!r} is no answer. Write it as say(...), think(...), call(...), raw(...) "
-                    "or tokens(...)."
+                    f"{each!r} is not an answer. Write it as say(...), think(...), call(...), "
+                    "raw(...) or tokens(...)."
                 )
         body = {
             "family": family,
@@ -73,7 +73,7 @@ class MlxReplay:
 
     @property
     def requests(self) -> list[AskedRequest]:
-        """What the server was asked in this test, in order."""
+        """The requests of this test to the server, in order."""
         found = self._server.door("GET")["requests"]
         return [AskedRequest(each["path"], _parsed(each["body"])) for each in found]
 

@@ -17,7 +17,7 @@ class ScriptedAnswer:
     token_ids: tuple[int, ...] | None = None
 
     def __add__(self, other: "ScriptedAnswer") -> "ScriptedAnswer":
-        """One answer with the parts of both: a model thinks, then says, then calls."""
+        """Joins the parts of two answers: a model thinks, then says, then calls."""
         if not isinstance(other, ScriptedAnswer):
             return NotImplemented
         for name in ("reasoning", "text"):
@@ -54,7 +54,7 @@ def call(name: str, /, **arguments: Any) -> ScriptedAnswer:
 
 
 def raw(output: str) -> ScriptedAnswer:
-    """What the model writes, special tokens included, however wrong it is."""
+    """An answer by the model's raw output, special tokens included, however wrong it is."""
     return ScriptedAnswer(raw=output)
 
 

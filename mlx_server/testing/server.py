@@ -24,7 +24,7 @@ STOP_SECONDS = 10.0
 DOOR_SECONDS = 60.0
 """The first answer of a family waits for its vocabulary."""
 LOG_LINES = 12
-"""How many lines of the server's log an error shows."""
+"""The number of lines of the server's log that an error shows."""
 
 
 class ServerGone(Exception):

@@ -10,19 +10,13 @@ from mlx_server.repair.coerce import coerced
 from mlx_server.repair.malformed import Malformed
 
 HALVES = re.compile("[\ud800-\udfff]")
-"""Of surrogate pairs."""
-
-
-def properties(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The names that a schema of arguments lists."""
-    found = schema.get("properties")
-    return frozenset(found) if isinstance(found, Mapping) else frozenset()
+"""Matches one half of a surrogate pair."""
 
 
 def coerce_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:
-    """In the types that the schema asks for, as far as that is allowed."""
+    """Converts arguments to the types that the schema asks for, as far as that is allowed."""
     if not allowed.coerce:
         return dict(arguments)
     return {key: coerced(value, schema, key) for key, value in arguments.items()}
@@ -33,6 +27,6 @@ def json_of(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         # an infinite number, or endless lists in lists
-        raise Malformed("nothing that JSON can say") from None
-    # half a pair is no character: it stays as the model wrote it
+        raise Malformed("a value that JSON can't express") from None
+    # half a pair is not a character: it stays as the model wrote it
     return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

@@ -1,9 +1,9 @@
-"""Values that stand as bare text between marks, by their schema: text as it is, the rest as JSON.
+"""Values that stand as bare text between delimiters: text as it is, the rest as JSON.
 
 Where text and others are allowed, what is written is read as what it looks like: so no text is
 allowed that would be read as something that the schema forbids. What a schema says about text is
-kept, but for patterns that can't be read (see unsupported_keywords.py). Where text is allowed,
-numbers with limits are not offered.
+kept, but for patterns that can't be read (see schemas/unsupported_arguments.py). Where text is
+allowed, numbers with limits are not offered.
 """
 
 import json
@@ -14,11 +14,13 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.patterns import search_pattern
 from mlx_server.schemas.types import named
+from mlx_server.schemas.values import KEYWORDS, ValueSchema
 from mlx_server.tool_parsers.format_text import FORMATS
-from mlx_server.tool_parsers.value_schema import KEYWORDS, NEVER, NUMBER, ValueSchema
+from mlx_server.tool_parsers.json_rule import NEVER, NUMBER, json_rule
 
 Ends = Callable[[str], str]
-"""What follows a value, as a rule with it: `Lark.up_to` for text, and itself for JSON."""
+"""Makes the rule of a value with what follows it: `Lark.up_to` for text, and the rule itself for
+JSON."""
 
 SPACE = r"[\s\x1c-\x1f]*"
 LOOKS = {
@@ -29,7 +31,7 @@ LOOKS = {
     "object": rf"{SPACE}\{{(?s:.*)",
     "array": rf"{SPACE}\[(?s:.*)",
 }
-"""What text is read as, where the schema allows that type."""
+"""Texts that are read as another type, where the schema allows that type."""
 
 PLAIN = {
     "null": r"null",
@@ -43,7 +45,7 @@ WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """A value and the mark after it. but: other marks that can't stand in text."""
+    """A value and the delimiter after it. but: other delimiters that can't stand in text."""
     if "string" in value.types:
         text = _text_terminal(
             value, lark, (delimiter, *but), (value.types | value.read_as) - {"string"}
@@ -52,24 +54,25 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
             " | ".join([lark.up_to(delimiter, text), *_structures(value, lark, delimiter)])
         )
     words = [word for option in value.options() for word in _words(option)]
-    return lark.rule(f"({' | '.join([value.as_json(lark), *words])}) {lark.text(delimiter)}")
+    return lark.rule(f"({' | '.join([json_rule(value, lark), *words])}) {lark.text(delimiter)}")
 
 
 def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """As `bare_value_rule`, for a value that is marked as text, whatever it looks like."""
+    """Makes the rule like `bare_value_rule`, for a value that is marked as text, whatever it looks
+    like."""
     return lark.up_to(delimiter, _text_terminal(value, lark, (delimiter, *but), frozenset()))
 
 
 def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]:
     """Objects and arrays: no text begins as they do."""
     if types := value.types & {"object", "array"}:
-        yield f"{value.as_json(lark, *types)} {lark.text(delimiter)}"
+        yield f"{json_rule(value, lark, *types)} {lark.text(delimiter)}"
 
 
 def _text_terminal(
     value: ValueSchema, lark: Lark, delimiters: tuple[str, ...], others: frozenset[str]
 ) -> str:
-    """One terminal, since only the first of several that fit would be taken."""
+    """Makes one terminal, since only the first of several that fit would be taken."""
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*delimiters)
     found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
@@ -79,7 +82,7 @@ def _text_terminal(
 
 
 def text_of(value: ValueSchema, lark: Lark) -> str:
-    """A terminal for text, without regard to marks."""
+    """A terminal for text, without regard to delimiters."""
     return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
 
 
@@ -87,7 +90,7 @@ def text_of(value: ValueSchema, lark: Lark) -> str:
 class _TextPatterns:
     lark: Lark
     _known: dict[int, str] = field(default_factory=dict)
-    """By schema: several may refer to the same."""
+    """The rules by schema: several parts may refer to the same one."""
 
     def of(self, value: ValueSchema, depth: int) -> str:
         if not depth:
@@ -107,7 +110,7 @@ class _TextPatterns:
 
 
 def _own_patterns(value: ValueSchema) -> Iterator[str]:
-    """Of text, by the schema itself."""
+    """The patterns of text that the schema itself states."""
     schema = value.schema
     if "string" not in named(schema):
         yield NEVER

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.schema import object_of, unenforced
+from mlx_server.grammars.schema import unenforced
 from mlx_server.messages import Tool
+from mlx_server.schemas.members import object_of
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.parameters import UncallableTool
 
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
-    """A block after its opening mark. several: more than one call, where it can hold them."""
+    """A block after its opening delimiter. several: more than one call, where it can hold them."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []
@@ -62,7 +63,7 @@ def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tupl
 
 
 def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:
-    """What is written of each tool or block of which it can be; UncallableTool if of none."""
+    """Writes each tool or block that can be written; raises UncallableTool if none can."""
     written: list[str] = []
     refused: UncallableTool | None = None
     for one in each:

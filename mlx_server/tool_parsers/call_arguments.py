@@ -1,4 +1,4 @@
-"""How the arguments of a call are written after its tool's name: as JSON, or in another syntax."""
+"""Reads and writes the arguments after the name of a call's tool: as JSON, or in another syntax."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,30 +8,32 @@ from mlx_server.grammars import schema
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.report import UnsupportedKeyword
-from mlx_server.tool_parsers import spellings, syntaxes, unsupported_keywords, values
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import spellings, syntaxes, values
 from mlx_server.tool_parsers.calls import ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import comma_separated_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 from mlx_server.tool_parsers.values import Syntax
 
 
 class CallArguments(Protocol):
-    """How the arguments of a call are written after the tool's name."""
+    """The format of the arguments after the name of a call's tool."""
 
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
     ) -> Steps[ToolCallWriter]:
-        """ends: the marks after them."""
+        """ends: the delimiters after them."""
 
     def write(self, lark: Lark, tool: Tool) -> str:
         """Symbols of a rule."""
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        """What of the tool's schema they are not held to, beyond what JSON is not held to."""
+        """The parts of the tool's schema that the arguments are not held to, beyond those that JSON
+        is not held to."""
 
 
 class JsonArguments:
@@ -40,8 +42,10 @@ class JsonArguments:
     ) -> Steps[ToolCallWriter]:
         yield from source.space()
         yield from source.expect("{")
-        marks = tuple(mark for mark in ends if mark.strip("{[()]}"))  # others end values too
-        call = yield from values.arguments(source, syntaxes.JSON, start, marks)
+        delimiters = tuple(
+            delimiter for delimiter in ends if delimiter.strip("{[()]}")
+        )  # others end values too
+        call = yield from values.arguments(source, syntaxes.JSON, start, delimiters)
         yield from check_end(source, call, ends)
         return call
 
@@ -53,7 +57,7 @@ class JsonArguments:
 
 
 class LeftOutArguments(JsonArguments):
-    """Arguments that a model did not write although it wrote the mark before them."""
+    """Arguments that a model did not write although it wrote the delimiter before them."""
 
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
@@ -77,7 +81,7 @@ class LiteralArguments:
         while self.syntax.rules == "free" and (yield from source.after_space("}")):
             yield from source.space()
             yield from source.expect("}")
-            call.mend()
+            call.repaired()
         if (yield from source.after_space("'", '"', ")", "}")):
             raise Malformed("a quote in a string was not escaped")
         return call
@@ -98,7 +102,7 @@ class LiteralArguments:
         return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        return unsupported_keywords.unsupported_one_by_one(tool)
+        return unsupported_arguments.unsupported_one_by_one(tool)
 
 
 JSON = JsonArguments()
@@ -107,7 +111,7 @@ PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
 def python_arguments(*ends: str) -> LiteralArguments:
-    """ends: the marks that may follow calls."""
+    """ends: the delimiters that may follow calls."""
     return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
 
 

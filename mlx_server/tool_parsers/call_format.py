@@ -1,4 +1,4 @@
-"""How a model writes a call: which marks it stands between, and what is read there."""
+"""The format of a call: its delimiters, and the reader of what stands between them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,27 +23,27 @@ BlockRepair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class BlockGrammar:
-    """What is written after the opening mark, for a grammar: `before`, a call, as many times
-    `between` and a call, `after`. Texts are as the model writes them, marks included.
-    """
+    """A grammar of the text after the opening delimiter: `before`, a call, as many times `between`
+    and a call, `after`. Texts are as the model writes them, delimiters included."""
 
     call: Callable[[Lark, Tool], str]
-    """One call of this tool, its arguments as its schema wants them: symbols of a rule."""
+    """Makes one call of this tool, its arguments as its schema wants them: symbols of a rule."""
     before: str = ""
     between: str | None = None
     """Two calls; None: a block has one."""
     after: str | tuple[str, ...] = ""
     """The closing mark, above all."""
     unsupported: Callable[[Tool], Sequence[UnsupportedKeyword]] = lambda _: ()
-    """What of a tool's schema its calls are not held to, beyond what JSON is not held to."""
+    """The parts of a tool's schema that its calls are not held to, beyond those that JSON is not
+    held to."""
     may_be_empty: bool = False
     """Whether models write one without a call, to call nothing."""
     read_on: str = ""
-    """What must not follow a block without a closing mark, since `read` would go on with
-    it: a regular expression."""
+    """A regular expression of what must not follow a block without a closing delimiter, since
+    `read` would go on with it."""
     space: str = rf"({SPACE})?"
-    """What may stand next to these texts and calls, as a regular expression: less than `read`
-    passes over, or a small model idles in it; "" where it passes over nothing."""
+    """A regular expression of the space next to these texts and calls: less than `read` passes
+    over, or a small model idles in it; "" where it passes over nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class UnmarkedBlockGrammar(BlockGrammar):
     """
 
     head: Callable[[Tool], str]
-    """How a block begins whose first call is of this tool, with what is in `begins`, up to where
-    it can't be text any more: a regular expression."""
+    """A regular expression of the beginning of a block whose first call is of this tool, with what
+    is in `begins`, up to where it can't be text any more."""
     rest: Callable[[Lark, Tool], str]
-    """What is left of that call then."""
+    """Makes the rest of that call."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ class CallFormat:
     inner: tuple[str, ...] = ()
     """Other marks that stand between those."""
     begins: tuple[str, ...] = ()
-    """Where there is no mark: what the text of an answer then begins with, and is read."""
+    """The beginnings of an answer that are a block, in a format without an opening delimiter; they
+    are read with it."""
     repair: BlockRepair | None = None
-    """For a block that was closed and could not be read."""
+    """Repairs a block that was closed and could not be read."""
     repairs: tuple[RepairKind, ...] = ()
     """Repairs that are reported of such calls: the model was taught another format."""
     ends_answer: bool = False

@@ -21,15 +21,16 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.coerce import read_as, read_tree, takes_text, types_read
+from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.fitting import is_made_of
 from mlx_server.repair.jsonish import loads, loads_value
 from mlx_server.repair.malformed import Malformed
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
-from mlx_server.tool_parsers.argument_check import argument_errors, required
-from mlx_server.tool_parsers.arguments import coerce_arguments, json_of, properties
+from mlx_server.schemas.fitting import is_made_of
+from mlx_server.schemas.lenient import properties_in, required, types_of_member
+from mlx_server.tool_parsers.argument_check import argument_errors
+from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
 
@@ -52,14 +53,14 @@ class ToolCallEmitter:
     ) -> None:
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
-        """What is odd about the place where the next calls stand."""
+        """The repairs that the place of the next calls needs."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
         self._make_id = make_id
         self.started = 0
         self.attempts = 0
-        """How many calls were begun, whether they were reported or not."""
+        """The number of calls that were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
         """Begun, and neither finished nor given up."""
@@ -71,7 +72,7 @@ class ToolCallEmitter:
         """The current call, if it may never be reported."""
         self._before: ToolCallWriter | None = None
         self._in_a_row = 0
-        """How many calls up to the one before were identical."""
+        """The number of identical calls in a row before this one."""
         self.finished = 0
 
     def knows(self, name: str) -> bool:
@@ -83,14 +84,14 @@ class ToolCallEmitter:
         found = [
             (name, text[len(name) :].strip())
             for name, tool in self._tools.items()
-            if text.startswith(name) and text[len(name) :].strip() in properties(tool.parameters)
+            if text.startswith(name) and text[len(name) :].strip() in properties_in(tool.parameters)
         ]
         return found[0] if len(found) == 1 else ("", "")
 
     def parameters(self, name: str) -> frozenset[str]:
         """The parameters of the tool that a name means."""
         meant = self.meant(name)
-        return properties(self._tools[meant].parameters) if meant else frozenset()
+        return frozenset(properties_in(self._tools[meant].parameters)) if meant else frozenset()
 
     def needs_none(self, name: str) -> bool:
         """Whether the tool that a name means can be called without arguments."""
@@ -129,28 +130,28 @@ class ToolCallEmitter:
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
         """A call whose arguments came at once; some models write them as text again."""
-        found, slips = self._object(arguments)
+        found, mistakes = self._object(arguments)
         call = self.start(name, id)
-        if slips:
+        if mistakes:
             call.add_repair("json", ARGUMENTS)
         call.finish_with(found)
 
     def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
-        """And whether there were slips in it."""
-        found, slips = arguments, arguments is None
+        """The object, and whether there were mistakes in it."""
+        found, mistakes = arguments, arguments is None
         if arguments is None and self.allowed.json:
             found = {}
         if isinstance(arguments, str):
             try:
                 found = loads_exactly(arguments)
             except (ValueError, RecursionError):
-                slips = True
+                mistakes = True
                 if not self.allowed.json:
                     raise Malformed("no JSON") from None
                 found = loads(arguments)
         if not isinstance(found, Mapping):
             raise Malformed("arguments should be an object")
-        return found, slips
+        return found, mistakes
 
     def _tool(self, name: str) -> Tool:
         meant = self.meant(name)
@@ -190,8 +191,8 @@ class ToolCallEmitter:
             raise Malformed("not the calls that were begun")
         for name, arguments in found:
             call, begun = begun or self.start(name), None
-            for mended in what:
-                call.add_repair(mended, ARGUMENTS)
+            for kind in what:
+                call.add_repair(kind, ARGUMENTS)
             call.finish_with(arguments)
 
     @property
@@ -200,7 +201,8 @@ class ToolCallEmitter:
         return self._current is not None
 
     def give_up(self, *, broken: bool = False) -> None:
-        """What was begun is no call after all. broken: and it is text, though it was reported."""
+        """Takes back the call that was begun, since it is none. broken: it becomes text, though it
+        was reported."""
         call, self._current = self._current, None
         if call and not self._release() and broken:
             what = f"the arguments of {call.name} are malformed, so the call is text"
@@ -232,13 +234,13 @@ class ToolCallEmitter:
 
 
 class ToolCallWriter:
-    """One call: its arguments are written as an object, key by key, and once."""
+    """Writes one call: its arguments are an object, written key by key, and once."""
 
     def __init__(self, calls: ToolCallEmitter, tool: Tool, index: int, number: int) -> None:
         self.number = number
         self.name = tool.name
         self.is_strict = tool.strict
-        """Whether a grammar holds the arguments to their schema, so that they have no slips."""
+        """Whether a grammar holds the arguments to their schema, so that they have no mistakes."""
         self._calls = calls
         self._schema: Mapping[str, Any] = tool.parameters
         self._index = index
@@ -251,7 +253,7 @@ class ToolCallWriter:
 
     @property
     def arguments(self) -> str:
-        """As far as they were written."""
+        """The arguments, as far as they were written."""
         return "".join(self._written)
 
     def lacks(self, key: str) -> bool:
@@ -267,11 +269,11 @@ class ToolCallWriter:
     @property
     def known(self) -> frozenset[str]:
         """The parameters that the tool's schema lists."""
-        return properties(self._schema)
+        return frozenset(properties_in(self._schema))
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Those of them that have no value yet."""
+        """The required arguments that have no value yet."""
         return self.known - self._keys
 
     def streams(self, key: str) -> bool:
@@ -283,13 +285,13 @@ class ToolCallWriter:
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
     @property
-    def may_be_mended(self) -> bool:
+    def may_be_repaired(self) -> bool:
         return self._calls.allowed.json
 
-    def mend(self, what: RepairKind = "json") -> None:
-        """Reports a slip in how the arguments are written; Malformed if none may be repaired."""
+    def repaired(self, what: RepairKind = "json") -> None:
+        """Reports a mistake in how the arguments are written; Malformed if none may be repaired."""
         if not self._calls.allowed.json:
-            raise Malformed("a slip that may not be repaired")
+            raise Malformed("a mistake that may not be repaired")
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
     def value(self, key: str, value: Any) -> None:
@@ -297,7 +299,8 @@ class ToolCallWriter:
         self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> bool:
-        """As `value`, from a notation that writes every value as bare text. Whether it is text."""
+        """Writes a value like `value`, from a format that has every value as bare text. Returns
+        whether it is text."""
         found = read_as(text, self._schema, key)
         if isinstance(found, str) and (repaired := self._structure(key, text)) is not None:
             found = repaired
@@ -305,19 +308,19 @@ class ToolCallWriter:
         return isinstance(found, str)
 
     def _structure(self, key: str, text: str) -> Any:
-        """The list or object in a text that has slips. None if the schema allows text here, or
+        """The list or object in a text that has mistakes. None if the schema allows text here, or
         wants something else; Malformed if it can't be read, since it is no text."""
-        types = types_read(self._schema, key)
+        types = types_of_member(self._schema, key)
         begins = "object" if text.lstrip().startswith("{") else "array"
         if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
             return None
-        self.mend()
+        self.repaired()
         found = loads_value(text.strip())
         (fitted,) = coerce_arguments({key: found}, self._schema, self._calls.allowed).values()
         return fitted
 
     def untyped_tree(self, key: str, value: Any) -> None:
-        """As `untyped`, of lists and objects in which every value is such a text."""
+        """Applies `untyped` to lists and objects in which every value is such a text."""
         self._put(key, read_tree(value, self._schema, key))
 
     def _put(self, key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""DeepSeek's calls in sections, with the spellings of their marks that models write."""
+"""DeepSeek's calls in sections, with the spellings of their delimiters that models write."""
 
 import re
 from dataclasses import replace

@@ -14,13 +14,14 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of, members
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_rule import json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of, members
 
 ITEM = "item"
 
@@ -106,8 +107,8 @@ class Elements:
         pieces: list[str] = []
         found: list[tuple[str, Any]] = []
         opens = f"{self.sign}<"
-        while mark := (yield from source.up_to(end, opens, into=pieces.append)):
-            if mark == end:
+        while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
+            if delimiter == end:
                 return _folded(found, call) if found else "".join(pieces)
             key, inner = yield from self._opened(source)
             found.append((key, (yield from self._value(source, call, inner, depth - 1))))
@@ -151,14 +152,17 @@ class Elements:
         rest = value.types & SCALARS
         options = [f"{elements} {closing}"]
         if rest:
-            options.append(f"{value.as_json(lark, *rest)} {closing}")
+            options.append(f"{json_rule(value, lark, *rest)} {closing}")
         return lark.rule(" | ".join(options))
 
     def _elements(self, value: ValueSchema, lark: Lark, depth: int) -> str | None:
         """None where the schema says what only JSON can be held to."""
-        if value.types - SCALARS == {"array"} and value.says_only("type", "items", "minItems"):
+        of_list = value.types - SCALARS == {"array"} and value.says_only(
+            "type", "items", "minItems"
+        )
+        if of_list and (items := value.items):
             least, _ = value.counts("minItems", "maxItems")
-            item = MemberSchema(ITEM, value.of(value.schema.get("items", {})), required=True)
+            item = MemberSchema(ITEM, items, required=True)
             return f"({self._member(lark, depth - 1, item)}){{{least},}}"
         said = ("type", "properties", "required", "additionalProperties")
         if value.types - SCALARS == {"object"} and members(value) and value.says_only(*said):
@@ -175,7 +179,7 @@ def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
     for key, value in found:
         members.setdefault(key, []).append(value)
     if len(members) < len(found):  # a list, as elements of its key rather than of its items
-        call.mend("format")
+        call.repaired("format")
     return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
 

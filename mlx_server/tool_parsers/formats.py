@@ -48,7 +48,7 @@ HERMES = replace(_HERMES, read=_hermes)
 GRANITE = marked_json.marked_json("<|tool_call|>")
 PHI4 = marked_json.marked_json("<|tool_call|>", "<|/tool_call|>")
 FUNCTOOLS = marked_json.marked_json("functools[")
-"""With its bracket, or `import functools` would be one."""
+"""The opening includes the bracket, or `import functools` would be a call."""
 FUNCTOOLS_OBJECT = CallFormat(marked_json.objects, opens=("functools{",), repairs=("format",))
 NEMOTRON = marked_json.marked_json("<TOOLCALL>", "</TOOLCALL>")
 COMMAND = marked_json.marked_json(
@@ -60,7 +60,7 @@ COMMAND = marked_json.marked_json(
 )
 
 TOOL_CALLS = marked_json.marked_json("<tool_calls>", "</tool_calls>")
-"""Of Jamba, Apriel and Hunyuan."""
+"""The format of Jamba, Apriel and Hunyuan."""
 PANGU = marked_json.marked_json("[unused11]", "[unused12]")
 HYPERCLOVA = marked_json.marked_json("-> tool/function_call")
 GRANITE_CODE = marked_json.marked_object("<function_call>")
@@ -102,7 +102,7 @@ PLAIN_ARRAY = CallFormat(
 
 MISTRAL_CALL = NamedCallFormat(
     opens="[TOOL_CALLS]",
-    id_mark="[CALL_ID]",
+    id_delimiter="[CALL_ID]",
     after_name="[ARGS]",
     inner=("[CALL_ID]", "[ARGS]"),
     may_be_json=True,
@@ -144,7 +144,7 @@ KIMI_K2_SINGULAR = replace(
     closes="<|tool_call_section_end|>",
     repairs=("format",),
 ).call_format()
-"""With a delimiter that its vocabulary does not have, but its models write."""
+"""The format with a delimiter that the vocabulary does not have, but the models write."""
 KIMI_K2_WITHOUT_SECTION = replace(_KIMI_K2, opens=_KIMI_K2.before_name).call_format()
 
 _APERTUS = NamedCallFormat(
@@ -180,7 +180,7 @@ SOLAR_OPEN = NamedCallFormat(
     opens="<|tool_call:begin|>",
     before_name="<|tool_call:begin|>",
     id_first=True,
-    id_mark="<|tool_call:name|>",
+    id_delimiter="<|tool_call:name|>",
     name=re.compile(r"[^<\n]+"),
     after_name="<|tool_call:args|>",
     closes_call="<|tool_call:end|>",
@@ -195,7 +195,7 @@ _GLM4 = NamedCallFormat(
 
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """One for each tool, since only its name distinguishes a call from text."""
+    """Makes one format for each tool, since only its name distinguishes a call from text."""
     made = _GLM4.call_format()
     return tuple(
         replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",))
@@ -224,7 +224,8 @@ def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
 
 
 def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """As GLM-4, with a mark before each message but the first, whose mark ends the prompt."""
+    """Makes GLM-4's formats with a delimiter before each message but the first, whose delimiter
+    ends the prompt."""
     return tuple(
         CallFormat(
             partial(_FUNCTIONARY.read, name=tool.name),
@@ -240,7 +241,7 @@ def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 
 def python_list(opens: str, closes: str) -> CallFormat:
-    """`[f(a=1, b="x"), g()]` between marks."""
+    """`[f(a=1, b="x"), g()]` between delimiters."""
     return _python_block(opens, closes, listed=True, between=", ")
 
 
@@ -343,7 +344,7 @@ def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
 
 
 def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """The same calls without marks."""
+    """The same calls without delimiters."""
     bare = replace(form, opens="", closes_call="", between="\n")
     return tuple(
         CallFormat(

@@ -10,7 +10,9 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import marked_json, unsupported_keywords, values
+from mlx_server.schemas import unsupported_arguments
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
@@ -19,13 +21,12 @@ from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 IN_VALUES = (VALUE_END, CLOSE, KEY_END, KEY, OPEN, f"\n{KEY}", f"\n{CLOSE}")
-"""Those that may mean something inside of a value, with the line break before them."""
+"""Delimiters that may mean something inside of a value, with the line break before them."""
 NAME = re.compile(r"[^<{\n]+")
 ESCAPED_LINE = "\\n"
 """A line break that was written as in a JSON string."""
@@ -47,27 +48,27 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
 
 def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
     """Whether its block is over. is_another: than the first in its block."""
-    name, mark, key = yield from _call_name(source, calls)
-    if mark == CLOSE and (assigned := _assigned(name, calls)):
+    name, delimiter, key = yield from _call_name(source, calls)
+    if delimiter == CLOSE and (assigned := _assigned(name, calls)):
         _write_assigned(*assigned, calls)
         return True
     call = calls.start(name)
-    if is_another or key or mark == "{":
-        call.mend("format")
-    while mark == KEY:
-        mark = yield from _argument(source, call, key)
+    if is_another or key or delimiter == "{":
+        call.repaired("format")
+    while delimiter == KEY:
+        delimiter = yield from _argument(source, call, key)
         key = ""
-    if mark == "{":
+    if delimiter == "{":
         yield from values.arguments(source, JSON, lambda: call, (CLOSE,))
         yield from check_end(source, call, (CLOSE,))
         yield from source.space()
-        mark = yield from source.accept(CLOSE)
+        delimiter = yield from source.accept(CLOSE)
     call.finish()
-    return mark == CLOSE
+    return delimiter == CLOSE
 
 
 def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
-    """A name and the mark after it; and the first key, if the mark before that is missing."""
+    """Reads a name and the delimiter after it; also the first key, if no delimiter is before it."""
     while True:
         pieces: list[str] = []
         yield from source.space()
@@ -85,9 +86,9 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
                 raise Malformed(f"there is no tool {name!r}")
             return tool, KEY, key
         yield from source.space()
-        mark = yield from source.accept(KEY, CLOSE, "{")
-        if mark or (yield from source.stopped()):
-            return name, mark, ""
+        delimiter = yield from source.accept(KEY, CLOSE, "{")
+        if delimiter or (yield from source.stopped()):
+            return name, delimiter, ""
         yield from source.expect(OPEN)  # begun again
 
 
@@ -106,7 +107,7 @@ def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] |
 
 def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter) -> None:
     call = calls.start(name)
-    call.mend("format")
+    call.repaired("format")
     for key, written in arguments.items():
         is_quoted = len(written) > 1 and written[0] in "\"'" and written[0] == written[-1]
         call.untyped(key, written[1:-1] if is_quoted else written)
@@ -114,39 +115,39 @@ def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter
 
 
 def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
-    """Read an argument; return the mark after it. key: its key, if that was read."""
+    """Read an argument; return the delimiter after it. key: its key, if that was read."""
     pieces = [key]
-    mark = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
+    delimiter = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
     yield from source.space()
-    if mark not in (KEY_END, VALUE):
+    if delimiter not in (KEY_END, VALUE):
         yield from source.expect(VALUE)
-    elif mark == VALUE or (yield from source.accept(VALUE, ESCAPED_LINE + VALUE)) != VALUE:
-        call.mend("format")
+    elif delimiter == VALUE or (yield from source.accept(VALUE, ESCAPED_LINE + VALUE)) != VALUE:
+        call.repaired("format")
         if (yield from source.comes(KEY, CLOSE)):  # a key without a value
             return (yield from source.expect(KEY, CLOSE))
     if call.streams(key):
-        mark = yield from _value(source, call, key, partial(call.text, key))
+        delimiter = yield from _value(source, call, key, partial(call.text, key))
         call.end_text(key)
-        return mark
+        return delimiter
     pieces = [(yield from read_json(source))]
-    mark = yield from _value(source, call, key, pieces.append)
+    delimiter = yield from _value(source, call, key, pieces.append)
     call.untyped(key, "".join(pieces))
-    return mark
+    return delimiter
 
 
 def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
-    """Pass a value on, which may hold the marks that would end it; return the mark after it, which
-    is read; empty where another call follows at once."""
+    """Passes a value on, which may hold the delimiters that would end it. Reads and returns the
+    delimiter after it; empty where another call follows at once."""
     inside, is_example = 0, False
     """Arguments that were begun in it, and whether a whole call was."""
-    while mark := (yield from source.up_to(*IN_VALUES, into=into)):
-        bare = mark.lstrip("\n")
+    while delimiter := (yield from source.up_to(*IN_VALUES, into=into)):
+        bare = delimiter.lstrip("\n")
         if bare == KEY_END:
-            mark += yield from source.space()
+            delimiter += yield from source.space()
             begun = yield from source.accept(VALUE)
             inside += bool(begun)
-            mark += begun
+            delimiter += begun
         elif inside:
             inside -= bare == VALUE_END
         elif bare == OPEN:
@@ -154,27 +155,27 @@ def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[
         elif bare == KEY:
             awaited = (each + KEY_END for each in call.awaited - {key})
             if not is_example and (yield from source.comes(*awaited)):
-                call.mend("format")
+                call.repaired("format")
                 return KEY
         else:
             space = yield from source.space()
             if bare == VALUE_END and (following := (yield from source.accept(*AFTER_VALUE))):
                 if following not in (KEY, CLOSE):
-                    call.mend("format")
+                    call.repaired("format")
                 return following.removeprefix(ESCAPED_LINE)
             if (yield from source.comes(OPEN)) or (yield from source.stopped()):
                 if bare == CLOSE:
-                    call.mend("format")
+                    call.repaired("format")
                 return CLOSE
             if bare == VALUE_END and (yield from _is_call(source.lookahead(), call)):
                 return ""
             if bare == VALUE_END and (yield from _is_brace(source.lookahead())):
-                call.mend("format")
+                call.repaired("format")
                 source.take(1)
                 yield from source.space()
                 return (yield from source.expect(CLOSE))
-            mark += space
-        into(mark)
+            delimiter += space
+        into(delimiter)
     raise Malformed("a value without an end")
 
 
@@ -186,7 +187,7 @@ def _is_brace(ahead: Lookahead) -> Steps[bool]:
 
 
 def _is_call(ahead: Lookahead, call: ToolCallWriter) -> Steps[bool]:
-    """Whether another call follows, without the mark before it."""
+    """Whether another call follows, without the delimiter before it."""
     name = (yield from ahead.run(NAME)).strip()
     yield from ahead.space()
     return call.knows(name) and bool((yield from ahead.accept(KEY, CLOSE)))
@@ -218,7 +219,7 @@ GLM = CallFormat(
         BlockGrammar(
             _call_of,
             after=CLOSE,
-            unsupported=unsupported_keywords.unsupported_as_text,
+            unsupported=unsupported_arguments.unsupported_as_text,
             space=r"\n?",
         ),
     ),

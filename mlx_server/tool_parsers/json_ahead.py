@@ -32,7 +32,7 @@ def json_ahead(source: Source) -> Steps[str]:
 
 
 def _size(source: Source) -> Steps[int]:
-    """How long the object or array is, by its brackets; 0 if it has no end."""
+    """The length of the object or array, by its brackets; 0 if it has no end."""
     size, depth, in_string, escaped = 0, 0, False, False
     while size <= limits.READ_JSON_CHARACTERS.value:
         for character in source.ahead(size):

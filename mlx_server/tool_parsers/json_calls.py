@@ -20,10 +20,10 @@ from mlx_server.tool_parsers.syntaxes import JSON
 NAMES = ("name", "function_name", "tool_name")
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 FRAMES = ("type", "id", "index", "function", "tool_call_id")
-"""What else may stand in such an object."""
+"""Other members that may stand in such an object."""
 
 GOES_ON = ("{", "[", "]", ",", ";", "```")
-"""What may follow a call in a block."""
+"""Texts that may follow a call in a block."""
 
 GAP = f"({SPACE})?"
 CLOSING = rf"/{GAP}\}}/"
@@ -39,7 +39,7 @@ def call_object(
 ) -> Steps[None]:
     """One call, after the opening brace; its arguments stream if its name comes first.
 
-    closes: the marks that may follow; None if nothing may.
+    closes: the delimiters that may follow; None if nothing may.
     """
     yield from _call_object(source, calls, None, frame=("function",), closes=closes)
 
@@ -51,7 +51,7 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
         yield from source.space()
         yield from source.expect("}")
         if call:
-            call.mend()
+            call.repaired()
     ahead = source.lookahead()
     yield from ahead.space()
     sign = yield from ahead.accept(*closes, *GOES_ON)
@@ -109,7 +109,7 @@ def _call_object(
         else:
             raise Malformed(f"no call has a key {key!r}")
         if call and closes is not None and (yield from source.after_space("]", *closes)):
-            call.mend()  # its last brace was forgotten
+            call.repaired()  # its last brace was forgotten
             break
         yield from source.space()
         if (yield from source.expect(",", "}")) == "}":
@@ -128,14 +128,14 @@ def _call_object(
 
 @dataclass(frozen=True)
 class JsonCallForm:
-    """How models write such an object, for a grammar: regular expressions, all of them."""
+    """The form of such an object for a grammar: its texts are regular expressions."""
 
     name: str = "name"
     arguments: str = "arguments"
     before: str = ""
-    """What else it begins with."""
+    """Other members before the name."""
     between: str = ""
-    """What else stands between name and arguments."""
+    """Other members between name and arguments."""
 
     def call(self, lark: Lark, tool: Tool) -> str:
         return f"{lark.terminal(f'/{self.head(tool)}/')} {self.rest(lark, tool)}"

@@ -1,4 +1,4 @@
-"""Calls whose arguments are pairs of a key and a value, each between marks of its own."""
+"""Calls whose arguments are pairs of a key and a value, each between delimiters of its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.bare_text import bare_value_rule
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
@@ -14,8 +16,6 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 
@@ -89,29 +89,29 @@ class KeyedCallFormat:
             json = marked_json.objects if bracket == "{" else marked_json.array
             yield from json(source, calls, (self.closes_call,))
             return
-        call, mark = yield from self._head(source, calls)
-        while mark == self.key_opens:
+        call, delimiter = yield from self._head(source, calls)
+        while delimiter == self.key_opens:
             yield from self._pair(source, call)
             yield from source.space()
-            mark = yield from source.accept(self.key_opens, self.closes_call)
-        if not mark and not (yield from source.stopped()):
+            delimiter = yield from source.accept(self.key_opens, self.closes_call)
+        if not delimiter and not (yield from source.stopped()):
             raise Malformed("a call has no end")
         call.finish()
 
     def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[ToolCallWriter, str]]:
-        """The writer of the call that a name begins, and the mark after the name."""
+        """The writer of the call that a name begins, and the delimiter after the name."""
         pieces: list[str] = []
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
-        mark = yield from source.up_to(*ends, into=pieces.append)
+        delimiter = yield from source.up_to(*ends, into=pieces.append)
         name = "".join(pieces).strip()
         if not calls.knows(name):
             raise Malformed(f"there is no tool {name!r}")
-        if mark in (self.after_name, "\n"):
+        if delimiter in (self.after_name, "\n"):
             yield from source.space()
-            mark = yield from source.accept(self.key_opens, self.closes_call)
-        if not (mark or (yield from source.stopped())):
+            delimiter = yield from source.accept(self.key_opens, self.closes_call)
+        if not (delimiter or (yield from source.stopped())):
             raise Malformed("expected a key")
-        return calls.start(name), mark
+        return calls.start(name), delimiter
 
     def _pair(self, source: Source, call: ToolCallWriter) -> Steps[None]:
         pieces: list[str] = []
@@ -129,7 +129,7 @@ class KeyedCallFormat:
             call.untyped(key, "".join(pieces))
 
     def _value_begins(self, source: Source) -> Steps[None]:
-        """Reads the value's type, if there is one, and the mark before the value."""
+        """Reads the value's type, if there is one, and the delimiter before the value."""
         yield from source.space()
         if self.type_opens and (yield from source.accept(self.type_opens)):
             yield from source.up_to(self.type_closes, into=lambda _: None)
@@ -137,7 +137,7 @@ class KeyedCallFormat:
         yield from source.expect(self.value_opens)
 
     def _value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
-        """Read a value up to the closing mark that is followed by markup."""
+        """Read a value up to the closing delimiter that is followed by markup."""
         following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):

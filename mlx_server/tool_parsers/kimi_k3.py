@@ -9,14 +9,16 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers import unsupported_keywords, values
+from mlx_server.schemas import unsupported_arguments
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.bare_text import marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_rule import json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.value_schema import MemberSchema, arguments_of
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
@@ -114,7 +116,7 @@ def _call_of(lark: Lark, tool: Tool) -> str:
             if type == "string":
                 value = marked_text(member.value, lark, end("argument"))
             else:
-                value = f"{member.value.as_json(lark, type)} {lark.text(end('argument'))}"
+                value = f"{json_rule(member.value, lark, type)} {lark.text(end('argument'))}"
             options.append(f"{lark.text(OPEN)} {named} {lark.text(SEPARATOR)} {value}")
         return lark.rule(" | ".join(options))
 
@@ -123,7 +125,7 @@ def _call_of(lark: Lark, tool: Tool) -> str:
 
 
 def _is_writable(name: str) -> bool:
-    return not any(mark in name for mark in (OPEN, CLOSE, SEPARATOR))
+    return not any(delimiter in name for delimiter in (OPEN, CLOSE, SEPARATOR))
 
 
 def _escaped(name: str) -> str:
@@ -139,7 +141,7 @@ KIMI_K3 = CallFormat(
             _call_of,
             between="",
             after=TOOLS_END,
-            unsupported=unsupported_keywords.unsupported_as_text,
+            unsupported=unsupported_arguments.unsupported_as_text,
         ),
     ),
 )

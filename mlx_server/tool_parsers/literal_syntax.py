@@ -9,20 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.schemas.values import KEYWORDS, MemberSchema, ValueSchema, members
+from mlx_server.tool_parsers.json_rule import NEVER, json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, comma_separated_rule
-from mlx_server.tool_parsers.value_schema import (
-    ANYTHING,
-    KEYWORDS,
-    NEVER,
-    MemberSchema,
-    ValueSchema,
-    members,
-)
 
 
 @dataclass(frozen=True)
 class LiteralSyntax:
-    """Of what is not as in JSON."""
+    """The literals that differ from JSON's."""
 
     string: Callable[[Lark, ValueSchema], str | None]
     """Text that a schema allows; None where it has to be JSON."""
@@ -33,7 +27,7 @@ class LiteralSyntax:
     any_key: Callable[[Lark], str]
     words: Mapping[bool | None, tuple[str, ...]]
     ordered: Callable[[list[MemberSchema]], list[MemberSchema]] = list
-    """As the models are used to see members."""
+    """Orders members as the models are used to see them."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +39,13 @@ class LiteralGrammar:
 
     def value(self, value: ValueSchema) -> str:
         if target := value.target:
-            name = (id(value.root), value.schema["$ref"])
+            name = (id(value.root), value.reference)
             return self._once(name, lambda: self.value(target))
         if value.alternatives:
             return self.lark.rule(" | ".join(map(self.value, value.alternatives)))
         if value.listed is not None:
             if not value.says_only("type", "enum", "const"):
-                return value.as_json(self.lark)
+                return json_rule(value, self.lark)
             listed = [self._exactly(listed) for listed in value.listed if value.may_list(listed)]
             return self.lark.rule(" | ".join(filter(None, listed)) or NEVER)
         if value.says_only():
@@ -59,7 +53,7 @@ class LiteralGrammar:
         return self._of_types(value)
 
     def members(self, variants: list[list[MemberSchema]]) -> str:
-        """Of an object, without its brackets."""
+        """The members of an object, without its brackets."""
 
         def written(member: MemberSchema) -> str | None:
             key = self.syntax.key(self.lark, member.key)
@@ -91,7 +85,7 @@ class LiteralGrammar:
         said = {keyword for type in value.types for keyword in KEYWORDS.get(type, ())}
         written = [self._of_type(type, value) for type in sorted(value.types)]
         if None in written or not value.says_only("type", *said):
-            return value.as_json(self.lark)
+            return json_rule(value, self.lark)
         return self.lark.rule(" | ".join(filter(None, written)))
 
     def _of_type(self, type: str, value: ValueSchema) -> str | None:
@@ -106,35 +100,33 @@ class LiteralGrammar:
                 return self._array(value)
             case "object":
                 return self._object(value)
-        return value.as_json(self.lark, type)
+        return json_rule(value, self.lark, type)
 
     def _words(self, value: bool | None) -> tuple[str, ...]:
         return self.syntax.words[value]
 
     def _array(self, value: ValueSchema) -> str | None:
-        items = value.schema.get("items", ANYTHING)
-        if not isinstance(items, Mapping):
+        items = value.items
+        if not items:
             return None
         least, most = value.counts("minItems", "maxItems")
         if most == 0:
             return quoted("[]")
-        item = self.value(value.of(items))
+        item = self.value(items)
         more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
         several = f"{item} ({self._comma} {item}){more}"
         return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
     def _object(self, value: ValueSchema) -> str | None:
-        found = members(value)
-        others = value.schema.get("additionalProperties", ANYTHING)
-        listed = value.schema.get("properties", {})
-        if False in listed.values() or not listed.keys() >= set(value.schema.get("required", ())):
+        found, others = members(value), value.others
+        if not value.lists_all_members:
             return None
-        if found or others is False:
+        if found or not others:
             try:
                 return f"{quoted('{')} {self.members([found])} {quoted('}')}"
             except UncallableTool:
                 return None
-        more = self.value(value.of(others))
+        more = self.value(others)
         pair = f"{self.syntax.any_key(self.lark)} {self._colon} {more}"
         return f"{quoted('{')} ({pair} ({self._comma} {pair})*)? {quoted('}')}"
 

@@ -1,4 +1,4 @@
-"""JSON calls between marks: one object, several, or an array of them, in a code fence or not."""
+"""JSON calls between delimiters: an object, several, or an array of them, perhaps in a fence."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from mlx_server.tool_parsers.source import Source, Steps
 FORM = JsonCallForm()
 
 READ_ON = r"\s*[,;{]"
-"""What is taken for the next object."""
+"""Matches what is taken for the next object."""
 
 
 def marked_json(
@@ -19,22 +19,22 @@ def marked_json(
 ) -> CallFormat:
     """closes: left out where the end of the JSON is the end of the block. fence: what models open
     a block of code with in which all of the JSON stands."""
-    marks = (closes,) if closes else ()
+    delimiters = (closes,) if closes else ()
     before = "" if opens.endswith("[") else f"{fence}\n[" if fence else "["
     blocks = [array_block(form, closes, before)]
     if closes and not fence:
         blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
-    read = partial(_block, marks)
+    read = partial(_block, delimiters)
     return CallFormat(
-        read, (opens,), marks, repair=repaired, ends_answer=True, blocks=tuple(blocks)
+        read, (opens,), delimiters, repair=repaired, ends_answer=True, blocks=tuple(blocks)
     )
 
 
 def marked_object(
     *opens: str, form: JsonCallForm = FORM, follows: tuple[str, ...] = ()
 ) -> CallFormat:
-    """One call after each mark, which nothing but the end of the JSON ends. follows: marks of
-    other parts of an answer, which may come right after it."""
+    """Reads one call after each delimiter, which nothing but the end of the JSON ends. follows:
+    delimiters of other parts of an answer, which may come right after it."""
     block = BlockGrammar(form.call, read_on=READ_ON)
     read = partial(_object, (*opens, *follows))
     return CallFormat(read, opens, repair=repaired, ends_answer=True, blocks=(block,))
@@ -51,7 +51,7 @@ def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> Bloc
 
 
 def bare_block(form: JsonCallForm) -> UnmarkedBlockGrammar:
-    """One or more objects without marks."""
+    """Reads one or more objects without delimiters."""
     return UnmarkedBlockGrammar(
         call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest
     )
@@ -78,7 +78,7 @@ def _block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> S
 
 
 def array(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) -> Steps[None]:
-    """After its bracket."""
+    """Reads an array after its bracket."""
     yield from source.space()
     if (yield from source.accept("]")):  # the model has decided to call nothing
         yield from source.space()
@@ -89,7 +89,7 @@ def array(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) 
 
 
 def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()) -> Steps[None]:
-    """After the first brace: a call and those that follow, up to the mark that closes."""
+    """Reads, after the first brace, a call and those that follow, up to the closing delimiter."""
     yield from call_object(source, calls, closes)
     while True:
         yield from source.space()
@@ -101,5 +101,5 @@ def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()
         elif not found:
             # calls that are whole count, but what follows them in the block is no part of it
             if (yield from source.peek()):
-                raise Malformed("more than calls between the marks")
+                raise Malformed("more than calls between the delimiters")
             return

@@ -31,7 +31,7 @@ JSON_CALLS = re.compile(r"\s*(\[\s*)?\{")
 """The beginning of calls that are JSON objects."""
 
 NO_NAME = ("", "functions", "functions.")
-"""Of a call with no more than a number for an id."""
+"""The names of a call that has no more than a number for an id."""
 
 
 def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
@@ -49,52 +49,52 @@ class NamedCallFormat:
     """
 
     opens: str = ""
-    """The mark of a block; the same as `before_name` where calls stand in none."""
+    """The delimiter of a block; the same as `before_name` where calls stand in none."""
     begins: str = ""
-    """What an answer begins with that is a block, where there is no mark."""
+    """The beginning of an answer that is a block, in a format without an opening delimiter."""
     before_name: str = ""
     name: re.Pattern[str] = NAME
     """The characters of names."""
     after_name: str = ""
     arguments: CallArguments = JSON
     instead: tuple[str, CallArguments] | None = None
-    """What models write by mistake after a name, and the arguments then."""
+    """The text that models write by mistake after a name, and the format of the arguments then."""
     closes_call: str = ""
     between: str | None = None
-    """What models write between two calls; None: a block has one."""
+    """The text between two calls; None: a block has one call."""
     closes: str = ""
     inner: tuple[str, ...] = ()
-    """Other marks that stand in calls."""
+    """Other delimiters that stand in calls."""
     listed: bool = False
     """Whether calls stand in brackets."""
     code: str = ""
     """The language of the block of code in Markdown in which calls stand."""
-    id_mark: str = ""
+    id_delimiter: str = ""
     """May stand after a name, before an id. `after_name` may then be missing."""
     id_first: bool = False
-    """Whether the id stands before the name, and `id_mark` between them."""
+    """Whether the id stands before the name, and `id_delimiter` between them."""
     before_arguments: str = ""
-    """What some models write in front of the arguments, and others don't."""
+    """The text that some models write in front of the arguments, and others don't."""
     numbered: bool = False
     """Whether the name stands in an id, `functions.NAME:0`."""
     fenced: bool = False
     """Whether older models write `function`, `after_name`, the name, and a code fence of JSON."""
     passed: tuple[str, ...] = ()
-    """What else is let pass around calls."""
+    """Other texts that are passed over around calls."""
     follows: tuple[str, ...] = ()
-    """Marks of other parts of an answer, which may come right after a call."""
+    """Delimiters of other parts of an answer, which may come right after a call."""
     noisy: bool = False
     """Whether text around calls, and `before_name` doubled, is no part of the answer."""
     may_be_json: bool = False
     """Whether models are taught to write calls as JSON objects too. Between delimiters such an
     object is read in any case, and reported."""
     repair_unit: Literal["call", "block"] | None = None
-    """How much is read again if there is a slip in the JSON of arguments."""
+    """The part that is read again if there is a mistake in the JSON of arguments."""
     repairs: tuple[RepairKind, ...] = ()
     ends_answer: bool = False
     """Whether models write nothing but calls after a block."""
     space: str = rf"({SPACE})?"
-    """What may stand between the parts of a block in a grammar, as a regular expression."""
+    """A regular expression of what may stand between the parts of a block in a grammar."""
 
     def call_format(self, *blocks: BlockGrammar) -> CallFormat:
         """blocks: other ways to write one."""
@@ -114,7 +114,7 @@ class NamedCallFormat:
     # Reading
 
     def read(self, source: Source, calls: ToolCallEmitter, name: str = "") -> Steps[None]:
-        """A block after its opening mark. name: of its first call, if it was read."""
+        """A block after its opening delimiter. name: of its first call, if it was read."""
         begun = bool(name) or (bool(self.opens) and self.opens == self.before_name)
         # a brace before the name would be taken for the object's
         has_brace = self.before_name.startswith("{")
@@ -152,16 +152,16 @@ class NamedCallFormat:
         return bool((yield from source.peek())) or not may_end
 
     def _noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """As `_goes_on`, and reads the mark before a call's name."""
-        marks = (self.before_name, self.closes_call, self.closes)
+        """Passes over the same text as `_goes_on`, and reads the delimiter before a call's name."""
+        delimiters = (self.before_name, self.closes_call, self.closes)
         while True:
             pieces: list[str] = []
-            mark = yield from source.up_to(*marks, into=pieces.append)
-            if mark == self.before_name:
+            delimiter = yield from source.up_to(*delimiters, into=pieces.append)
+            if delimiter == self.before_name:
                 return True
-            if "".join(pieces).strip() and (empty or mark != self.closes):
+            if "".join(pieces).strip() and (empty or delimiter != self.closes):
                 raise Malformed("more than calls in a block")
-            if mark != self.closes_call:
+            if delimiter != self.closes_call:
                 return False
 
     def _json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
@@ -199,7 +199,7 @@ class NamedCallFormat:
         def start() -> ToolCallWriter:
             call = calls.start(name, id)
             if not is_sure or arguments is not self.arguments:
-                call.mend("format")
+                call.repaired("format")
             if is_unnamed:
                 call.add_repair("name", ".function.name")
             return call
@@ -211,8 +211,8 @@ class NamedCallFormat:
         if self.arguments is JSON and (yield from source.accept(self.closes_call)):
             start().finish()
             return True
-        marks = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
-        ends = tuple(filter(None, marks))
+        delimiters = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
+        ends = tuple(filter(None, delimiters))
         call = yield from arguments.read(source, start, ends)
         if self.ends_answer and not self.closes_call:
             yield from _check_quotes(source, ends)
@@ -221,15 +221,15 @@ class NamedCallFormat:
         return is_closed
 
     def _end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
-        """The mark after a call, which may be missing at the end of the turn and where another
-        mark follows. Whether there was one."""
+        """The delimiter after a call, which may be missing at the end of the turn and where another
+        delimiter follows. Whether there was one."""
         yield from source.space()
         if self.fenced and (yield from source.accept("```")):
             yield from source.space()
         if (yield from source.accept(self.closes_call)):
             return True
         if (yield from source.comes(*ends, *self.passed)):
-            call.mend("format")
+            call.repaired("format")
         elif (yield from source.peek()):
             raise Malformed("more than arguments in a call")
         return False
@@ -245,11 +245,11 @@ class NamedCallFormat:
             return (yield from self._head_after_id(source))
         name = yield from values.run(source, self.name)
         yield from source.space()
-        if self.id_mark:
+        if self.id_delimiter:
             return name, *(yield from self._id_after_name(source))
         other, arguments = self.instead or ("", self.arguments)
-        marks = tuple(filter(None, (self.after_name, other)))
-        if not marks or (yield from source.expect(*marks)) == self.after_name:
+        delimiters = tuple(filter(None, (self.after_name, other)))
+        if not delimiters or (yield from source.expect(*delimiters)) == self.after_name:
             arguments = self.arguments
         if self.numbered:
             tool = plain(name, calls.knows)
@@ -267,7 +267,7 @@ class NamedCallFormat:
     def _id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
         """The call's id, if it has one, and the arguments, which may be left out at the end."""
         id = None
-        if (yield from source.accept(self.id_mark)):
+        if (yield from source.accept(self.id_delimiter)):
             yield from source.space()
             id = yield from values.run(source, ID)
             if not id:
@@ -281,31 +281,31 @@ class NamedCallFormat:
 
     def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
         id = yield from values.run(source, CLIENT_ID)
-        yield from source.expect(self.id_mark)
+        yield from source.expect(self.id_delimiter)
         name = yield from values.run(source, self.name)
         yield from source.expect(self.after_name)
         return name, id or None, self.arguments
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
-        """The calls of a block whose JSON has slips."""
+        """The calls of a block whose JSON has mistakes."""
         if self.may_be_json and JSON_CALLS.match(text):
             return repaired(text)
         if isinstance(self.arguments, LiteralArguments):
-            raise Malformed("the arguments are no JSON")
+            raise Malformed("the arguments are not JSON")
         if not self.before_name:
-            return [self._mended(text)]
+            return [self._repaired_call(text)]
         marked = text if self.opens != self.before_name else self.before_name + text
-        return [self._mended(part) for part in marked.split(self.before_name)[1:]]
+        return [self._repaired_call(part) for part in marked.split(self.before_name)[1:]]
 
-    def _mended(self, part: str) -> tuple[str, dict[str, Any]]:
+    def _repaired_call(self, part: str) -> tuple[str, dict[str, Any]]:
         head, brace, rest = part.partition("{")
         if self.id_first:
-            head = head.partition(self.id_mark)[2]
+            head = head.partition(self.id_delimiter)[2]
         name, _, later = head.partition(self.after_name)
         if self.fenced and later.strip():
             name = later.strip().partition("\n")[0]
-        elif self.id_mark and not self.id_first:
-            name = name.partition(self.id_mark)[0]
+        elif self.id_delimiter and not self.id_first:
+            name = name.partition(self.id_delimiter)[0]
         if self.closes_call and self.repair_unit == "block":
             rest, closed, _ = rest.rpartition(self.closes_call)
             if not closed:
@@ -331,7 +331,7 @@ class NamedCallFormat:
 
     @property
     def _stands_alone(self) -> bool:
-        """Whether a call has marks of its own, and stands in no block."""
+        """Whether a call has delimiters of its own, and stands in no block."""
         return bool(self.closes_call) and self.opens == self.before_name
 
     def _first(self, tool: Tool) -> str:
@@ -358,10 +358,10 @@ class NamedCallFormat:
             return f"{quoted(f'functions.{tool.name}:')} {number} {after} {rest}"
         if self.id_first:
             id = lark.terminal(r"/[a-zA-Z0-9_.:\-]{1,40}/")
-            return f"({id})? {lark.text(self.id_mark)} {name} {after} {rest}"
-        if self.id_mark:
+            return f"({id})? {lark.text(self.id_delimiter)} {name} {after} {rest}"
+        if self.id_delimiter:
             id = lark.terminal("/[a-zA-Z0-9]{9}/")
-            return f"{name} ({lark.text(self.id_mark)} {id})? ({after})? {rest}"
+            return f"{name} ({lark.text(self.id_delimiter)} {id})? ({after})? {rest}"
         return f"{name} {after} {rest}"
 
     def _rest(self, lark: Lark, tool: Tool) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mlx_server.errors import BadRequest
 from mlx_server.grammars.lark import Lark
-from mlx_server.tool_parsers.value_schema import MemberSchema
+from mlx_server.schemas.values import MemberSchema
 
 
 class UncallableTool(BadRequest):
@@ -18,11 +18,11 @@ ParameterWriter = Callable[[MemberSchema], str | None]
 """A parameter, as symbols of a rule; None if the notation can't say its key."""
 
 ParameterRules = tuple[str, bool]
-"""And whether it has to be there."""
+"""The rule of a parameter, and whether it is required."""
 
 
 ParameterVariants = Sequence[Sequence[MemberSchema]]
-"""Of which any will do."""
+"""Alternative lists of members, of which any will do."""
 
 
 def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:

@@ -15,7 +15,7 @@ WORD = re.compile(r"\w")
 VALUE_BEGINS = re.compile(r"""['"\[{(\-+.\dTFNtfn\])}]""")
 """A value, or the bracket after a last comma."""
 AROUND_CALLS = ("]", "```")
-"""What ends the list or the block of code in which calls stand."""
+"""Texts that end the list or the block of code in which calls stand."""
 
 
 class InnerQuotes:
@@ -62,7 +62,7 @@ def _ends_argument(
 ) -> Steps[bool]:
     """Whether another argument follows, or the end of the call.
 
-    ends: the marks that may follow calls. is_escaped: whether no quote has stood in the string
+    ends: the delimiters that may follow calls. is_escaped: whether no quote has stood in the string
     without a backslash; after one, only a parameter that the tool has is taken for the next.
     """
     yield from ahead.space()

@@ -1,4 +1,4 @@
-"""Other spellings of marks that no keyboard has.
+"""Other spellings of delimiters that no keyboard has.
 
 Models and gateways write `<|tool_calls_begin|>` for `<｜tool▁calls▁begin｜>`.
 """
@@ -12,22 +12,22 @@ BAR, JOINT = "｜", "▁"
 BARS, JOINTS = (BAR, "|"), (JOINT, "_", " ", r"\_")
 
 
-class MarkRecord(Protocol):
+class DelimiterRecord(Protocol):
     """A frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-Marks = TypeVar("Marks", bound=MarkRecord)
+Delimiters = TypeVar("Delimiters", bound=DelimiterRecord)
 
 
-def respelled_mark(mark: str) -> tuple[str, ...]:
-    """The mark in each other spelling; none, if it is of ordinary characters."""
-    found = (mark.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
-    return tuple(dict.fromkeys(each for each in found if each != mark))
+def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
+    """The delimiter in each other spelling; none, if it is of ordinary characters."""
+    found = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
+    return tuple(dict.fromkeys(each for each in found if each != delimiter))
 
 
-def respelled(record: Marks) -> Iterator[Marks]:
+def respelled(record: Delimiters) -> Iterator[Delimiters]:
     """The record with all of its texts in each other spelling."""
     seen = [record]
     for bar, joint in product(BARS, JOINTS):
@@ -37,7 +37,7 @@ def respelled(record: Marks) -> Iterator[Marks]:
             yield made
 
 
-def _texts(record: MarkRecord, bar: str, joint: str) -> dict[str, Any]:
+def _texts(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
     def spell(text: str) -> str:
         return text.replace(BAR, bar).replace(JOINT, joint)
 

@@ -24,11 +24,11 @@ SPACE = re.compile(r"\s+")
 
 
 class Source:
-    """The unread text, and where in it a mark was written as one token.
+    """The unread text, and where in it a delimiter was written as one token.
 
-    marks: the control tokens of the vocabulary. A mark among them, or made with them, counts only
-    where the model wrote those tokens; one that the vocabulary lacks counts wherever it is spelled,
-    but not for a part of a control token.
+    delimiters: the control tokens of the vocabulary. A delimiter among them, or made with them,
+    counts only where the model wrote those tokens; one that the vocabulary lacks counts wherever it
+    is spelled, but not for a part of a control token.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Source:
         """The end of what has come, which may spell a stop token."""
         self._control = _any_of(tuple(sorted(delimiters)))
         self._tokens: dict[str, list[tuple[int, str]]] = {}
-        """The control tokens that a mark is made with, and where in it they stand."""
+        """The control tokens that a delimiter is made with, and where in it they stand."""
         self._text = ""
         self._at = 0
-        """Where in `_text` the unread begins."""
+        """The position in `_text` of the first unread character."""
         self._before = 0
         """Characters before `_text`."""
         self._places: dict[int, str] = {}
@@ -73,7 +73,7 @@ class Source:
         self._text += text
 
     def feed_delimiter(self, delimiter: str) -> None:
-        """A token that is this mark."""
+        """A token that is this delimiter."""
         self._release()
         self._places[self._before + len(self._text)] = delimiter
         self._append(delimiter)
@@ -94,7 +94,7 @@ class Source:
 
     @property
     def position(self) -> int:
-        """How many characters have been read."""
+        """The number of characters that have been read."""
         return self._before + self._at
 
     def ahead(self, skipped: int = 0) -> str:
@@ -109,11 +109,11 @@ class Source:
         return taken
 
     def keep(self, already: str = "") -> None:
-        """From here on remember what is read, should it turn out to be text."""
+        """Remembers what is read from here on, should it turn out to be text."""
         self._kept = [already]
 
     def kept(self) -> str:
-        """What was read since `keep`, which ends here."""
+        """Returns what was read since `keep`, and ends it."""
         kept, self._kept = self._kept or [], None
         return "".join(kept)
 
@@ -142,7 +142,7 @@ class Source:
         return bool((yield from self.one_of(literals)))
 
     def after_space(self, *literals: str) -> Steps[str]:
-        """Which of these comes next but for white space; all of it stays to be read."""
+        """Returns which of these comes next after white space; all of it stays to be read."""
         skipped = 0
         while True:
             if space := SPACE.match(self._text, self._at + skipped):
@@ -153,12 +153,13 @@ class Source:
                 return found
             yield
 
-    def first_of(self, *marks: str) -> Steps[str]:
-        """Which of these marks is the next in the text, which stays to be read; empty if none."""
+    def first_of(self, *delimiters: str) -> Steps[str]:
+        """Returns which of these delimiters is the next in the text, which stays to be read; empty
+        if none."""
         skipped = 0
         while True:
-            at, found = self._first(marks, self._at + skipped)
-            undecided = len(self._text) + 1 if self.closed else self._undecided(marks)
+            at, found = self._first(delimiters, self._at + skipped)
+            undecided = len(self._text) + 1 if self.closed else self._undecided(delimiters)
             if found and at < undecided:
                 return found
             if self.closed:
@@ -204,12 +205,12 @@ class Source:
         if (yield from self.accept("```")):
             yield from self.accept("json")
 
-    def up_to(self, *marks: str, into: Into) -> Steps[str]:
-        """Passes text on until a mark comes, which is read and returned; empty at the end."""
+    def up_to(self, *delimiters: str, into: Into) -> Steps[str]:
+        """Passes text on until a delimiter comes, which is read and returned; empty at the end."""
         while True:
-            at, found = self._first(marks)
-            # what may become a mark counts before one that begins in it
-            undecided = self._undecided(marks)
+            at, found = self._first(delimiters)
+            # what may become a delimiter counts before one that begins in it
+            undecided = self._undecided(delimiters)
             torn = self.cut and self._before + undecided <= max(self._places, default=-1)
             if self.closed and not torn:
                 undecided = len(self._text) + 1
@@ -247,7 +248,7 @@ class Source:
         return found if decided else None
 
     def _first(self, delimiters: tuple[str, ...], start: int | None = None) -> tuple[int, str]:
-        """Where the first mark begins, the longest if several do; the end if none."""
+        """Returns where the first delimiter begins, the longest if several do; the end if none."""
         for match in _any_of(delimiters).finditer(self._text, self._at if start is None else start):
             at = match.start()
             if found := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
@@ -258,7 +259,7 @@ class Source:
         return self._text.startswith(delimiter, at) and self._is_written(delimiter, at)
 
     def _could_begin(self, delimiter: str, at: int) -> bool:
-        """Whether what is there from `at` on is an unfinished mark."""
+        """Whether what is there from `at` on is an unfinished delimiter."""
         return (
             len(self._text) - at < len(delimiter)
             and delimiter.startswith(self._text[at:])
@@ -266,7 +267,7 @@ class Source:
         )
 
     def _is_written(self, delimiter: str, at: int) -> bool:
-        """Whether the control tokens of a mark, as far as it has come, were written as tokens,
+        """Whether the control tokens of a delimiter, as far as it has come, were written as tokens,
         and no others begin or end inside of it."""
         if not self._single:
             return True
@@ -284,14 +285,17 @@ class Source:
         return own == inside
 
     def _longer_may_come(self, at: int, found: str, delimiters: tuple[str, ...]) -> bool:
-        return any(len(mark) > len(found) and self._could_begin(mark, at) for mark in delimiters)
+        return any(
+            len(delimiter) > len(found) and self._could_begin(delimiter, at)
+            for delimiter in delimiters
+        )
 
     def _undecided(self, delimiters: tuple[str, ...]) -> int:
-        """Where the end of the text begins that may turn out to begin a mark."""
+        """Returns where the end of the text begins that may turn out to begin a delimiter."""
         first, longest = _beginnings(delimiters)
         start = max(self._at, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):
-            if any(self._could_begin(mark, match.start()) for mark in delimiters):
+            if any(self._could_begin(delimiter, match.start()) for delimiter in delimiters):
                 return match.start()
         return len(self._text)
 
@@ -313,16 +317,16 @@ class Lookahead:
         self._offset += len(found)
         return found
 
-    def up_to(self, *marks: str) -> Steps[str]:
-        """Passes everything up to a mark and that, which is returned; empty at the end."""
-        while not (found := (yield from self.accept(*marks))) and (yield from self.peek()):
+    def up_to(self, *delimiters: str) -> Steps[str]:
+        """Passes everything up to a delimiter and that, which is returned; empty at the end."""
+        while not (found := (yield from self.accept(*delimiters))) and (yield from self.peek()):
             self._offset += 1
         return found
 
-    def text_up_to(self, *marks: str) -> Steps[str]:
-        """Passes everything up to a mark, which stays, and returns it."""
+    def text_up_to(self, *delimiters: str) -> Steps[str]:
+        """Passes everything up to a delimiter, which stays, and returns it."""
         found: list[str] = []
-        while not (yield from self._source.one_of(marks, self._offset)) and (
+        while not (yield from self._source.one_of(delimiters, self._offset)) and (
             character := (yield from self.peek())
         ):
             found.append(character)
@@ -370,6 +374,6 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
     """Finds their first characters; and the length of the longest."""
-    return _any_of(tuple(sorted({mark[0] for mark in delimiters}))), max(
+    return _any_of(tuple(sorted({delimiter[0] for delimiter in delimiters}))), max(
         map(len, delimiters), default=1
     )

@@ -1,20 +1,20 @@
-"""How the syntaxes of syntaxes.py spell values, for grammars of calls."""
+"""The spellings of values in the syntaxes of syntaxes.py, for grammars of calls."""
 
 import json
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.schemas.patterns import search_pattern
+from mlx_server.schemas.values import MemberSchema, ValueSchema
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers.bare_text import text_of
 from mlx_server.tool_parsers.literal_syntax import LiteralSyntax
 from mlx_server.tool_parsers.syntaxes import BARE_KEY
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema
 
 ESCAPED = (
     r"\\(?:[\x22'\\\/abfnrtv0]|x[0-9a-fA-F]{2}"
     r"|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
 )
-"""In a grammar, all but halves of surrogate pairs."""
+"""The escapes that a grammar allows: all but halves of surrogate pairs."""
 
 
 def _python_string(lark: Lark, value: ValueSchema) -> str | None:
@@ -73,5 +73,5 @@ def gemma(quote: str) -> LiteralSyntax:
 
 
 def _sorted(found: list[MemberSchema]) -> list[MemberSchema]:
-    """As the templates show objects."""
+    """Sorts members as the templates show objects."""
     return sorted(found, key=lambda member: member.key.lower())

@@ -18,14 +18,14 @@ Escape = Callable[[Source], Steps[str]]
 SCALAR = re.compile(r"[-+.\w]+")
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 BARE = {"{": re.compile(r'[^{}\[\],"<>]+'), "(": re.compile(r'[^{}\[\](),"<>]+')}
-"""By the bracket in front of the arguments."""
+"""Matches a bare scalar, by the bracket in front of the arguments."""
 BARE_KEY = re.compile(r"""[^:={}\[\](),"'<>]+""")
 PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
 PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
-"""In Python, escapes by a number of so many digits."""
+"""Python's escapes by number, and the number of their digits."""
 
 
 def json_text(
@@ -59,9 +59,9 @@ def python_text(
 
 
 def _quoted_text(
-    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, mark: str
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
 ) -> Steps[None]:
-    """A string in quotes that its notation does not have, and its own mark may follow as well.
+    """A string in quotes that its notation does not have, and its own delimiter may follow as well.
 
     What a backslash means there is in doubt, and so is any quote in it.
     """
@@ -69,9 +69,9 @@ def _quoted_text(
     if (yield from source.up_to(quote, "\\", into=into)) != quote:
         raise Malformed("a string has no end, or an escape")
     source.quoted = False
-    yield from source.accept(mark)
+    yield from source.accept(delimiter)
     if call:
-        call.mend()
+        call.repaired()
     if not (yield from source.after_space(",", "}", "]", ")")):
         raise Malformed("a quote in a string was not escaped")
 
@@ -93,13 +93,13 @@ def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool
 def marked_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
 ) -> Steps[None]:
-    """Everything up to the same mark again."""
+    """Everything up to the same delimiter again."""
     if not (yield from source.up_to(quote, into=into)):
         raise Malformed("a string has no end")
 
 
 def _json_escape(source: Source) -> Steps[str]:
-    """After its backslash."""
+    """Reads an escape after its backslash."""
     kind = yield from source.peek()
     source.take(1)
     if kind == "u":
@@ -161,7 +161,7 @@ def _python_scalar(word: str) -> str:
 
 
 def _bare_scalar(word: str) -> str:
-    """What looks like no other value is text."""
+    """Reads a scalar; a text that looks like no other value is a string."""
     if not word:
         raise ValueError
     found = read_as(word, {}, "")
@@ -172,7 +172,7 @@ JSON = Syntax({'"': json_text}, SCALAR, _json_scalar)
 
 
 def python_syntax(*ends: str) -> Syntax:
-    """ends: the marks that may follow calls."""
+    """ends: the delimiters that may follow calls."""
     return Syntax(
         dict.fromkeys(('"""', "'''", '"', "'"), partial(python_text, ends=ends)),
         SCALAR,
@@ -189,13 +189,13 @@ def python_syntax(*ends: str) -> Syntax:
 
 
 def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
-    """Strings stand as they are between two marks, and everything else is bare.
+    """Strings stand as they are between two delimiters, and everything else is bare.
 
     opening: the bracket in front of the arguments. With a round one they have equals signs.
     """
     colon, other = (":", "=") if opening == "{" else ("=", ":")
     return Syntax(
-        {quote: marked_text, '"': json_text, "'": partial(_quoted_text, mark=quote)},
+        {quote: marked_text, '"': json_text, "'": partial(_quoted_text, delimiter=quote)},
         BARE[opening],
         _bare_scalar,
         words={"True": "true", "False": "false", "None": "null"},

@@ -75,13 +75,13 @@ DSML, GCML = "｜DSML｜", "｜GCML｜"
 
 def _dsml_tags(block: str, sign: str = DSML, gap: str = "") -> TagSyntax:
     """gap: what stands between the sign and each name."""
-    mark = sign + gap
+    delimiter = sign + gap
     return TagSyntax(
-        function=f"<{mark}invoke name=",
-        function_end=f"</{mark}invoke>",
-        parameter=f"<{mark}parameter name=",
-        parameter_end=f"</{mark}parameter>",
-        block_end=f"</{mark}{block}>",
+        function=f"<{delimiter}invoke name=",
+        function_end=f"</{delimiter}invoke>",
+        parameter=f"<{delimiter}parameter name=",
+        parameter_end=f"</{delimiter}parameter>",
+        block_end=f"</{delimiter}{block}>",
         quote='"',
         says_types=True,
     )
@@ -105,7 +105,8 @@ _V32, _V4, _V41 = (
     _dsml_tags("calls", gap=" "),
 )
 DSML_FORMATS = (*map(_dsml, (_V32, _V4, _V41)), *map(_dsml_without_block, (_V4, _V41)))
-"""Of V3.2, V4 and V4.1; and V4's without the tags of the block, with which V3.2 agrees."""
+"""The formats of V3.2, V4 and V4.1, and V4's without the tags of the block, with which V3.2
+agrees."""
 
 
 def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:
@@ -123,11 +124,11 @@ GIGACHAT35 = _dsml(_GIGACHAT35, GCML)
 GIGACHAT35_RESPELLED = _respelled_dsml(_GIGACHAT35)
 
 
-# Keys and values in marks of their own
+# Keys and values in delimiters of their own
 
 
 def _suffixed(suffix: str) -> CallFormat:
-    """Hy3's marks end in a suffix that is the same throughout a checkpoint."""
+    """Hy3's delimiters end in a suffix that is the same throughout a checkpoint."""
     return KeyedCallFormat(
         opens=f"<tool_calls{suffix}>",
         before_name=f"<tool_call{suffix}>",

@@ -14,17 +14,18 @@ from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.unsupported_arguments import unsupported_as_text
+from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.json_rule import json_rule
 from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON
-from mlx_server.tool_parsers.unsupported_keywords import unsupported_as_text
-from mlx_server.tool_parsers.value_schema import MemberSchema, ValueSchema, arguments_of
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
@@ -44,7 +45,7 @@ class TagSyntax:
     margin: str = ""
     """Stands between a value and its tags and is no part of it."""
     quote: str = ""
-    """Of names."""
+    """The quote around names."""
     says_types: bool = False
     """Whether a parameter's tag says if it is text, or JSON."""
     cdata: bool = False
@@ -52,7 +53,8 @@ class TagSyntax:
 
     @property
     def in_values(self) -> tuple[str, ...]:
-        """Those that may mean something inside of a value, with the white space before them."""
+        """Delimiters that may mean something inside of a value, with the white space before
+        them."""
         ends = (self.parameter_end, self.garbled_end, self.function_end)
         others = (self.function_end, self.parameter, self.function)
         lines = (*(self.margin + tag for tag in ends), *("\n" + tag for tag in others))
@@ -94,7 +96,7 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The same without the mark of the block. taught: where models are taught to write none."""
+    """The format without the block's delimiter. taught: whether models are taught to omit it."""
     return CallFormat(
         partial(_functions, tags=tags),
         opens=(tags.function,),
@@ -128,7 +130,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
 
 
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
-    """And what is left of the tag before it."""
+    """Returns the value, and what is left of the tag before it."""
     end = tags.margin + tags.parameter_end
     other = (tags.garbled_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
@@ -138,7 +140,7 @@ def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     if "string" in value.types:
         options.append(f"{text} {marked_text(value, lark, end, *other)}")
     if types := value.types - {"string"}:
-        options.append(f"{json} {value.as_json(lark, *types)} {lark.text(end)}")
+        options.append(f"{json} {json_rule(value, lark, *types)} {lark.text(end)}")
     return lark.rule(" | ".join(options))
 
 
@@ -156,7 +158,7 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
 
 
 def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """One function or several, and the end of the block."""
+    """Reads one function or several, and the end of the block."""
     yield from source.space()
     if (yield from source.accept("{")):
         calls.misplaced += ("format",)
@@ -168,7 +170,7 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
 
 
 def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """As `_block`, after the first opening tag."""
+    """Reads like `_block`, after the first opening tag."""
     more = tags.function
     while more:
         yield from _function(source, calls, tags)
@@ -191,7 +193,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
     call = calls.start(name)
     if tag == "{":
-        call.mend("format")
+        call.repaired("format")
         ends = tuple(filter(None, (tags.function_end, tags.block_end)))
         yield from values.arguments(source, JSON, lambda: call, ends)
         yield from check_end(source, call, ends)
@@ -199,15 +201,15 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
         tag = yield from source.accept(tags.function_end)
     while tag in tags.parameters:
         if tag != tags.parameter:
-            call.mend("format")
+            call.repaired("format")
         tag = yield from _parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(*tags.parameters, tags.function_end)
         else:
-            call.mend("format")
+            call.repaired("format")
     if tag != tags.function_end:
-        call.mend("format")
+        call.repaired("format")
     call.finish()
 
 
@@ -261,9 +263,9 @@ def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
     whose schema may ask for them."""
     if tags.margin or tags.says_types or call.is_strict:
         return text
-    if not (APART.fullmatch(text) and call.may_be_mended):
+    if not (APART.fullmatch(text) and call.may_be_repaired):
         return text
-    call.mend("format")
+    call.repaired("format")
     return text[1:-1]
 
 
@@ -330,7 +332,7 @@ class _Value:
             return False
         yield from self.source.match(GARBLE, discard)
         yield from self.source.accept(">")
-        self.call.mend("format")
+        self.call.repaired("format")
         return True
 
 

@@ -27,14 +27,14 @@ CLOSING = ("}", "]", ")")
 
 @dataclass(frozen=True)
 class Syntax:
-    """How values are written, and the arguments of a call with them."""
+    """The syntax of values, and of a call's arguments with them."""
 
     text: Mapping[str, ReadText]
     """Reads strings, by their opening quote."""
     scalar: re.Pattern[str]
     """A run of the characters of a value that is no string, list or object."""
     as_json: Callable[[str], str]
-    """Such a value as JSON; raises ValueError if it is none."""
+    """Converts such a value to JSON; raises ValueError if it is none."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Scalars that are spelled otherwise than in JSON."""
     brackets: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
@@ -64,7 +64,7 @@ def arguments(
 ) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one.
 
-    ends: the marks after the arguments. Brackets that are open there were forgotten.
+    ends: the delimiters after the arguments. Brackets that are open there were forgotten.
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_bare = syntax.brackets[syntax.opening], True, False
@@ -76,7 +76,7 @@ def arguments(
         if is_bare and call.known and key not in call.known:
             raise Malformed("text without quotes that may go on")
         is_bare = yield from _argument(source, syntax, call, key, ends)
-    call.mend()
+    call.repaired()
     return call
 
 
@@ -96,7 +96,7 @@ def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Ste
 
 
 def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -> Steps[str]:
-    """And the colon after it, and the white space around that."""
+    """Reads a key, the colon after it, and the white space around that."""
     quote = yield from source.accept(*syntax.key_quotes)
     if quote:
         key = yield from _string(source, syntax, quote)
@@ -107,7 +107,7 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     yield from source.space()
     others = filter(None, (syntax.other_colon,))
     if (yield from source.expect(syntax.colon, *others)) != syntax.colon and call:
-        call.mend()
+        call.repaired()
     yield from source.space()
     return key
 
@@ -141,7 +141,7 @@ def value(
     while transcript.open or not transcript.json:
         if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
             transcript.close()
-            call.mend()
+            call.repaired()
         else:
             yield from transcript.token()
     try:
@@ -274,5 +274,5 @@ def run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
 
 
 def no_constant(name: str) -> None:
-    """For `parse_constant`: NaN and the infinite are no values."""
+    """Refuses NaN and the infinities, for `parse_constant`."""
     raise ValueError(name)

@@ -41,7 +41,7 @@ class UpstreamAttempt:
 
     @property
     def estimated_prompt_tokens(self) -> int:
-        """By the characters of the prompt, which the upstream counts in the end."""
+        """Estimates the prompt's tokens by its characters; the upstream counts them in the end."""
         body = self._request.body
         asked = [body.get(name) for name in ("messages", "prompt", "tools")]
         return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 FAILURES = 5
-"""So many failures in a row open the breaker."""
+"""The number of failures in a row that opens the breaker."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 120.0
 """Seconds without a request. The pause doubles with each probe that fails."""
 
@@ -15,7 +15,8 @@ class CircuitBreaker:
         self._failures = 0
         self._pause = FIRST_PAUSE
         self._closed_at: float | None = None
-        """When the next request is let through as a probe; None while the breaker is closed."""
+        """The time at which the next request is let through as a probe; None while the breaker is
+        closed."""
         self._probing = False
 
     @property
@@ -23,7 +24,7 @@ class CircuitBreaker:
         return self._closed_at is not None
 
     def seconds_left(self) -> float:
-        """How long no request is let through; 0 if one is."""
+        """The seconds for which no request is let through; 0 if one is."""
         if self._closed_at is None:
             return 0.0
         left = max(0.0, self._closed_at - self._clock())

@@ -49,7 +49,7 @@ class CollectedCall:
         return may_be and text.startswith("".join(self.texts))
 
     def as_text(self) -> str:
-        """What is shown if no tool of the request can be called so."""
+        """The text that is shown if no tool of the request can be called so."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
 

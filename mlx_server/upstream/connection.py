@@ -38,10 +38,10 @@ LARGE = 256 << 10
 """Characters of JSON that are parsed in a thread."""
 
 TURN = 64
-"""So many events are read before other requests get their turn."""
+"""The number of events that are read before other requests get their turn."""
 
 LESSONS = 3
-"""How often an upstream is asked for its models, if it does not answer."""
+"""The number of times that an upstream which does not answer is asked for its models."""
 
 
 class Retriable(Exception):
@@ -87,12 +87,12 @@ class UpstreamConnection:
         self.running = 0
         """Answers that are being read."""
         self.last_used: float | None = None
-        """The Unix time of the last answer's end."""
+        """The Unix time at which the latest answer ended."""
         self.last_error: str | None = None
-        """What was wrong with the last request; None if it was answered."""
+        """The fault of the latest request; None if it was answered."""
         self.learnt = LearntFacts()
         self.capabilities = spec.capabilities
-        """What the upstream can do, as far as it is known now."""
+        """The upstream's capabilities, as far as they are known now."""
         self._learning: asyncio.Task[None] | None = None
         self._lessons_left = LESSONS
         self._pause = pause

@@ -29,7 +29,7 @@ class Credentials(Protocol):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may show."""
+        """The texts that no message may show."""
 
 
 class ApiKey:

@@ -1,4 +1,4 @@
-"""Where each kind of upstream takes a request, and what it names differently in its body."""
+"""The paths of each kind of upstream, and the fields that it names differently."""
 
 from collections.abc import Mapping
 from typing import Any

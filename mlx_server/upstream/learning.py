@@ -1,4 +1,4 @@
-"""What an upstream's `/models` says of a model: the length of its context, and what it can do."""
+"""Reads an upstream's `/models`: the length of a model's context, and what it can do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

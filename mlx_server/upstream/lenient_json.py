@@ -8,7 +8,7 @@ from typing import Any
 def lenient_json(text: str) -> Any:
     """The value, in which numbers that are none are None.
 
-    Raises ValueError or RecursionError for what is no JSON.
+    Raises ValueError or RecursionError for what is not JSON.
     """
     found = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     return _encodable(found)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 STOPS = 4
-"""So many stop strings are passed on, as OpenAI's API takes no more. All of them are enforced
-here."""
+"""The number of stop strings that are passed on, as OpenAI's API takes no more. All of them are
+enforced here."""
 
 CONTINUED: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -44,7 +44,7 @@ class LimitedThoughts:
     """The upstream's name of `max_tokens`."""
 
     def first(self) -> Mapping[str, Any]:
-        """With a budget of 0 it is the second one already."""
+        """Makes the first request, which is the second one already if the budget is 0."""
         if not self.budget:
             return self.second("", "", 0)
         most = min(self.budget, self.body.get(self.limit, self.budget))

@@ -10,7 +10,7 @@ from mlx_server.events import TokenLogprob
 
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """Those of a choice. What has no token or no number is left out."""
+    """The log probabilities of a choice. Entries without a token or a number are left out."""
     found = choice.get("logprobs")
     if not isinstance(found, Mapping):
         return ()
@@ -63,7 +63,7 @@ class LogprobQueue:
         self._top = top
         self._waiting = deque[TokenLogprob]()
         self._bytes = bytearray()
-        """What is left of the last token that was taken, and then the bytes of those that wait."""
+        """The unread bytes of the token that was taken, and then the bytes of those that wait."""
         self._left = 0
         self.has_had_any = False
 
@@ -80,8 +80,8 @@ class LogprobQueue:
         self._left = 0
 
     def of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Those of the text's tokens. Those of tokens before it, which are no text, are dropped;
-        those of tokens after it wait for the next text."""
+        """The log probabilities of the text's tokens. Those of tokens before it, which are no text,
+        are dropped; those of tokens after it wait for the next text."""
         wanted = text.encode("utf-8", "replace")
         begin = self._bytes.find(wanted)
         if begin < 0:  # a repair has changed it

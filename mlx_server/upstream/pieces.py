@@ -33,7 +33,7 @@ ENDS: Mapping[str, str] = {
     "tool_call": "tool_calls",
     "cancelled": "error",
 }
-"""What other servers call OpenAI's reasons."""
+"""Other servers' names for OpenAI's reasons."""
 
 
 NUMBER = re.compile(r"-?[0-9]{1,15}")
@@ -79,7 +79,7 @@ class AnswerPiece:
 def read_piece(value: Any) -> AnswerPiece:
     """Raises UpstreamFailed for what is no part of an answer."""
     if not isinstance(value, Mapping):
-        raise UpstreamFailed("The upstream sent JSON that is no object.")
+        raise UpstreamFailed("The upstream sent JSON that is not an object.")
     usage = _usage(value.get("usage"))
     choices = value.get("choices")
     choice = _first(choices)
@@ -90,7 +90,7 @@ def read_piece(value: Any) -> AnswerPiece:
     said: Any = delta if isinstance(delta, Mapping) else message
     if not isinstance(said, Mapping):
         if said is not None:
-            raise UpstreamFailed("The upstream sent a `delta` that is no object.")
+            raise UpstreamFailed("The upstream sent a `delta` that is not an object.")
         said = {"content": choice.get("text")}
     text, thought = _content(said.get("content"))
     finish = choice.get("finish_reason")
@@ -116,11 +116,11 @@ def _first(choices: Any) -> Mapping[str, Any] | None:
     if choices is None or choices == []:
         return None
     if not isinstance(choices, list):
-        raise UpstreamFailed("The upstream sent `choices` that are no list.")
+        raise UpstreamFailed("The upstream sent `choices` that are not a list.")
     if not all(isinstance(choice, Mapping) for choice in choices):
         if choices == [None]:
             return None
-        raise UpstreamFailed("The upstream sent a choice that is no object.")
+        raise UpstreamFailed("The upstream sent a choice that is not an object.")
     found: list[Mapping[str, Any]] = choices
     return min(found, key=lambda choice: _whole_number(choice.get("index")) or 0)
 
@@ -155,7 +155,7 @@ def _content(content: Any) -> tuple[str, str]:
     if isinstance(content, Mapping):
         content = [content]
     if not isinstance(content, list):
-        raise UpstreamFailed("The upstream sent a `content` that is no text.")
+        raise UpstreamFailed("The upstream sent a `content` that is not text.")
     texts: list[str] = []
     thoughts: list[str] = []
     for part in content:
@@ -197,7 +197,7 @@ def reasoning_of(said: Mapping[str, Any]) -> str:
             case None | "" | bool() | list():  # with a switch, some echo their settings
                 continue
             case _:
-                raise UpstreamFailed(f"The upstream sent a `{name}` that is no text.")
+                raise UpstreamFailed(f"The upstream sent a `{name}` that is not text.")
     return "".join(_details(said))
 
 
@@ -225,10 +225,10 @@ def _calls(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
     if found is None or found == "":
         return
     if not isinstance(found, list):
-        raise UpstreamFailed("The upstream sent `tool_calls` that are no list.")
+        raise UpstreamFailed("The upstream sent `tool_calls` that are not a list.")
     for position, call in enumerate(found):
         if not isinstance(call, Mapping):
-            raise UpstreamFailed("The upstream sent a call that is no object.")
+            raise UpstreamFailed("The upstream sent a call that is not an object.")
         piece = _call(call)
         yield replace(piece, index=position) if are_whole else piece
 

@@ -40,7 +40,7 @@ NO_TOKEN = -1
 """Text that comes without token ids."""
 
 CHARACTERS_PER_TOKEN = 4
-"""By which tokens are estimated that an upstream did not count."""
+"""The number of characters per token, for tokens that an upstream did not count."""
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
@@ -64,7 +64,7 @@ def opening_of_reasoning(name: str | None) -> str:
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How the answers of one request are read."""
+    """Options for reading the answers of one request."""
 
     family: ModelFamily
     opening: str
@@ -78,7 +78,8 @@ class ReadingOptions:
     """Whether the prompt asks the model to write calls in its text."""
     keeps_raw: bool = False
     logprobs: int | None = None
-    """How many alternatives are reported for each token; None: no log probabilities."""
+    """The number of alternatives that are reported for each token; None reports no log
+    probabilities."""
     bills_prompt: bool = True
     """Whether the prompt's tokens are counted with this answer, and not with another of the n."""
 
@@ -121,7 +122,7 @@ class AnswerReader:
         self._is_unterminated = False
         self._raw_thoughts: list[str] = []
         self._before = TokenCounts()
-        """What the first of two requests has used."""
+        """The tokens that the first of two requests has used."""
         self._must_answer = False
         """Whether the thoughts are closed in the prompt, so that all that comes is the answer."""
 

@@ -49,7 +49,7 @@ def check(
     """
     for name, why in _unsayable(can, request, thoughts):
         raise BadRequest(
-            f"`{name}` can't be used with {id}, which another server has: {why}.", param=name
+            f"`{name}` can't be used with {id}, which is on another server: {why}.", param=name
         )
 
 
@@ -92,7 +92,7 @@ def _unsayable(
 
 
 def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, ...]:
-    """What the client set and this upstream can't use."""
+    """The fields that the client set and this upstream can't use."""
     found = dict.fromkeys(_ignored(can, request))
     return tuple(request.param_names.get(name, name) for name in found)
 

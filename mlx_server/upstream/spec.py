@@ -1,4 +1,4 @@
-"""What models.yaml says of a model that another server has."""
+"""The settings of a model that another server has, from models.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from mlx_server import limits
 Kind = Literal["openai", "watsonx"]
 
 PREFIXES: Mapping[str, Kind] = MappingProxyType({"openai+": "openai", "watsonx:": "watsonx"})
-"""How a `source` begins that is a URL of another server, and what that server speaks."""
+"""The prefixes of a `source` that is a URL of another server, and the API of that server."""
 
 
 def is_upstream(source: str) -> bool:
@@ -22,12 +22,13 @@ def kind_and_url(source: str) -> tuple[Kind, str]:
     for prefix, kind in PREFIXES.items():
         if source.startswith(prefix):
             return kind, source.removeprefix(prefix).rstrip("/")
-    raise AssertionError(f"{source!r} is no upstream")
+    raise AssertionError(f"{source!r} is not an upstream")
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCapabilities:
-    """What an upstream can do. What it can't is made up for here, ignored or refused by name."""
+    """The features that an upstream has. A missing one is made up for here, ignored or refused by
+    name."""
 
     tools: bool = True
     """If not, tools are described in the prompt, and calls are read in Hermes' format."""
@@ -82,17 +83,18 @@ DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPolicy:
-    """How long an upstream is waited for, and how often a request is sent again."""
+    """Limits on the time that an upstream may take, and on repeated requests."""
 
     connect_seconds: float = float(limits.UPSTREAM_CONNECT_SECONDS.value)
     first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS.value)
-    """Until the answer begins."""
+    """The seconds until the answer begins."""
     idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS.value)
-    """Between two events of a stream."""
+    """The seconds between two events of a stream."""
     retries: int = limits.UPSTREAM_RETRIES.value
-    """How often a request is sent again that was refused or lost before its answer began."""
+    """The number of times that a request is sent again if it was refused or lost before its answer
+    began."""
     empty_retries: int = 1
-    """How often an answer without text or calls is asked for again."""
+    """The number of times that an answer without text or calls is requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class UpstreamSpec:
     """watsonx's project, or else its space."""
     space_id: str | None = None
     iam_url: str = "https://iam.cloud.ibm.com"
-    """Where watsonx's tokens come from."""
+    """The server that issues watsonx's tokens."""
     capabilities: UpstreamCapabilities = field(default_factory=UpstreamCapabilities)
     stated: frozenset[str] = frozenset()
     """The capabilities that the owner has set. What the upstream says does not change them."""

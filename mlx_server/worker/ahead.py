@@ -37,7 +37,8 @@ class NextPrompt:
     tokens: list[int]
     row_adapter: RowAdapter
     known: int
-    """How many of the tokens were in the prompt cache when the conversation's last answer ended."""
+    """The number of tokens that were in the prompt cache when the conversation's latest answer
+    ended."""
     on_disk: bool
     """Whether it may be written to the prompt cache's files."""
     is_computed: bool = False
@@ -66,7 +67,8 @@ class AheadComputation:
         self._cache = cache
         self._clock = clock
         self._prompts: list[NextPrompt] = []
-        """In their order of arrival. Computed ones stay until their conversation goes on."""
+        """The prompts in their order of arrival. Computed ones stay until their conversation goes
+        on."""
         self._present: _Present | None = None
         self._costs: dict[str, PrefillCost] = {}
 

@@ -81,7 +81,7 @@ class Batch:
         self._concurrency = 1 if self.why_alone else concurrency
         self._cache = RowCache(cache or PromptCache(0), key, make_caches(model), on_invalid)
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
-        self._budget = PrefillBudget(schedule)
+        self._schedule, self._budget = schedule, PrefillBudget(schedule)
         self._clock = clock
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
@@ -91,6 +91,8 @@ class Batch:
         self._began = 0.0
         self.shared = False
         """Whether rows of other models are decoding."""
+        self.waited_for_piece = False
+        """Whether any model has computed a piece of a prompt since the rows here had a token."""
         self.warm = False
         """Whether it has generated a token, so that its kernels are compiled."""
         # The width shows in the shape of an output that is never computed.
@@ -112,6 +114,22 @@ class Batch:
     @property
     def decoding(self) -> int:
         return len(self._decoder)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether rows get a token before any model computes another piece of a prompt."""
+        return self.waited_for_piece and bool(self._decoder)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether rows have waited for the longest gap, for steps of other models too."""
+        waited = self._clock() - self._began
+        return bool(self._decoder) and waited >= self._schedule.longest_gap
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether the next step may compute a piece of a prompt."""
+        return bool(self.waiting) and not self.is_overdue
 
     @property
     def rows(self) -> list[int]:
@@ -147,7 +165,8 @@ class Batch:
 
     @property
     def ready_at(self) -> float:
-        """When the next step is due by the batch's clock: later than now during a replay delay."""
+        """The time at which the next step is due by the batch's clock: later than now during a
+        replay delay."""
         return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
 
     def add(
@@ -228,6 +247,7 @@ class Batch:
         alternate, so that tokens are sent while a piece is computed."""
         done = StepResult()
         self._change_rows()
+        self._start_decoding()
         following = self._following()
         if following and (tokens := self._tokens_of_piece(following)):
             if following is not self._group:
@@ -294,12 +314,15 @@ class Batch:
         return youngest
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
+        if self.is_overdue:
+            return 0
         rows, context = len(following.rows), following.context
         waiting = min(self.waiting, self._concurrency - len(self._decoder))
         return self._budget.piece(len(self._decoder), waiting, rows, context, shared=self.shared)
 
     def _decode_step(self, done: StepResult) -> None:
         self._began, count = self._clock(), len(self._decoder)
+        self.waited_for_piece = False
         rows = {row.number: row for row in self._decoder.samplers}
         responses = self._decoder.next()
         # A finished row's memory is free at once only if it was alone: otherwise the batch has to
@@ -314,7 +337,7 @@ class Batch:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:
             self.cancel(row.number)
             done.tokens = [token for token in done.tokens if token.row != row.number]
-            done.failed.append(_failed(row, failure))
+            done.failed.append(row.failed(failure))
             if row.error:  # its cached values may be invalid too
                 self._cache.forget(row)
 
@@ -361,8 +384,7 @@ class Batch:
             if size:
                 extracted = partial(group.batch.extract_cache, at)
                 self._cache.store_snapshot(row, group.batch.tokens[at], extracted)
-        if group.is_computed:
-            self._start_decoding(group)
+        self._start_decoding()
 
     def _keep_computed(self, group: PrefillGroup, number: int) -> None:
         """Keeps the computed part of a prompt whose row leaves: the client may send it again."""
@@ -371,11 +393,18 @@ class Batch:
             group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at)
         )
 
-    def _start_decoding(self, group: PrefillGroup) -> None:
+    def _start_decoding(self) -> None:
+        """Moves prompts that are computed to the decoding rows, unless those get a token first."""
+        group = self._group
+        if not group or not group.is_computed:
+            return
+        if self._decoder and self._budget.is_step_first(group.context):
+            return
         kept = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self._decoder.extend(group.decode())
+        self._budget.joined()
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None
@@ -388,14 +417,6 @@ class Batch:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])
                 waiting.known = max(waiting.known, known)
-
-
-def _failed(row: Row, failure: str) -> RowFailed | RowLeftGrammar:
-    if row.constraint and (left := row.constraint.departure):
-        return RowLeftGrammar(
-            row.number, left.at, left.before, left.token, left.allowed, left.others
-        )
-    return RowFailed(row.number, failure)
 
 
 @lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)

@@ -31,7 +31,7 @@ def cache_cost(
     ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
     if is_encoder(config):
         if kv_bits:
-            raise ValueError("`kv_cache` is of no use: it keeps no keys and values. Leave it out.")
+            raise ValueError("`kv_cache` has no effect: it keeps no keys and values. Leave it out.")
         return _activations_of(encoder_classes(config)[1].from_dict(config))
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
@@ -56,8 +56,9 @@ def cache_cost(
 
 
 def _activations_of(arguments: Any) -> KvCost:
-    """What one layer of an encoder makes of a token: keys, queries, values, their sum and what
-    comes out of them, and twice the wide part. All are in float32 at most, and freed after it."""
+    """The values that one layer of an encoder makes of a token: keys, queries, values, their sum
+    and what comes out of them, and twice the wide part. All are in float32 at most, and freed after
+    it."""
     widths = 6 * arguments.hidden_size + 2 * arguments.intermediate_size
     return KvCost(per_token=4 * widths)
 
@@ -70,7 +71,7 @@ def _check_kv_bits(model: nn.Module, bits: int) -> None:
         raise ValueError(f"`kv_cache: {{bits: {bits}}}` does not fit it: {error}") from None
     if not any(isinstance(cache, QuantizedKVCache) for cache in caches):
         raise ValueError(
-            f"`kv_cache: {{bits: {bits}}}` is of no use: it has no layers that keep all keys and "
+            f"`kv_cache: {{bits: {bits}}}` has no effect: it has no layers that keep all keys and "
             "values. Leave it out."
         )
 

@@ -43,8 +43,7 @@ def _padded(command: Embed) -> tuple[mx.array, mx.array, Mask]:
 def _pieces(
     layers: Sequence[Layer], tokens: int, piece_tokens: Callable[[], int]
 ) -> Iterator[Sequence[Layer]]:
-    """As many layers at a time as have the work of so many tokens in all layers, but at least
-    one."""
+    """Groups as many layers as have the work of so many tokens in all layers, but at least one."""
     at = 0
     while at < len(layers):
         end = at + max(1, len(layers) * piece_tokens() // tokens)

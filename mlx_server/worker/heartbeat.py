@@ -44,7 +44,7 @@ class HeartbeatMonitor:
         self._clock, self._wall, self._processor = clock, wall, processor
         self.doing = "starting"
         self._began: tuple[float, float] | None = None
-        """When the step in progress began, by the clock and in processor time."""
+        """The start of the step in progress, by the clock and in processor time."""
         self._longest = 0.0
         self._warm = False
         self._ended = wall()

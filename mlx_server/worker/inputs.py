@@ -1,5 +1,5 @@
-"""What an engine's steps depend on, apart from the commands' contents: everything that two
-processes could see differently."""
+"""The inputs of an engine's steps, apart from the commands' contents: everything that two processes
+could see differently."""
 
 import queue
 import time

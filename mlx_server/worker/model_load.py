@@ -115,7 +115,7 @@ class ModelLoads:
 
     @property
     def doing(self) -> str:
-        """What the first load is doing."""
+        """The work of the first load."""
         return f"{'warming up' if self.is_warming else 'loading'} {self.models[0]}"
 
     def path(self, model: str) -> Path:

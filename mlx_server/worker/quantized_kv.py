@@ -21,7 +21,8 @@ from mlx_server.worker.mlx_lm_internals import (
 )
 
 GROUP_SIZES = (64, 32)
-"""How many values may share a scale; the first that divides the width of keys and of values."""
+"""The number of values that may share a scale; the first that divides the width of keys and of
+values."""
 
 STEP = 256
 """The number of tokens by which a cache grows."""
@@ -195,13 +196,13 @@ def _until(quantized: Quantized, end: int) -> Quantized:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one cache has for a batch."""
+    """The part of one cache in a batch."""
 
     keys: Quantized | None
     values: Quantized | None
     length: int
     left: int
-    """How many tokens of padding come before it."""
+    """The number of tokens of padding before it."""
     rows: int
 
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.messages import ComputeAhead, Generate
+from mlx_server.engine.messages import ComputeAhead, Generate, RowFailed, RowLeftGrammar
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
@@ -41,7 +41,7 @@ class Row:
         self.fault: Fault = _none
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
-        """What was wrong with a draw; None while all were valid."""
+        """The fault of a draw; None while all were valid."""
         self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)
@@ -53,6 +53,13 @@ class Row:
     def failure(self) -> str | None:
         """Why the row can't continue; None if it can."""
         return self.error or (self.constraint.failure if self.constraint else None)
+
+    def failed(self, failure: str) -> RowFailed | RowLeftGrammar:
+        if self.constraint and (left := self.constraint.departure):
+            return RowLeftGrammar(
+                self.number, left.at, left.before, left.token, left.allowed, left.others
+            )
+        return RowFailed(self.number, failure)
 
     @property
     def penalised(self) -> bool:

@@ -87,7 +87,7 @@ class RowAdmission:
 
     @property
     def doing(self) -> str:
-        """What the first waiting row waits for."""
+        """The work that the first waiting row waits for."""
         first = next(iter(self.waiting.values()))
         if self._disk.is_reading(first.row):
             return f"reading a prompt of {first.model} from disk"

@@ -130,7 +130,7 @@ def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, mask: mx.array 
 
 
 class _Faults:
-    """Which rows of a step had valid logits, read back once for all rows."""
+    """The rows of a step that had valid logits, read back once for all rows."""
 
     def __init__(self, raw: mx.array) -> None:
         # A NaN or an infinity shows in the sum. Minus infinity is valid: it excludes a token.

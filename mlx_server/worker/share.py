@@ -108,7 +108,7 @@ class Share(WholeModel):
         return len(set(self._said_by_all(layout))) == 1
 
     def _said_by_all(self, mine: Any) -> list[bytes]:
-        """What each rank says, in their order; `mine` is what this one does."""
+        """The message of each rank, in their order; `mine` is that of this one."""
         said = msgspec.msgpack.encode(mine)
         sizes = self._gathered(mx.array([len(said)], mx.int32))
         padded = said.ljust(max(int(size) for (size,) in sizes), b"\0")

@@ -27,7 +27,8 @@ ROWS, TOKENS = 4, 3
 """The number of rows, and of tokens that each generates (the first one generates more)."""
 
 MOST_SECONDS = 15.0
-"""No further step begins after this time; the first request then compiles the remaining kernels."""
+"""The time after which no further step begins; the first request then compiles the remaining
+kernels."""
 
 SAMPLINGS = (
     SamplingParams(temperature=0),

@@ -7,7 +7,7 @@ in the server's child process, connected by a socket.
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -34,7 +34,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
 from mlx_server.worker.device_memory import give_back_memory, limit_memory
-from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.loaded_models import LoadedModels
 from mlx_server.worker.model_load import ModelLoads
 from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
@@ -43,7 +43,6 @@ from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import key_of
 from mlx_server.worker.row_validation import check_row, check_texts
 from mlx_server.worker.share import WHOLE, WholeModel
-from mlx_server.worker.step_time import StepTime
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -75,17 +74,16 @@ class Engine:
         self._cache = PromptCache(cache_bytes)
         self._ahead = AheadComputation(self._cache, clock)
         self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
-        self._batches: dict[str, Batch] = {}
+        self._models = LoadedModels(self._batch, clock)
+        self._batches = self._models.batches
         self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
-        self._adapters: dict[str, AdapterWeights] = {}
-        self._step_time = StepTime(clock)
         self._constraints = LogitConstraints(wake, clock, is_done)
         self._admission = RowAdmission(
-            self._constraints, self._disk, self._batches, self._step_time
+            self._constraints, self._disk, self._batches, self._models.step_time
         )
         self._paused: set[int] = set()
         """Rows that get no tokens for now; the batches share this set."""
@@ -105,7 +103,7 @@ class Engine:
     @property
     def _is_busy(self) -> bool:
         """Whether rows or loads wait for the next step."""
-        return bool(self._loads or self._admission) or any(self._batches.values())
+        return bool(self._loads or self._admission) or self._models.is_busy
 
     @property
     def warm(self) -> bool:
@@ -199,9 +197,9 @@ class Engine:
             reports += self._run_row(row, partial(self._admission.admit, command))
         if scored := self._admission.next_scored:
             reports += self._compute_scored(scored)
-        if model := self._next_model():
+        if model := self._models.next():
             reports += self._step(model)
-        if not (self._admission.next_scored or any(self._batches.values())):
+        if not (self._admission.next_scored or self._models.is_busy):
             self._constraints.read_ahead()
         return reports
 
@@ -220,7 +218,7 @@ class Engine:
     @property
     def _is_idle(self) -> bool:
         """Whether there is no load and no row, not even one that is paused or preempted."""
-        return not self._is_busy and not any(batch.rows for batch in self._batches.values())
+        return not self._is_busy and not self._models.rows
 
     @property
     def _is_computing_ahead(self) -> bool:
@@ -228,17 +226,12 @@ class Engine:
 
     def _compute_later(self, command: messages.ComputeAhead) -> None:
         """Ignores prompts of models and adapters that were unloaded meanwhile."""
-        batch, adapters = self._batches.get(command.model), self._adapters.get(command.model)
-        if batch is None or adapters is None or batch.plays:
-            return
-        has_adapter = command.adapter is None or command.adapter in adapters
-        if has_adapter and all(0 <= token < batch.vocabulary for token in command.tokens):
+        if self._models.can_compute(command):
             self._ahead.add(command, key_of(command), row_adapter_of(command))
 
     def _compute_ahead(self) -> list[Report]:
         try:
-            networks = {model: batch.model for model, batch in self._batches.items()}
-            computed = self._ahead.step(networks)
+            computed = self._ahead.step(self._models.networks)
         except Exception as error:
             log.exception("a prompt could not be computed ahead")
             self._ahead.clear()
@@ -247,22 +240,15 @@ class Engine:
             mx.clear_cache()  # other processes and models need the memory
         return [*computed, *(self._step_output(report.model, []) for report in computed)]
 
-    def _next_model(self) -> str | None:
-        now = self._clock()
-        ready = [m for m, batch in self._batches.items() if batch and batch.ready_at <= now]
-        return self._step_time.next(ready)
-
     def _step(self, model: str) -> list[Report]:
         batch = self._batches[model]
-        rows = batch.rows
-        batch.shared = any(b.decoding for b in self._batches.values() if b is not batch)
+        rows = batch.rows  # a step that fails may have lost some
         try:
-            with self._step_time.step(model):
-                done = batch.step()
+            done = self._models.step(model)
         except Exception as error:
             log.exception("a step of %s failed", model)
-            if not (failed := self._device_failed(error)):
-                self._batches[model] = self._batch(model, batch.model)
+            if not (failed := self._device_failed(error, rows)):
+                self._models.drop_rows(model)
                 for row in rows:
                     self._cache.release(row)
                 failed = [messages.RowFailed(row, _message(error)) for row in rows]
@@ -278,8 +264,8 @@ class Engine:
             self._step_output(model, done.tokens),
         ]
 
-    def _device_failed(self, error: Exception) -> list[Report]:
-        """Handles an error of the GPU; returns [] for any other error.
+    def _device_failed(self, error: Exception, rows: Iterable[int] = ()) -> list[Report]:
+        """Handles an error of the GPU; returns [] for any other error. rows: of the failed step.
 
         MLX raises GPU errors late, when any model next waits for the GPU. The work that was lost is
         unknown, so all rows fail and all cached prompts are dropped.
@@ -289,18 +275,18 @@ class Engine:
             return []
         again = self._device_errors.failed(time.monotonic()) > 1
         self.broken = self.broken or again or kind in ENDS or self._share.is_one_of_several
-        rows = [command.row for command in self._admission.commands]
-        rows += [row for batch in self._batches.values() for row in batch.rows]
-        self._batches.update({m: self._batch(m, b.model) for m, b in self._batches.items()})
+        lost = {*rows, *(command.row for command in self._admission.commands)}
+        for model in self._batches:
+            lost.update(self._models.drop_rows(model))
         self._admission.clear()
         self._ahead.clear()
         self._cache.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
-        log.error("the GPU failed: %s", _message(error))
+        log.error("%s: %s", MESSAGES[kind], _message(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
-        return [failure, *(messages.RowFailed(row, message) for row in rows)]
+        return [failure, *(messages.RowFailed(row, message) for row in sorted(lost))]
 
     def _step_output(self, model: str, tokens: list[Token]) -> messages.StepOutput:
         waiting = len(self._admission) + sum(batch.waiting for batch in self._batches.values())
@@ -337,7 +323,7 @@ class Engine:
     def _generate(self, command: Generate) -> list[Report]:
         batch = self._batches[command.model]
         check_row(command, batch)
-        if command.adapter is not None and command.adapter not in self._adapters[command.model]:
+        if not self._models.has_adapter(command.model, command.adapter):
             raise ValueError(f"adapter {command.adapter} is not loaded")
         used = self._ahead.arrived(command.model, key_of(command), command.prompt)
         if not command.prompt_logprobs:
@@ -357,7 +343,7 @@ class Engine:
             for batch in self._batches.values():
                 batch.cancel(row)
         # Without rows there is no further step that would report that none is waiting.
-        busy = self._admission or any(self._batches.values())
+        busy = self._admission or self._models.is_busy
         return [] if busy else [self._step_output(model, []) for model in self._batches]
 
     def _preempt(self, rows: list[int]) -> None:
@@ -393,11 +379,9 @@ class Engine:
         if not self._share.can_keep_prompts(network):
             log.warning("%s gets no prompt cache: its ranks have different layers", model)
             self._cache.turn_off()
-        batch = self._batches[model] = self._batch(model, network)
+        batch = self._models.add(model, network)
         batch.warm = self._loads.is_warming
         self._disk.loaded(model, path, network)
-        self._adapters[model] = AdapterWeights(network)
-        self._step_time.add(model)
         nbytes = self._share.nbytes(network)
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
@@ -420,15 +404,11 @@ class Engine:
         self._disk.unloaded(model)
         self._ahead.forget(model)
         self._cache.forget(model)
-        batch = self._batches.pop(model, None)
-        self._adapters.pop(model, None)
-        self._step_time.forget(model)
         self._constraints.forget(model)
         lost = [command.row for command in self._not_in_batches(model)]
-        lost += batch.rows if batch is not None else []  # a batch without active rows is falsy
+        lost += self._models.remove(model)
         for row in lost:
             self._drop(row)
-        del batch
         give_back_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]
         return [*aborted, *failed, self._step_output(model, []), messages.ModelUnloaded(model)]
@@ -436,9 +416,7 @@ class Engine:
     def _load_adapter(self, command: messages.LoadAdapter) -> Report:
         model, adapter = command.model, command.adapter
         try:
-            if model not in self._adapters:
-                raise ValueError(f"model {model} is not loaded")
-            nbytes = self._adapters[model].load(adapter, Path(command.path))
+            nbytes = self._models.load_adapter(model, adapter, Path(command.path))
         except Exception as error:
             log.exception("adapter %s of %s could not be loaded", adapter, model)
             if device_error(error):  # the adapter's files are not at fault
@@ -449,13 +427,13 @@ class Engine:
 
     def _unload_adapter(self, model: str, adapter: str) -> list[Report]:
         reports: list[Report] = []
-        if model in self._adapters:
+        if model in self._batches:
             lost = self._rows_with(model, adapter)
             reports += self._cancel(lost) if lost else []
             reports += [messages.RowFailed(row, ADAPTER_GONE) for row in lost]
             self._ahead.forget(model, adapter)
             self._cache.forget(cache_key(model, adapter))
-            self._adapters[model].unload(adapter)
+            self._models.unload_adapter(model, adapter)
             mx.clear_cache()
         return [*reports, messages.AdapterUnloaded(model, adapter)]
 

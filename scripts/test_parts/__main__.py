@@ -16,15 +16,23 @@ from pathlib import Path
 
 from test_parts.outcomes import Outcomes
 
-PROCESSES = min(4, 2 * (os.cpu_count() or 1))
-"""Two for each core: a test that has started a server often waits for it."""
+MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
-SIDE_BY_SIDE = ("--numprocesses", str(PROCESSES), *SPREAD, "--alone=without")
+SIDE_BY_SIDE = (*SPREAD, "--alone=without")
 IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
 """And not in pytest's own: the run goes on where a test ends its process."""
 RUN_AGAIN = 20
 """More failed tests than this are not run again: no coincidence breaks so many."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
+
+
+def processes(arguments: Sequence[str]) -> tuple[str, str]:
+    """Options of xdist: a process for each core, since each one collects all tests.
+
+    Live tests often wait for a server, so with --all there are two for each core.
+    """
+    wanted = (os.cpu_count() or 1) * (2 if "--all" in arguments else 1)
+    return "--numprocesses", str(min(wanted, MOST_PROCESSES))
 
 
 @dataclass
@@ -56,7 +64,7 @@ class Run:
         codes = []
         paths: list[str] = []
         for title, part, before in (
-            ("side by side", [*SIDE_BY_SIDE, *arguments], lambda: None),
+            ("side by side", [*processes(arguments), *SIDE_BY_SIDE, *arguments], lambda: None),
             ("alone", [*arguments, *IN_ONE_PROCESS, "--alone=only"], self.before_alone),
         ):
             before()

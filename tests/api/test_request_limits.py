@@ -26,6 +26,7 @@ from mlx_server.requests import ChoiceFormat
 from mlx_server.schemas import patterns
 from mlx_server.schemas.check import check, measure
 from mlx_server.schemas.check import written as written_schema
+from mlx_server.schemas.view import View
 from tests.api import wire
 from tests.api.wire import MODEL, Json, error, ok
 
@@ -133,14 +134,14 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
     (limits.SCHEMA_DEPTH, lambda n: measure(nested(n))),
     (
         limits.SCHEMA_PROPERTIES,
-        lambda n: check({"properties": {str(at): {} for at in range(n)}}),
+        lambda n: check(View({"properties": {str(at): {} for at in range(n)}})),
     ),
-    (limits.SCHEMA_PROPERTIES, lambda n: check({"required": list(keys(n))})),
-    (limits.SCHEMA_VALUES, lambda n: check({"enum": list(range(n))})),
-    (limits.SCHEMA_COUNT, lambda n: check({"minItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: check({"maxItems": n})),
-    (limits.SCHEMA_COUNT, lambda n: check({"minLength": n})),
-    (limits.SCHEMA_TEXT_LENGTH, lambda n: check({"maxLength": n})),
+    (limits.SCHEMA_PROPERTIES, lambda n: check(View({"required": list(keys(n))}))),
+    (limits.SCHEMA_VALUES, lambda n: check(View({"enum": list(range(n))}))),
+    (limits.SCHEMA_COUNT, lambda n: check(View({"minItems": n}))),
+    (limits.SCHEMA_COUNT, lambda n: check(View({"maxItems": n}))),
+    (limits.SCHEMA_COUNT, lambda n: check(View({"minLength": n}))),
+    (limits.SCHEMA_TEXT_LENGTH, lambda n: check(View({"maxLength": n}))),
     (limits.PATTERN_CHARACTERS, lambda n: refused("x" * n)),
     (limits.PATTERN_REPEATS, lambda n: refused(f"x{{{n}}}")),
     (limits.PATTERN_DEPTH, lambda n: refused("(" * n + "x" + ")" * n)),

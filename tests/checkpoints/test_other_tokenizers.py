@@ -14,7 +14,7 @@ from mlx_server.checkpoints.byte_level import KIMI_PIECES, byte_level_tokenizer,
 from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable
-from mlx_server.prompts.harmony_vocabulary import shipped
+from mlx_server.prompts.harmony.vocabulary import shipped
 from mlx_server.sources.tokenizer_files import tokenizer_json
 
 KIMI = {

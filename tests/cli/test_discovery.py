@@ -79,6 +79,7 @@ def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("org/name", 10)]
 
 
+@pytest.mark.live
 def test_a_server_offers_them_and_answers(studio: Path, tiny_path: Path, tmp_path: Path) -> None:
     config = {"models": {"mine": {"source": str(tiny_path)}}}
     with serving(tmp_path / "run", config, "--discover") as server, server.http() as http:

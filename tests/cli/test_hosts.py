@@ -184,7 +184,7 @@ def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> N
     assert "no Python at" in pythonless[1]
     for each in (garbage, flood):
         assert each[1].endswith("what it answers is not the doctor's")
-    assert checks[-1] == Check("warn", "link", "not measured", "mend what is listed above first")
+    assert checks[-1] == Check("warn", "link", "not measured", "fix what is listed above first")
 
 
 def test_other_versions_code_and_files_are_compared_with_those_here(

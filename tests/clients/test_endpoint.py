@@ -36,7 +36,7 @@ def test_only_requests_to_this_machine_do_without_certificates() -> None:
 
 
 def test_what_is_no_url_or_no_answer_is_said() -> None:
-    with pytest.raises(BadRequest, match="is no URL"):
+    with pytest.raises(BadRequest, match="is not a URL"):
         Endpoint("localhost").send({})
     with recorded([[]]) as server, pytest.raises(GenerationFailed, match="format of OpenAI"):  # type: ignore[list-item]
         list(Endpoint(server.url).stream({}))

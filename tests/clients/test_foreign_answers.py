@@ -172,8 +172,8 @@ def test_what_a_server_leaves_empty_or_nests_is_no_crash(broken: Wire) -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"content": None, "tool_calls": [None, {"function": 1}]}, "a call that is no object"),
-        ({"content": 5, "tool_calls": "none"}, "a `content` that is no text"),
+        ({"content": None, "tool_calls": [None, {"function": 1}]}, "a call that is not an object"),
+        ({"content": 5, "tool_calls": "none"}, "a `content` that is not text"),
     ],
 )
 def test_what_is_no_message_is_an_error_that_says_so(message: Wire, why: str) -> None:

@@ -13,8 +13,9 @@ from tests.live.server import DEMO_MODEL, LiveServer
 MODELS: dict[str, dict[str, Any]] = {
     "described": {**DEMO_MODEL, "schema_in_prompt": "auto"},
     "not described": {**DEMO_MODEL, "schema_in_prompt": "never", "preload": False},
+    "on one line": {**DEMO_MODEL, "json_whitespace": "blanks", "preload": False},
 }
-"""The demo model, with and without the schema in its prompt."""
+"""The demo model: with the schema in its prompt, without it, and with no line breaks in JSON."""
 
 Values = Mapping[str, str | int]
 
@@ -124,6 +125,7 @@ FACTS: tuple[Fact, ...] = (
 class Told:
     fact: Fact
     text: str
+    tokens: int
 
     @property
     def is_right(self) -> bool:
@@ -138,6 +140,8 @@ async def answers(server: LiveServer, model: str, together: int) -> list[Told]:
             async with places:
                 response = await http.post("/v1/chat/completions", json=fact.body(model))
             response.raise_for_status()
-            return Told(fact, response.json()["choices"][0]["message"]["content"])
+            completion = response.json()
+            text = completion["choices"][0]["message"]["content"]
+            return Told(fact, text, completion["usage"]["completion_tokens"])
 
         return await asyncio.gather(*map(one, FACTS))

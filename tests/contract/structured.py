@@ -229,7 +229,8 @@ def count_facts(folder: Path, texts: bool) -> None:
         for model in facts.MODELS:
             told = asyncio.run(facts.answers(server, model, TOGETHER))
             right = sum(each.is_right for each in told)
-            print(f"schema {model:14} {right:3} of {len(told):3} right", flush=True)
+            tokens = sum(each.tokens for each in told)
+            print(f"{model:14} {right:3} of {len(told):3} right, {tokens} tokens", flush=True)
             for each in told if texts else ():
                 print(f"  {'right' if each.is_right else 'wrong'}: {each.text!r}")
 

@@ -20,8 +20,8 @@ from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.families import family_of
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.prompts import harmony_vocabulary
-from mlx_server.prompts.harmony_vocabulary import (
+from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
+from mlx_server.prompts.harmony.vocabulary import (
     FOLDER_VARIABLE,
     SHA256,
     SPECIAL,

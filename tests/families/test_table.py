@@ -17,7 +17,7 @@ from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.families.table import markdown, rows, show
-from mlx_server.parsers.markup import MarkupLayout
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.parsers.text import TextParser
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.marked_json import marked_json

@@ -8,12 +8,14 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import schema
+from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import simplified
+from mlx_server.schemas import members
+from mlx_server.schemas.grammar import on_one_line, simplify
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
-from tests.grammars.matching import matcher_of, matches
+from tests.grammars.matching import compiled, matcher_of, matches
 
 
 def refusal(found: Any, *, strict: bool = False) -> str:
@@ -57,8 +59,8 @@ def within(inner: Any) -> dict[str, Any]:
         (within({"pattern": 5}), "#/properties/a~1b/pattern"),
         ({"$defs": {"unused": {"type": 7}}}, "#/$defs/unused/type"),
         ({"const": "\x00"}, "#/const"),
-        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength can"),
-        (within({"minLength": 10**19}), "#/properties/a~1b/minLength can"),
+        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength is not valid"),
+        (within({"minLength": 10**19}), "#/properties/a~1b/minLength is not valid"),
         (within({"multipleOf": 10**6 + 1}), "#/properties/a~1b/multipleOf is"),
         (within({"pattern": "(" * 61 + ")" * 61}), "#/properties/a~1b/pattern"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater"),
@@ -91,7 +93,7 @@ def test_what_is_no_schema_is_refused_by_its_path(found: Any, named: str) -> Non
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "outside the schema"),
         ({"not": {"$ref": "http://localhost:1/schema"}}, "#/not/$ref"),
         (within({"$ref": "#/$defs/nowhere"}), "#/properties/a~1b/$ref"),
-        ({"$ref": "#/type", "type": "object"}, "no schema"),
+        ({"$ref": "#/type", "type": "object"}, "not a schema"),
         ({"$ref": "#nobody"}, "no $anchor"),
         ({"$ref": "#"}, "itself"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
@@ -257,9 +259,9 @@ SHOP: dict[str, Any] = {
 
 
 def test_members_are_found_through_references_and_all_of() -> None:
-    assert list(schema.properties_of(SHOP)) == ["items", "again", "first", "count", "id"]
-    assert schema.required_of(SHOP) == {"items", "id"}
-    assert schema.properties_of(True) == {}
+    assert list(members.properties_of(SHOP)) == ["items", "again", "first", "count", "id"]
+    assert members.required_of(SHOP) == {"items", "id"}
+    assert members.properties_of(True) == {}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_members_are_found_through_references_and_all_of() -> None:
     ],
 )
 def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
-    alone = schema.member(SHOP, key)
+    alone = members.member(SHOP, key)
     matcher = matcher_of(JsonFormat(alone))
     assert matches(matcher, good)
     assert not matches(matcher, bad)
@@ -283,15 +285,18 @@ def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
 
 
 def test_a_member_carries_no_more_than_it_refers_to() -> None:
-    assert schema.member(SHOP, "count") == {"type": "integer"}
-    assert schema.member(SHOP, "nobody") == {}
-    assert schema.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
+    assert members.member(SHOP, "count") == {"type": "integer"}
+    assert members.member(SHOP, "nobody") == {}
+    assert members.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
 
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
     found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
-    assert [str(gap) for gap in unsupported_keywords(View(found))] == ["uniqueItems at #/x/y"]
-    assert simplified(found) == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
+    view = View(found)
+    gaps = unsupported_keywords(view)
+    assert [str(gap) for gap in gaps] == ["uniqueItems at #/x/y"]
+    simplify(view, gaps)
+    assert found == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
 
 
 def _deep(depth: int) -> dict[str, Any]:
@@ -307,11 +312,11 @@ def _deep(depth: int) -> dict[str, Any]:
         (
             {"properties": {str(n): {} for n in range(500)}},
             {"properties": {str(n): {} for n in range(501)}},
-            "#/properties can",
+            "#/properties is not valid",
         ),
-        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum can"),
-        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength can"),
-        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems can"),
+        ({"enum": [0] * 10_000}, {"enum": [0] * 10_001}, "#/enum is not valid"),
+        ({"minLength": 10_000}, {"minLength": 10_001}, "#/minLength is not valid"),
+        ({"minItems": 10_000}, {"minItems": 10_001}, "#/minItems is not valid"),
         ({"pattern": "x" * 2_000}, {"pattern": "x" * 2_001}, "#/pattern"),
         ({"pattern": "x{10000}"}, {"pattern": "x{0,10001}"}, "#/pattern"),
         ({"pattern": "(x{200}){200}"}, {"pattern": "(x{300}){200}"}, "#/pattern"),
@@ -327,3 +332,19 @@ def _deep(depth: int) -> dict[str, Any]:
 def test_limits_are_where_they_are_said_to_be(within_limit: Any, beyond: Any, named: str) -> None:
     schema.check(within_limit, strict=False)
     assert named in refusal(beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on_one_line"),
+    [
+        ('{"a":1}', True),
+        ('{"a": 1 }', True),
+        ('{\n  "a": 1\n}', False),
+        ('{"a":  1}', False),
+    ],
+)
+def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> None:
+    lark = Lark()
+    source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
+    assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
+    assert matches(compiled(on_one_line(source)), text) is is_on_one_line

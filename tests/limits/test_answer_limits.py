@@ -8,18 +8,19 @@ import pytest
 from mlx_server import limits
 from mlx_server.generation import review
 from mlx_server.grammars.lark import Lark
-from mlx_server.prompts.harmony_schema import _Reader
-from mlx_server.repair import coerce
+from mlx_server.prompts.harmony.schema import _Reader
 from mlx_server.repair.conforming import schema_errors
 from mlx_server.repair.json_text import _is_json
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas import lenient
 from mlx_server.schemas.types import resolved
+from mlx_server.schemas.values import ValueSchema
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.bare_text import text_of
+from mlx_server.tool_parsers.json_rule import NEVER
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.syntaxes import JSON, gemma_syntax, python_syntax
-from mlx_server.tool_parsers.value_schema import NEVER, ValueSchema
 from tests.limits.boundaries import Boundary
 
 Json = dict[str, Any]
@@ -62,7 +63,7 @@ def coerced_depth(levels: int) -> bool:
 
 def coerced_parts(count: int) -> bool:
     schema: Json = {"allOf": [{"title": str(at)} for at in range(count - 1)]}
-    return len(coerce._parts(schema, View(schema))) == count
+    return len(lenient.parts_of(schema, View(schema))) == count
 
 
 def text_depth(depth: int) -> bool:

@@ -30,7 +30,8 @@ def nodes(count: int) -> None:
 
 def multiples(digits: int) -> None:
     half = digits // 2 - 1  # zeros at the end of a number cost nothing
-    check({"properties": {"a": {"multipleOf": half}, "b": {"multipleOf": digits - half}}})
+    properties = {"a": {"multipleOf": half}, "b": {"multipleOf": digits - half}}
+    check(View({"properties": properties}))
 
 
 def joined_patterns(count: int) -> bool:

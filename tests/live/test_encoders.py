@@ -1,5 +1,7 @@
 """Encoders over HTTP, from the engine of a real server."""
 
+import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ Json = dict[str, Any]
 
 EMBEDDERS = {"bge": (BERT, "cls_token"), "e5": (XLM_R, "mean_tokens"), "gte": (MODERN, "cls_token")}
 RANKER = "bge-reranker"
+TRAINED = POSITIONS - 10
+"""The longest input of one of the models."""
 TEXTS = ["salü", "a longer text. " * 4, "x", "what?"]
 
 
@@ -43,6 +47,7 @@ def weights(folder: Path) -> dict[str, Weights]:
         name: tiny_encoder(folder / name, config, pooling=pooling)
         for name, (config, pooling) in EMBEDDERS.items()
     }
+    (folder / "bge" / "sentence_bert_config.json").write_text(f'{{"max_seq_length": {TRAINED}}}')
     return {**own, RANKER: tiny_encoder(folder / RANKER, ranking(XLM_R))}
 
 
@@ -51,6 +56,7 @@ def server(folder: Path, weights: dict[str, Weights]) -> Iterator[LiveServer]:
     with serving(folder, {"models": {name: {"source": name} for name in weights}}) as server:
         yield server
         assert "Traceback" not in server.log
+        assert "no known family" not in server.log, "it has no chat template to worry about"
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +120,16 @@ def test_they_are_listed_as_what_they_are(http: httpx.Client) -> None:
     }
     assert found[RANKER]["supported_parameters"] == ["top_n", "return_documents"]
     assert found["e5"]["context_length"] == POSITIONS - 2
+    assert found["bge"]["context_length"] == TRAINED
+
+
+def test_one_that_is_ready_is_announced_with_a_request(
+    server: LiveServer, http: httpx.Client
+) -> None:
+    assert server.process.stdout
+    http.post("/v1/rerank", json={"model": RANKER, "query": "q", "documents": ["d"]})
+    lines = iter(server.process.stdout.readline, "")
+    line = next(line for line in lines if line.startswith(f"{RANKER} is ready"))
+    program, url, option, body = shlex.split(line.partition("try: ")[2])
+    assert (program, option) == ("curl", "--json")
+    assert httpx.post(url, json=json.loads(body)).json()["model"] == RANKER

@@ -323,7 +323,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "shape of no numbers": (entry(shape="22"), f"the tensor '{A}'"),
     "shape of fractions": (entry(shape=[2.0, 2.0]), f"the tensor '{A}'"),
     "an unknown type": (entry(dtype="F4"), f"the tensor '{A}'"),
-    "a type that is no text": (entry(dtype=[]), f"the tensor '{A}'"),
+    "a type that is not text": (entry(dtype=[]), f"the tensor '{A}'"),
     "an entry of nothing": (header(json.dumps({A: {}})), f"the tensor '{A}'"),
     "a tensor of integers": (
         tensors({A: np.ones((IN, RANK), np.int32), f"{LAYER}.lora_b": numbers(RANK, OUT)}),

@@ -1,4 +1,4 @@
-"""White space beside a mark belongs to the mark, all other to the text, however it comes."""
+"""White space next to a delimiter belongs to it, all other to the text, however it comes."""
 
 import time
 
@@ -17,7 +17,7 @@ def passed(space: WhitespaceTrimmer, text: str, size: int) -> str:
 
 
 @given(texts, st.integers(1, 5), st.booleans())
-def test_up_to_a_mark_and_up_to_the_end(text: str, size: int, leading: bool) -> None:
+def test_up_to_a_delimiter_and_up_to_the_end(text: str, size: int, leading: bool) -> None:
     trimmed = text.lstrip() if leading else text
     space = WhitespaceTrimmer(trims=True, leading=leading)
     assert passed(space, text, size) == trimmed.rstrip()
@@ -28,7 +28,7 @@ def test_up_to_a_mark_and_up_to_the_end(text: str, size: int, leading: bool) -> 
 
 
 @given(texts, texts, st.integers(1, 5))
-def test_behind_a_mark(before: str, behind: str, size: int) -> None:
+def test_behind_a_delimiter(before: str, behind: str, size: int) -> None:
     space = WhitespaceTrimmer(trims=True)
     text = passed(space, before, size)
     space.at_delimiter()

@@ -26,14 +26,14 @@ def pdf(*pages: str | bytes, filters: str = "") -> bytes:
 
 
 def assembled(objects: Sequence[bytes]) -> bytes:
-    body, places = b"%PDF-1.7\n", []
+    body, places = bytearray(b"%PDF-1.7\n"), []
     for number, text in enumerate(objects, start=1):
         places.append(len(body))
         body += b"%d 0 obj\n%s\nendobj\n" % (number, text)
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
     tail = b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
-    return body + head + table + tail % (len(objects) + 1, len(body))
+    return bytes(body) + head + table + tail % (len(objects) + 1, len(body))
 
 
 def locked(data: bytes, password: str) -> bytes:
@@ -44,5 +44,11 @@ def locked(data: bytes, password: str) -> bytes:
 
 
 def bomb(size: int) -> bytes:
-    """A page whose content is compressed a thousand times."""
-    return pdf(zlib.compress(b"0 " * (size // 2), 9), filters="/Filter/FlateDecode")
+    """A page whose content is compressed a thousand times.
+
+    The same compressed block is repeated: to compress a gigabyte would take seconds.
+    """
+    block, compress = b"0 " * (1 << 19), zlib.compressobj(9)
+    head = compress.compress(b"") + compress.flush(zlib.Z_FULL_FLUSH)
+    content = head + (compress.compress(block) + compress.flush(zlib.Z_FULL_FLUSH)) * (size >> 20)
+    return pdf(content, filters="/Filter/FlateDecode")

@@ -226,7 +226,7 @@ CASES: dict[str, tuple[TemplateCapabilities, tuple[Message, ...], list[str]]] = 
         (calling(call("1", arguments="[1]")), result("1", "x"), calling(call("2"))),
         ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>", "assistant: +2"],
     ),
-    "arguments that are no JSON": (
+    "arguments that are not JSON": (
         TemplateCapabilities(arguments="object"),
         (calling(call("1", arguments='{"a": '), call("2")),),
         ["assistant: <+1+2>"],

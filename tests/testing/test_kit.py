@@ -113,7 +113,7 @@ def test_an_answer_that_can_not_be_written_is_refused(
 
 @pytest.mark.parametrize("wrong", ["It rains.", None, 5, [say("Hi.")]])
 def test_what_is_no_answer_is_refused(mlx_replay: MlxReplay, wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"is no answer. Write it as say\(...\)"):
+    with pytest.raises(TypeError, match=r"is not an answer. Write it as say\(...\)"):
         mlx_replay.answers("qwen3", [wrong])
 
 

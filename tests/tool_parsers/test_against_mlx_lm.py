@@ -1,6 +1,6 @@
-"""Our parsers of notations beside mlx-lm's, where it has one: where they differ, and why.
+"""Our parsers of call formats and mlx-lm's, where it has one: where they differ, and why.
 
-Each input is what stands between a call's marks. Without a reason both have to read the same, and
+Each input is the text between a call's delimiters. Without a reason both have to read the same, and
 with one they have to differ: what a new mlx-lm changes shows here.
 """
 
@@ -96,8 +96,9 @@ INPUTS: dict[str, dict[str, str]] = {
         k2("functions.add:0", '{"a": "1", "b": 2}'): TYPED,
         k2("functions.get_time", "{}"): "an id without its number names the tool as well",
         k2("functions.get_time:0", ""): "no arguments are an empty object, not a text",
-        k2("functions.write_file:0", '{"path": "a", "content": "<|tool_call_end|>"}'): "a mark "
-        "inside of a string is text",
+        k2(
+            "functions.write_file:0", '{"path": "a", "content": "<|tool_call_end|>"}'
+        ): "a delimiter inside of a string is text",
         k2("functions.fly:0", "{}"): UNKNOWN,
         k2("functions.add:0", '{"a": 1').removesuffix("<|tool_call_end|>"): CUT,
     },
@@ -160,12 +161,12 @@ INPUTS: dict[str, dict[str, str]] = {
     "mistral": {
         '[{"name": "add", "arguments": {"a": 1, "b": 2}}]': "",
         'add[ARGS]{"a": 1, "b": 2}': "",
-        'add[ARGS]{"a": 1, "b": 2}get_time[ARGS]{}': "each call of this form has its own mark",
+        'add[ARGS]{"a": 1, "b": 2}get_time[ARGS]{}': "each call of this form has its own delimiter",
         '[{"name": "get_time", "arguments": {}}, {"name": "get_time", "arguments": {}}]': "",
         'add[ARGS]{"a": 1': "",
         '[{"name": "add", "arguments": {"a": "1", "b": 2}}]': TYPED,
         'add[CALL_ID]abcdefghi[ARGS]{"a": 1, "b": 2}': "mlx-lm takes the id for the name",
-        'add{"a": 1, "b": 2}': "the mark before the arguments may be missing",
+        'add{"a": 1, "b": 2}': "the delimiter before the arguments may be missing",
         'add[ARGS]{"a": 1, "b": 2,}': SLIP,
         '[{"name": "fly", "arguments": {}}]': UNKNOWN,
     },

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.events import Repaired, ToolCallStarted
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.tool_parsers import formats, glm

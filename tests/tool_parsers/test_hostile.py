@@ -99,9 +99,9 @@ def _tokenized(wrote: Written) -> Written:
     for unit in wrote.runs():
         at, text = 0, unit[1]
         while at < len(text):
-            mark = next((t for t in tokens if text.startswith(t, at)), "")
-            pieces.append((ids[mark], "") if mark else (NO_TOKEN, text[at]))
-            at += len(mark) or 1
+            delimiter = next((t for t in tokens if text.startswith(t, at)), "")
+            pieces.append((ids[delimiter], "") if delimiter else (NO_TOKEN, text[at]))
+            at += len(delimiter) or 1
         pieces += [unit] if unit[0] >= 0 else []
     return Written(wrote.family, tuple(pieces), wrote.prompt_end, wrote.cut)
 
@@ -122,7 +122,7 @@ def test_nothing_raises_and_no_cut_changes_what_is_read(
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10)
 @given(text=st.text(st.characters(exclude_characters="<>[](){}`|｜\"'")), size=st.integers(1, 9))
-def test_text_without_marks_stays_as_it_is(name: str, text: str, size: int) -> None:
+def test_text_without_delimiters_stays_as_it_is(name: str, text: str, size: int) -> None:
     wrote = Written(family_named(name), ((NO_TOKEN, text),), "", cut=False)
     assert shown(folded(wrote.read(wrote.as_cut(size))), Reads()) == shown(
         Reads(text=text), Reads()
@@ -135,8 +135,8 @@ SHORT, LONG = 2 << 10, 16 << 10
 @pytest.mark.parametrize("name", NAMES)
 def test_long_answers_take_time_in_proportion(name: str) -> None:
     family = family_named(name)
-    marks = [*family.special_tokens, "<tool_call>"]
-    tried = [("", mark[:-1]) for mark in sorted(marks, key=len)[-2:]]
+    delimiters = [*family.special_tokens, "<tool_call>"]
+    tried = [("", delimiter[:-1]) for delimiter in sorted(delimiters, key=len)[-2:]]
     tried += [("", repeated) for repeated in ("<", "{", "[", " ", "<think>")]
     tried += [(_opened(family), repeated) for repeated in ("{", "[", '"', "\\", "</", "\n")]
     for opening, repeated in tried:

@@ -16,13 +16,15 @@ from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, SEED_OSS
 
 TOOL = Tool("keep", parameters={"type": "object", "properties": {"it": {"type": "object"}}})
 ENDS = ("</parameter>", "</function>", "</tool_call>", "</seed:tool_call>", "\n", "'", "}", '"')
-MARKS = st.lists(
+DELIMITERS = st.lists(
     st.sampled_from(
         (*ENDS, "</arg_value>", "<arg_key>", "<tool_call>", "<function=keep>", "a", "\\")
     ),
     max_size=6,
 ).map("".join)
-VALUES = st.dictionaries(MARKS, st.recursive(MARKS, st.lists, max_leaves=4), min_size=1, max_size=3)
+VALUES = st.dictionaries(
+    DELIMITERS, st.recursive(DELIMITERS, st.lists, max_leaves=4), min_size=1, max_size=3
+)
 
 
 def read(text: str) -> tuple[str, str]:

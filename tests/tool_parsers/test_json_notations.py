@@ -1,4 +1,4 @@
-"""Calls as JSON, in the frames of Llama, Mistral and those that put marks around it."""
+"""Calls as JSON, in the frames of Llama, Mistral and those that put delimiters around it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -69,10 +69,10 @@ def test_what_is_no_call(parse: Parse, text: str) -> None:
         parse(text, TOOLS)
 
 
-def test_a_name_between_marks_is_a_call_of_a_tool_that_needs_no_arguments() -> None:
+def test_a_name_between_delimiters_is_a_call_of_a_tool_that_needs_no_arguments() -> None:
     (made,) = hermes('{"name": "f"}', TOOLS)
     assert (made["name"], made["arguments"]) == ("f", {})
-    for parse in (llama, mistral):  # nothing marks the end
+    for parse in (llama, mistral):  # nothing delimiters the end
         with pytest.raises(ValueError, match=r"\w"):
             parse('{"name": "f"}', TOOLS)
 

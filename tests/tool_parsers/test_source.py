@@ -1,4 +1,4 @@
-"""However a text is cut into pieces, and its marks into tokens, the same is read in it."""
+"""However a text is cut into pieces, and its delimiters into tokens, the same is read in it."""
 
 import re
 import time
@@ -15,12 +15,12 @@ from tests.slowness import slowness
 
 T = TypeVar("T")
 
-MARKS = ("<a>", "</a>", "<a", "<ab>", "ab", "[X]", "<a><b>")
+DELIMITERS = ("<a>", "</a>", "<a", "<ab>", "ab", "[X]", "<a><b>")
 """Some begin like others, or end with what others begin with; one is made of two."""
 
 
 class Token(str):
-    """A mark that was written as one token."""
+    """A delimiter that was written as one token."""
 
 
 Units = Sequence[str]
@@ -48,37 +48,39 @@ def cut(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-texts = st.lists(st.sampled_from([*MARKS, "a", "b", "<", ">", "/", "[", " "]), max_size=8).map(
+texts = st.lists(st.sampled_from([*DELIMITERS, "a", "b", "<", ">", "/", "[", " "]), max_size=8).map(
     "".join
 )
 
 
-def sections(*marks: str) -> Callable[[Source], Steps[list[tuple[str, str]]]]:
-    """The text before each mark, and the mark."""
+def sections(*delimiters: str) -> Callable[[Source], Steps[list[tuple[str, str]]]]:
+    """The text before each delimiter, and the delimiter."""
 
     def read(source: Source) -> Steps[list[tuple[str, str]]]:
         found = []
         while True:
             pieces: list[str] = []
-            mark = yield from source.up_to(*marks, into=pieces.append)
+            delimiter = yield from source.up_to(*delimiters, into=pieces.append)
             assert all(pieces)
-            found.append(("".join(pieces), mark))
-            if not mark:
+            found.append(("".join(pieces), delimiter))
+            if not delimiter:
                 return found
 
     return read
 
 
-def leftmost_longest(text: str, marks: Sequence[str]) -> list[tuple[str, str]]:
-    longest_first = "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+def leftmost_longest(text: str, delimiters: Sequence[str]) -> list[tuple[str, str]]:
+    longest_first = "|".join(map(re.escape, sorted(delimiters, key=len, reverse=True)))
     *parts, rest = re.split(f"({longest_first})", text)
     return [*zip(parts[::2], parts[1::2], strict=True), (rest, "")]
 
 
-@given(texts, st.integers(1, 9), st.sets(st.sampled_from(MARKS), min_size=1))
-def test_up_to_finds_the_first_and_longest_mark(text: str, size: int, marks: set[str]) -> None:
-    read = sections(*sorted(marks))
-    assert played(cut(text, size), frozenset(), read) == leftmost_longest(text, sorted(marks))
+@given(texts, st.integers(1, 9), st.sets(st.sampled_from(DELIMITERS), min_size=1))
+def test_up_to_finds_the_first_and_longest_delimiter(
+    text: str, size: int, delimiters: set[str]
+) -> None:
+    read = sections(*sorted(delimiters))
+    assert played(cut(text, size), frozenset(), read) == leftmost_longest(text, sorted(delimiters))
 
 
 SINGLE = frozenset({"<a>", "[X]"})
@@ -88,12 +90,12 @@ SINGLE = frozenset({"<a>", "[X]"})
     st.lists(st.one_of(texts, st.sampled_from(sorted(SINGLE)).map(Token)), max_size=6),
     st.integers(1, 9),
 )
-def test_a_mark_of_the_vocabulary_counts_only_as_its_token(units: Units, size: int) -> None:
+def test_a_delimiter_of_the_vocabulary_counts_only_as_its_token(units: Units, size: int) -> None:
     pieces = [p for u in units for p in ([u] if isinstance(u, Token) else cut(u, size))]
     found = played(pieces, SINGLE, sections("<a>", "</a>", "[X]"))
     spelled = "".join(units)
-    assert "".join(text + mark for text, mark in found) == spelled
-    told = [mark for _, mark in found if mark in SINGLE]
+    assert "".join(text + delimiter for text, delimiter in found) == spelled
+    told = [delimiter for _, delimiter in found if delimiter in SINGLE]
     assert told == [unit for unit in units if isinstance(unit, Token)]
     # between the tokens, text is text
     parts = "".join(u if not isinstance(u, Token) else "\0" for u in units).split("\0")
@@ -101,7 +103,7 @@ def test_a_mark_of_the_vocabulary_counts_only_as_its_token(units: Units, size: i
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-def test_a_mark_made_with_a_token_counts_only_with_it(size: int) -> None:
+def test_a_delimiter_made_with_a_token_counts_only_with_it(size: int) -> None:
     single = frozenset({"<o>", "<s>"})
     read = sections("<o>call<s>")
     written = [Token("<o>"), *cut("call", size), Token("<s>"), "x"]
@@ -110,7 +112,7 @@ def test_a_mark_made_with_a_token_counts_only_with_it(size: int) -> None:
         assert played(spelled, single, read) == [("<o>call<s>x", "")]
 
 
-def test_text_is_no_mark_for_a_part_of_a_token() -> None:
+def test_text_is_no_delimiter_for_a_part_of_a_token() -> None:
     def read(source: Source) -> Steps[str]:
         return (yield from source.accept("["))
 
@@ -119,7 +121,7 @@ def test_text_is_no_mark_for_a_part_of_a_token() -> None:
     assert played(["a", Token("[X]"), "X]"], SINGLE, sections("X]")) == [("a[X]", "X]"), ("", "")]
 
 
-@given(texts, st.integers(1, 9), st.lists(st.sampled_from(MARKS), min_size=1, max_size=4))
+@given(texts, st.integers(1, 9), st.lists(st.sampled_from(DELIMITERS), min_size=1, max_size=4))
 def test_accept_takes_the_longest_that_comes(text: str, size: int, literals: list[str]) -> None:
     def read(source: Source) -> Steps[tuple[bool, str, str]]:
         comes = yield from source.comes(*literals)
@@ -200,10 +202,11 @@ def in_pieces(source: Source, steps: Steps[Any], text: str, size: int) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     "text",
     ["x" * 400_000, "<" * 400_000, "<tool" * 80_000, "<tool_call>" * 36_000, " " * 400_000],
-    ids=["text", "beginnings", "halves", "marks", "space"],
+    ids=["text", "beginnings", "halves", "delimiters", "space"],
 )
 @pytest.mark.parametrize("size", [4, 400_000], ids=["tokens", "whole"])
 def test_long_texts_take_time_by_their_length(text: str, size: int) -> None:

@@ -30,7 +30,7 @@ parse_minimax_m2 = partial(parse_calls, MINIMAX_M2)
 
 
 def parse_dsml(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Of whichever version; what stands between the marks is not always enough to tell."""
+    """Of whichever version; what stands between the delimiters is not always enough to tell."""
     for notation in DSML_FORMATS:
         with suppress(ValueError):
             return parse_calls(notation, text, tools)

@@ -3,15 +3,25 @@
 from pathlib import Path
 
 from bench_parts.simulated.roofline import MACHINES, PAIRS, pair, seconds
-from bench_parts.simulated.virtual import Answer, Simulation, beside, crowd, together_by_mlx_lm
+from bench_parts.simulated.virtual import (
+    GREEDY,
+    Answer,
+    Network,
+    Simulation,
+    beside,
+    crowd,
+    together_by_mlx_lm,
+)
 
 SITE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "simulated" / "site"
 
 __all__ = [
+    "GREEDY",
     "MACHINES",
     "PAIRS",
     "SITE",
     "Answer",
+    "Network",
     "Simulation",
     "beside",
     "crowd",

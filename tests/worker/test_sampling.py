@@ -133,6 +133,7 @@ def test_narrow_takes_each_row_by_its_own_limits() -> None:
         assert np.array_equal(np.isfinite(result), kept(row, *limit))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [

@@ -455,7 +455,7 @@ class Clock:
 
 
 def run_by(clock: Clock, engine: Engine) -> None:
-    engine._clock = engine._step_time._clock = clock
+    engine._clock = engine._models._clock = engine._models.step_time._clock = clock
     for batch in engine._batches.values():
         batch._clock = clock
 
@@ -482,6 +482,7 @@ def turns(engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
 def test_models_get_the_same_time_and_none_starves(engine: Engine, turns: Turns) -> None:
     engine.handle(ask(0, tokens=1000))
     engine.handle(ask(1, tokens=1000, model="second"))
+    turns(30)  # before the second model's prompt the first one has had two turns
     seen = turns(110)
     assert 9 <= seen.count("tiny") <= 11
     gaps = "".join("t" if model == "tiny" else "s" for model in seen).split("t")
@@ -695,6 +696,21 @@ def test_after_ignored_submissions_only_another_process_helps(
 ) -> None:
     (failed,) = of(DeviceFailed, struck(two, IGNORED, monkeypatch))
     assert (failed.kind, failed.ends, two.broken) == ("lost", True, True)
+
+
+@pytest.mark.parametrize("text", [NO_MEMORY, "any other error"])
+def test_a_row_whose_prefill_was_just_beginning_fails_too(
+    text: str, two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It no longer waits, and is not computed yet."""
+
+    def fails(*_: object) -> Any:
+        raise RuntimeError(text)
+
+    two.handle(ask(5))
+    monkeypatch.setattr(PrefillGroups, "make", fails)
+    reports = until(two, lambda seen: 5 in failures(seen))
+    assert 0 in failures(reports)
 
 
 def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(

@@ -28,7 +28,7 @@ REASONING_FIELDS: Mapping[str, Sequence[str]] = {
     "reasoning": ("reasoning",),
     "both": ("reasoning_content", "reasoning"),
 }
-"""Where reasoning is in a message, by the setting. OpenAI has no field for it: DeepSeek named the
+"""Maps the setting to the fields that hold reasoning. OpenAI has no such field: DeepSeek named the
 first, OpenRouter the second. Clients that take them for two names of one field refuse a message
 with both."""
 
@@ -120,7 +120,7 @@ class ChatOutput:
         return {**self._head("chat.completion.chunk"), "choices": [choice], **self._usage()}
 
     def _usage(self) -> Wire:
-        """Of a chunk: null, unless the client wants the usage so far with each."""
+        """A chunk's `usage`: null, unless the client wants the usage so far with each chunk."""
         if not self._include_usage:
             return {}
         return {"usage": self._accumulator.usage() if self._continuous_usage else None}

@@ -203,7 +203,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
     metadata: dict[str, Any] | None = None
-    """Those of a stored completion are checked; others are the client's own."""
+    """The labels of a stored completion are checked; other clients may put anything here."""
 
     def unused(self) -> Iterable[str]:
         if self.verbosity not in (None, USUAL_VERBOSITY):
@@ -226,7 +226,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
 
     @property
     def effort_param(self) -> str:
-        """What the client called the effort."""
+        """The name of the effort parameter that the client used."""
         by_object = self.reasoning_effort is None and self.reasoning and self.reasoning.effort
         return "reasoning.effort" if by_object else "reasoning_effort"
 

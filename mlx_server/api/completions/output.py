@@ -24,7 +24,7 @@ class CompletionOutput:
     ) -> None:
         self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
         self._offsets = [0] * (prompts * n)
-        """For each answer, the offset in characters of its next token."""
+        """The offset in characters of the next token, for each answer."""
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
@@ -71,7 +71,7 @@ class CompletionOutput:
         return {**self._head(), "choices": [choice], **self._usage()}
 
     def _usage(self) -> Wire:
-        """Of a chunk: null, unless the client wants the usage so far with each."""
+        """A chunk's `usage`: null, unless the client wants the usage so far with each chunk."""
         if not self._include_usage:
             return {}
         return {"usage": self._accumulator.usage() if self._continuous_usage else None}

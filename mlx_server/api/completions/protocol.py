@@ -23,7 +23,7 @@ class CompletionBody(ConstrainedBody):
 
     prompt: str | TokenIds | Texts | TokenLists
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """With -1, as many as fit the context."""
+    """-1 stands for as many tokens as fit the context."""
     logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

@@ -19,8 +19,8 @@ class EmbeddingsBody(WireModel):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions | None = None
     prompt_name: str | None = None
-    """Of the prompts in the model's files: the one that is put before each input, as in Text
-    Embeddings Inference."""
+    """Names the prompt of the model's files that is put before each input, as in Text Embeddings
+    Inference."""
     truncate: bool | None = None
     """Whether inputs that are too long are cut, as in Text Embeddings Inference; else they are
     refused."""

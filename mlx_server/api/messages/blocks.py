@@ -9,7 +9,8 @@ from mlx_server.api.fields import Items, WireModel
 Name = Annotated[str, Field(min_length=1)]
 
 CACHE_CONTROL = frozenset({"cache_control"})
-"""One anywhere in a request counts (see `has_cache_control`)."""
+"""The field that marks a block for caching; one anywhere in a request counts (see
+`has_cache_control`)."""
 
 
 class TextBlock(WireModel):
@@ -132,7 +133,7 @@ class CompactionBlock(WireModel):
 
 
 class ToolReferences(WireModel):
-    """What Anthropic's tool search found; nothing, if it failed."""
+    """The tools that Anthropic's tool search found; empty if it failed."""
 
     tool_references: Items[ToolReferenceBlock] | None = None
 
@@ -143,7 +144,8 @@ class ToolSearchBlock(WireModel):
 
 
 class HostedBlock(WireModel):
-    """What Anthropic's own tools did earlier in the conversation. It is left out and reported."""
+    """A call or a result of Anthropic's own tools earlier in the conversation. It is left out and
+    reported."""
 
     type: Literal[
         "advisor_tool_result",
@@ -189,4 +191,4 @@ class AnthropicMessageParam(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | Items[Block]
     clear_at: Literal["next_user_message", "never"] | None = None
-    """Until when a system message is part of the prompt."""
+    """Says until when a system message is part of the prompt."""

@@ -24,7 +24,8 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Of other statuses, those below 500 are `invalid_request_error` and the rest `api_error`."""
+"""Error types by status. Other statuses below 500 are `invalid_request_error`, the rest
+`api_error`."""
 
 
 def is_anthropic(scope: Scope) -> bool:

@@ -53,7 +53,7 @@ class MessagesOutput:
         self._options = options
         self._begun = False
         self._blocks = 0
-        """How many blocks have begun; the last one is open if `_open` is set."""
+        """The number of blocks that have begun; the last one is open if `_open` is set."""
         self._open: str | None = None
         self._phase: Phase | None = None
         self._thought: list[str] = []

@@ -107,5 +107,5 @@ class PromptBody(SamplingBody):
 
 class MessagesBody(PromptBody):
     max_tokens: Annotated[int, Field(ge=0)]
-    """With 0, the prompt is computed and kept in the prompt cache, and nothing is answered."""
+    """0 computes the prompt for the prompt cache and answers nothing."""
     stream: bool | None = None

@@ -36,7 +36,7 @@ from mlx_server.messages import Message, ToolCall
 
 SUMMARY = "What was said before, in short:\n\n"
 FAILED = "Error: "
-"""Before a result with `is_error`, for which chat templates have no place."""
+"""Put before a result with `is_error`, since chat templates have no place for that flag."""
 
 ONLY_TEXT = "these models read only text"
 ROLES = {

@@ -16,8 +16,9 @@ from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 USUAL_TAGS = [name for tag in NAMES for name in (tag, f"<{tag}>")]
 USUAL_PARSERS = ["hermes", "openai"]
-"""What clients of this API send. It is accepted for every family: the model's own parser reads the
-answers, and it knows these tags, and calls as JSON, wherever a model can write them."""
+"""The parsers that clients of this API name. They are accepted for every family: the model's own
+parser reads the answers, and it knows these tags, and calls as JSON, wherever a model can write
+them."""
 
 
 class TokenLimits(TypedDict):

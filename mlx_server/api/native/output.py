@@ -21,7 +21,7 @@ class NativeOutput:
     def __init__(self, *, model: str) -> None:
         self._accumulator = Accumulator(model=model, prompts=1, n=1)
         self._pieces_before: dict[str, int] = {}
-        """How many text deltas came before a call, by the call's id."""
+        """The number of text deltas before a call, by the call's id."""
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
         (answer,) = self._accumulator.answers

@@ -15,7 +15,7 @@ LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
 NEVER = "9999-12-31T23:59:59Z"
-"""When a model expires that is only unloaded if memory is needed."""
+"""The expiry of a model that is only unloaded if memory is needed."""
 
 ABILITIES = {"tools": "tools", "reasoning": "thinking"}
 """Fields of `Capabilities`, and what Ollama calls them."""

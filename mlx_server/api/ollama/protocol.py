@@ -23,7 +23,7 @@ class Options(SamplingBody):
     """Ollama's names of the sampling parameters, besides those of the other endpoints."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**53)] | None = None
-    """As many as fit the context, if it is not positive."""
+    """A value that is not positive stands for as many tokens as fit the context."""
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
 
     def choices(self) -> SamplingChoices:
@@ -70,7 +70,7 @@ class AnswerBody(WireModel):
 
     @property
     def keep_seconds(self) -> float | None:
-        """How long the model is to be kept; None: as models.yaml has it."""
+        """The seconds for which the model is kept; None leaves that to models.yaml."""
         return None if self.keep_alive is None else seconds_of(self.keep_alive)
 
     @property

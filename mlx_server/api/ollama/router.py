@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, str] = {
     "/api/copy": "`aliases` in models.yaml give a model further names",
     "/api/delete": "remove the model from models.yaml, and its files with `hf cache`",
 }
-"""What a user does instead, by the route that is refused."""
+"""The command that replaces a refused route, by the route."""
 
 Body = TypeVar("Body", bound=AnswerBody)
 
@@ -162,7 +162,7 @@ async def version() -> Response:
 @router.head("/", include_in_schema=False)
 @router.get("/")
 async def running() -> Response:
-    """What clients ask to find out whether a server is there."""
+    """Answers the request by which clients find out whether a server runs."""
     return Response("mlx-server is running", media_type="text/plain")
 
 

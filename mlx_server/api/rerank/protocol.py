@@ -37,4 +37,4 @@ class RerankBody(WireModel):
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     instruction: str | None = None
-    """What the model is told to look for, in place of passages that answer a web search."""
+    """Tells the model what makes a document relevant; by default, that it answers a web search."""

@@ -61,5 +61,7 @@ def included(http: Request) -> Included:
     values = [value for name, value in http.query_params.multi_items() if NAME.fullmatch(name)]
     for value in values:
         if value not in KNOWN:
-            raise BadRequest(f"`include` should be of {', '.join(sorted(KNOWN))}.", param="include")
+            raise BadRequest(
+                f"`include` should be one of {', '.join(sorted(KNOWN))}.", param="include"
+            )
     return Included(values, http.app.state.signer.seal)

@@ -38,7 +38,7 @@ class ParsedResponsesRequest:
     truncates: bool = False
     """Whether a prompt that is too long loses its oldest turns."""
     table: ToolTable = NO_TABLE
-    """What the names of calls mean."""
+    """The tools that the names of calls stand for."""
 
 
 def references(body: ResponsesBody) -> list[str]:

@@ -13,6 +13,7 @@ from mlx_server.api.fields import (
     Items,
     ResponseTokens,
     SamplingBody,
+    StreamOptions,
     Verbosity,
     WireModel,
 )
@@ -34,7 +35,7 @@ NotHere = Literal[
 
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"] | NotHere
 NOT_HERE = get_args(NotHere)
-"""What no item has here, so that including it changes nothing."""
+"""Fields that no item has here, so that including them changes nothing."""
 
 Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS.value)]
 MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS.value)]
@@ -45,7 +46,7 @@ Metadata = Annotated[
 ]
 
 
-class JsonSchemaFormat(WireModel):
+class JsonSchemaTextFormat(WireModel):
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS.value)] | None = None
@@ -55,7 +56,7 @@ class JsonSchemaFormat(WireModel):
 
 class Text(WireModel):
     format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaTextFormat, Field(discriminator="type")]
         | None
     ) = None
     verbosity: Verbosity | None = None
@@ -69,16 +70,6 @@ class Reasoning(WireModel):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-
-
-class StreamOptions(WireModel):
-    include_obfuscation: bool | None = None
-    """Nothing is added to hide the lengths of deltas."""
-    include_progress: bool | None = None
-
-    def unused(self) -> Iterable[str]:
-        if self.include_obfuscation:
-            yield "include_obfuscation"
 
 
 class ConversationParam(WireModel):
@@ -181,6 +172,6 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         match self.text and self.text.format:
             case JsonObjectFormat() as given:
                 yield formats.of_json_object(given, "text.format")
-            case JsonSchemaFormat() as given:
+            case JsonSchemaTextFormat() as given:
                 json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
                 yield {"format": json, "format_param": "text.format.schema"}

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.protocol import JsonSchemaFormat, ResponsesBody, Text
+from mlx_server.api.responses.protocol import JsonSchemaTextFormat, ResponsesBody, Text
 from mlx_server.api.responses.tools import (
     FreeformTool,
     FunctionTool,
@@ -116,7 +116,7 @@ ECHOED_SERVER_FIELDS = {
 def _text_wire(text: Text) -> Wire:
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     match text.format:
-        case JsonSchemaFormat() as given:
+        case JsonSchemaTextFormat() as given:
             schema = {
                 "type": "json_schema",
                 "name": given.name or SOME_NAME,

@@ -24,7 +24,7 @@ Events = AsyncGenerator[Event]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is stored with a response."""
+    """The parts of a response that are stored with it."""
 
     id: str
     owner: str
@@ -61,7 +61,7 @@ class RunStore(Protocol):
 
 
 class NullRunStore:
-    """For responses with `store: false`."""
+    """The store of a response with `store: false`: it keeps nothing."""
 
     async def begin(self, run: "Run") -> None:
         pass

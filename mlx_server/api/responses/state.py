@@ -13,7 +13,7 @@ from mlx_server.request_threads import grow_request, in_thread
 from mlx_server.store import ItemRecord, Store, too_much
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
-"""By the id of a response that is not stored: all items up to and with its own output."""
+"""Maps the id of a response that is not stored to all items up to and with its own output."""
 
 
 class ReadBackBudget:

@@ -7,12 +7,12 @@ from mlx_server import limits
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.tool_table import ToolTable, tool_table, without_use
 from mlx_server.api.responses.tools import (
-    AllowedToolsChoice,
     ApprovalFilter,
-    FunctionChoice,
-    McpChoiceParam,
     McpTool,
     OtherTool,
+    ToolChoiceAllowed,
+    ToolChoiceFunction,
+    ToolChoiceMcp,
     ToolFilterParam,
     ToolParam,
 )
@@ -34,7 +34,7 @@ from mlx_server.requests import (
 class ToolSelection:
     table: ToolTable
     tools: tuple[Tool, ...]
-    """Those of the table that the model may call."""
+    """The tools of the table that the model may call."""
     choice: ToolChoice
     servers: tuple[McpServer, ...]
     mcp_choice: McpChoice | None = None
@@ -62,12 +62,12 @@ def select_tools(
             )
     _check_number(tools)
     match body.tool_choice:
-        case AllowedToolsChoice() as allowed:
+        case ToolChoiceAllowed() as allowed:
             return _allowed(allowed, table, servers)
-        case McpChoiceParam(server_label=label, name=name):
+        case ToolChoiceMcp(server_label=label, name=name):
             _check_server(label, servers)
             return ToolSelection(table, tools, "auto", servers, McpChoice(label, name))
-        case FunctionChoice() as named:
+        case ToolChoiceFunction() as named:
             chosen = NamedTool(table.chosen(named).tool.name)
             return ToolSelection(table, tools, chosen, servers)
         case OtherTool(type=kind):
@@ -106,7 +106,7 @@ def _refuse_unusable(params: Sequence[ToolParam]) -> None:
         )
 
 
-def _refuse_others(allowed: AllowedToolsChoice) -> None:
+def _refuse_others(allowed: ToolChoiceAllowed) -> None:
     kinds = [each.type for each in allowed.tools if isinstance(each, OtherTool)]
     names = ", ".join(repr(kind[:64]) for kind in dict.fromkeys(kinds))
     raise BadRequest(
@@ -116,13 +116,13 @@ def _refuse_others(allowed: AllowedToolsChoice) -> None:
 
 
 def _allowed(
-    allowed: AllowedToolsChoice, table: ToolTable, servers: Sequence[McpServer]
+    allowed: ToolChoiceAllowed, table: ToolTable, servers: Sequence[McpServer]
 ) -> ToolSelection:
-    chosen = (choice for choice in allowed.tools if isinstance(choice, FunctionChoice))
+    chosen = (choice for choice in allowed.tools if isinstance(choice, ToolChoiceFunction))
     names = {table.chosen(choice).tool.name for choice in chosen}
     of_servers: dict[str, set[str] | None] = {}
     for choice in allowed.tools:
-        if isinstance(choice, McpChoiceParam):
+        if isinstance(choice, ToolChoiceMcp):
             _check_server(choice.server_label, servers)
             before = of_servers.get(choice.server_label, set())
             both = before | {choice.name} if choice.name and before is not None else None

@@ -12,9 +12,9 @@ from mlx_server.api.freeform import freeform_tool
 from mlx_server.api.responses.tools import (
     FreeformGrammar,
     FreeformTool,
-    FunctionChoice,
     FunctionTool,
     OtherTool,
+    ToolChoiceFunction,
     ToolNamespace,
     ToolParam,
     ToolSearchTool,
@@ -77,7 +77,7 @@ class ToolTable:
         found = self._by_key.get((namespace, name))
         return found.tool.name if found else _shown(name, namespace)
 
-    def chosen(self, choice: FunctionChoice) -> OfferedTool:
+    def chosen(self, choice: ToolChoiceFunction) -> OfferedTool:
         """The tool that a `tool_choice` names. A namespace may be left out if no other tool has
         the name. Raises BadRequest."""
         name, namespace = choice.name, choice.namespace
@@ -96,7 +96,7 @@ class ToolTable:
         raise BadRequest(f"`tool_choice` names {whole[:64]!r}, which {which}.", param="tool_choice")
 
 
-def _fits(offered: OfferedTool, choice: FunctionChoice) -> bool:
+def _fits(offered: OfferedTool, choice: ToolChoiceFunction) -> bool:
     is_custom = offered.kind == "custom"
     return offered.name == choice.name and is_custom == (choice.type == "custom")
 

@@ -131,13 +131,13 @@ class ToolNamespace(WireModel):
     tools: Annotated[Items[NamespacedTool], Field(max_length=limits.TOOLS.value)]
 
 
-class McpChoiceParam(WireModel):
+class ToolChoiceMcp(WireModel):
     type: Literal["mcp"]
     server_label: Label
     name: Name | None = None
 
 
-class FunctionChoice(WireModel):
+class ToolChoiceFunction(WireModel):
     type: Literal["function", "custom"]
     name: Name
     namespace: Name | None = None
@@ -168,14 +168,14 @@ ToolParam = Annotated[
 ]
 
 AllowedTool = Annotated[
-    Annotated[FunctionChoice, Tag("<function>")]
-    | Annotated[McpChoiceParam, Tag("<mcp>")]
+    Annotated[ToolChoiceFunction, Tag("<function>")]
+    | Annotated[ToolChoiceMcp, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
     Discriminator(_kind_of_allowed),
 ]
 
 
-class AllowedToolsChoice(WireModel):
+class ToolChoiceAllowed(WireModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
@@ -184,9 +184,9 @@ class AllowedToolsChoice(WireModel):
 Choice = (
     Literal["none", "auto", "required"]
     | Annotated[
-        Annotated[FunctionChoice, Tag("<function>")]
-        | Annotated[McpChoiceParam, Tag("<mcp>")]
-        | Annotated[AllowedToolsChoice, Tag("<allowed_tools>")]
+        Annotated[ToolChoiceFunction, Tag("<function>")]
+        | Annotated[ToolChoiceMcp, Tag("<mcp>")]
+        | Annotated[ToolChoiceAllowed, Tag("<allowed_tools>")]
         | Annotated[OtherTool, Tag("<other>")],
         Discriminator(_kind_of_choice),
     ]

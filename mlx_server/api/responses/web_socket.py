@@ -105,7 +105,7 @@ class Socket:
         self._lane: str | None = None
         """The `stream_id` of the current request."""
         self._previous: str | None = None
-        """Its `previous_response_id`."""
+        """The `previous_response_id` that the next request on this connection may name."""
 
     async def serve(self) -> None:
         """Serves until the client disconnects or the server stops. Raises Overloaded if there are

@@ -27,11 +27,11 @@ class TokenizeBody(WireModel):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
-    """If false, the prompt ends with the last message."""
+    """If false, the prompt ends with the final message."""
     continue_final_message: bool | None = None
     """If true, it ends within the last message, which an answer continues."""
     add_special_tokens: bool | None = None
-    """By default for a `prompt`, but not for `messages`, whose template adds its own."""
+    """Defaults to true for a `prompt` and to false for `messages`, whose template adds its own."""
     return_token_strs: bool | None = None
 
     def unused(self) -> Iterable[str]:

@@ -3,11 +3,14 @@
 import asyncio
 import errno
 import gc
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -18,6 +21,7 @@ from fastapi import FastAPI
 from mlx_server.api.transport.last_words import let_last_words_out
 from mlx_server.errors import ShuttingDown
 from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import PreparedModel, Task
 from mlx_server.system.listening_sockets import DEFAULT_URL, url_of
 
 log = logging.getLogger("mlx_server")
@@ -29,6 +33,13 @@ SILENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 COLLECTIONS = 5_000, 20, 100
 """Thresholds of Python's garbage collector: rare, since full collections pause the event loop."""
+
+
+EXAMPLES: Mapping[Task, tuple[str, dict[str, Any]]] = {
+    "embed": ("embeddings", {"input": "Hello"}),
+    "rerank": ("rerank", {"query": "What is MLX?", "documents": ["A library.", "A lake."]}),
+}
+"""The route and a body for models that do not chat."""
 
 
 class HttpServer(uvicorn.Server):
@@ -91,15 +102,23 @@ def _announce_models(pool: Pool, url: str) -> None:
     """Prints a line for each model when it is ready for the first time."""
     announced: set[str] = set()
 
-    def announce(id: str) -> None:
-        if id not in announced:
-            announced.add(id)
-            flag = "" if url == DEFAULT_URL else f" --url {url}"
-            _print_line(f"{id} is ready at {url}/v1; try: mlx-server chat {id}{flag}")
+    def announce(model: PreparedModel) -> None:
+        if model.id not in announced:
+            announced.add(model.id)
+            _print_line(f"{model.id} is ready at {url}/v1; try: {_to_try(model, url)}")
 
     for model in pool.loaded:
-        announce(model.prepared.id)
+        announce(model.prepared)
     pool.on_ready = announce
+
+
+def _to_try(model: PreparedModel, url: str) -> str:
+    """A command that uses the model."""
+    if model.task == "generate":
+        return f"mlx-server chat {model.id}" + ("" if url == DEFAULT_URL else f" --url {url}")
+    route, fields = EXAMPLES[model.task]
+    body = json.dumps({"model": model.id, **fields})
+    return f"curl {url}/v1/{route} --json {shlex.quote(body)}"
 
 
 def _print_line(line: str) -> None:

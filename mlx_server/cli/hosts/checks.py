@@ -38,7 +38,7 @@ class FolderFacts(msgspec.Struct):
 
 
 class HostFacts(msgspec.Struct):
-    """What `probe` prints."""
+    """The facts about a host that `probe` prints."""
 
     python: str
     machine: str
@@ -46,7 +46,7 @@ class HostFacts(msgspec.Struct):
     packages: dict[str, str]
     source: str
     places: dict[str, str]
-    """Where it is to listen, and why it can't."""
+    """The addresses on which a rank can't listen, each with the reason."""
     models: dict[str, FolderFacts]
 
 
@@ -89,7 +89,7 @@ async def _checks(group: RankGroup, folders: Mapping[str, Path]) -> list[Check]:
     ]
     if all(check.status == "ok" for check in checks if check.name != PUBLIC):
         return [*checks, await link_check(group)]
-    return [*checks, Check("warn", "link", "not measured", "mend what is listed above first")]
+    return [*checks, Check("warn", "link", "not measured", "fix what is listed above first")]
 
 
 async def _asked(group: RankGroup, folders: Mapping[str, Path], rank: int) -> tuple[Answer, float]:

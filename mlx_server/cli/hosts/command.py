@@ -21,10 +21,11 @@ SSH = (
     *("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ServerAliveInterval=5"),
     *("-o", "LogLevel=ERROR", "-o", "ForwardAgent=no", "-T"),
 )
-"""It asks nothing, accepts no unknown key, and gives up on a host that is silent."""
+"""The ssh command: it asks nothing, accepts no unknown key, and gives up on a host that is
+silent."""
 
 MOST_BYTES = 256 << 10
-"""Of each stream."""
+"""The limit on each output stream."""
 
 SHOWN_CHARACTERS = 200
 
@@ -43,7 +44,7 @@ class Answer:
 
     @property
     def last_line(self) -> str:
-        """Of what it says of errors, fit to be shown."""
+        """The last line of its error output, fit to be shown."""
         lines = self.err.decode(errors="replace").split("\n")
         return printable(next((line for line in reversed(lines) if line.strip()), ""))
 

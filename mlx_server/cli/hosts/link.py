@@ -22,7 +22,7 @@ SLOW_BYTES = 200e6
 
 
 class Measured(msgspec.Struct):
-    """What `mlx_server.worker.link_speed` prints."""
+    """The measurements that `mlx_server.worker.link_speed` prints."""
 
     small_bytes: int
     small_seconds: float

@@ -40,7 +40,7 @@ class AdapterRow:
 
 
 def rows_of(settings: Settings) -> list[AdapterRow]:
-    """One row for each adapter, sorted by name. Downloads nothing."""
+    """Makes one row for each adapter, sorted by name. Downloads nothing."""
     rows: dict[tuple[str, Path | None], AdapterRow] = {}
     for model_id, model in settings.models.items():
         for name, path, found in _row_of(model, settings.server.adapters_dir):

@@ -23,7 +23,7 @@ class ModelFiles:
     files: int = 0
     nbytes: int = 0
     used: int = 0
-    """When one was last used, in nanoseconds since 1970."""
+    """The time of the latest use, in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CacheSummary:
     most_bytes: int
     models: Sequence[ModelFiles] = ()
     removed: int | None = None
-    """How many files were removed; None: not asked to."""
+    """The number of files that were removed; None if that was not requested."""
 
 
 def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:

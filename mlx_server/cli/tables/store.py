@@ -19,7 +19,7 @@ class StoreSummary:
     stats: Stats | None
     """None: nothing has been stored there yet."""
     pruned: int | None = None
-    """How many were removed; None: not asked to prune."""
+    """The number of records that were removed; None if pruning was not requested."""
 
 
 def look(settings: Settings, *, prune: bool = False) -> StoreSummary:

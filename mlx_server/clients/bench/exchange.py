@@ -25,7 +25,7 @@ PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/com
 @dataclass(frozen=True)
 class Target:
     url: str
-    """With or without `/v1` at the end."""
+    """The base URL, with or without `/v1` at the end."""
     model: str
     key: str | None = None
     api: Api = "chat"
@@ -36,9 +36,9 @@ class RequestTiming:
     """Times in seconds."""
 
     first_token: float
-    """From the request to the first text, connecting included."""
+    """The seconds from the request to the first text, connecting included."""
     gaps: tuple[float, ...]
-    """Between consecutive chunks of text."""
+    """The seconds between consecutive chunks of text."""
     tokens: int
     prompt_tokens: int | None = None
 
@@ -108,7 +108,8 @@ class Exchange:
         )
 
     def times(self) -> list[float]:
-        """When each chunk of text arrived, by perf_counter; also for an incomplete answer."""
+        """The time at which each chunk of text arrived, by perf_counter; also for an incomplete
+        answer."""
         times = []
         with suppress(GenerationFailed):
             for time, chunk in self._chunks():

@@ -20,7 +20,7 @@ WORDS = tuple(TEXT.split())
 """Most tokenizers encode each word as one token."""
 
 OWN_WORDS = 8
-"""How many words at the end of a prompt with a shared prefix are its own."""
+"""The number of words at the end of a prompt that it does not share with others."""
 
 
 @dataclass(frozen=True)

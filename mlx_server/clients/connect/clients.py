@@ -28,7 +28,7 @@ class ClientRecord:
     title: str
     files: tuple[ClientFile, ...]
     command: tuple[str, ...]
-    """What starts it. Without files, or once they are written."""
+    """The command that starts the client, with no files to write or once they are written."""
     environment: Mapping[str, str] = field(default_factory=dict)
     starts_without_files: bool = False
     """Whether the environment alone is enough."""

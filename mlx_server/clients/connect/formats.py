@@ -51,7 +51,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(literal: str) -> Any:
-    raise ValueError(f"{literal} is no number of JSON")
+    raise ValueError(f"{literal} is not a JSON number")
 
 
 def _float(literal: str) -> float:
@@ -147,8 +147,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _with_yaml(text: str, before: Any, wanted: Any, content: Any) -> str:
-    """What is new at the top is appended; elsewhere the file is written anew, if it has no
-    comments, which would be lost."""
+    """Appends new keys of the top level. Elsewhere it writes the file anew, if it has no comments,
+    which would be lost."""
     ended = text if text.endswith("\n") else text + "\n"
     added = (
         {name: value for name, value in wanted.items() if name not in before}

@@ -9,7 +9,7 @@ from mlx_server.clients.connect.template import Connection
 from mlx_server.errors import SettingsError
 
 NO_KEY = "none"
-"""For servers without keys: most clients refuse an empty one."""
+"""The key for servers without keys: most clients refuse an empty one."""
 
 
 def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:

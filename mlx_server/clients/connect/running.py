@@ -1,4 +1,4 @@
-"""What starts a client that uses this server."""
+"""Makes the command that starts a client with this server."""
 
 import shutil
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from mlx_server.clients.connect.template import Connection, filled
 from mlx_server.clients.connect.writing import lines_of
 
 SAMPLE = Connection("http://127.0.0.1:8000", "none", "qwen3-4b", 40_960)
-"""What the documents show."""
+"""The connection that the documents show."""
 
 
 def listing() -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAME = "mlx-server"
-"""What clients call this server."""
+"""The name of this server in the clients' files."""
 
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
 """A whole text that stands for a number, and not for its digits."""
@@ -17,10 +17,10 @@ rest."""
 
 @dataclass(frozen=True)
 class Connection:
-    """What a client has to know."""
+    """The facts that a client needs to use this server."""
 
     url: str
-    """Without `/v1`."""
+    """The base URL without `/v1`."""
     key: str
     model: str
     context: int

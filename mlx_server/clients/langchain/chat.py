@@ -56,9 +56,9 @@ class ChatMLX(BaseChatModel):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
-    """How many tokens the model may think, after which it has to answer."""
+    """The number of tokens that the model may think before it has to answer."""
     max_response_tokens: int | None = None
-    """How many tokens the answer may have after the thoughts."""
+    """The number of tokens that the answer may have after the thoughts."""
     sends_thoughts: bool = True
     """Whether earlier thoughts are sent with the conversation, as gpt-oss needs between calls."""
     streaming: bool = False

@@ -281,7 +281,8 @@ class ModelInference:
 
 
 def _message(message: Wire) -> Wire:
-    """Without null contents, which vLLM fails with, and without the thoughts of earlier turns."""
+    """The message without null contents, which make vLLM fail, and without the thoughts of earlier
+    turns."""
     kept = {name: value for name, value in message.items() if name not in REASONING}
     return {**kept, "content": ""} if kept.get("content") is None else kept
 

@@ -108,7 +108,8 @@ class Generate(msgspec.Struct, tag=True):
 
 
 Pooling = Literal["last", "mean", "cls"]
-"""How the hidden states of a text's tokens become one vector: `cls` takes the first."""
+"""The way in which the hidden states of a text's tokens become one vector: `cls` takes the
+first."""
 
 
 class Embed(msgspec.Struct, tag=True):
@@ -120,13 +121,13 @@ class Embed(msgspec.Struct, tag=True):
     pooling: Pooling = "last"
     normalize: bool = True
     dimensions: int | None = None
-    """How many values each vector has; None: all."""
+    """The number of values of each vector; None takes all."""
     logits_of: list[int] = []
     """If there are any, the logits of these tokens are reported in place of the vector."""
     scores: bool = False
     """Whether the outputs of the model's own head are reported in place of the vector."""
     second_from: list[int] = []
-    """Where the second text of each pair begins; empty if the inputs are no pairs."""
+    """The position where the second text of each pair begins; empty if the inputs are no pairs."""
     client: str = ""
     """See Generate."""
     adapter: str | None = None

@@ -20,14 +20,14 @@ class Ready(msgspec.Struct, tag=True):
 IMPORTING = "importing MLX"
 GENERATING = "generating"
 IDLE = "idle"
-"""Some of the values of `Heartbeat.doing`."""
+"""A value of `Heartbeat.doing`. Other values name the work in progress."""
 
 
 class Heartbeat(msgspec.Struct, tag=True):
     """Sent twice a second by a separate thread, whatever MLX is doing."""
 
     step_seconds: float
-    """How long the present step has taken; 0 when there is nothing to do."""
+    """The seconds that the present step has taken; 0 when there is nothing to do."""
     longest_seconds: float
     """The longest recent step that ended; 0 in a step that does something for the first time, or
     for the first time in a while."""
@@ -130,13 +130,13 @@ class ModelUnloaded(msgspec.Struct, tag=True):
 class PromptLogprobs(msgspec.Struct, tag=True):
     row: int
     logprobs: list[Logprobs]
-    """One for each prompt token but the first, which follows no other token."""
+    """Log probabilities of each prompt token but the first, which follows no other token."""
 
 
 class Embedded(msgspec.Struct, tag=True):
     row: int
     vectors: list[bytes]
-    """One for each input, as little-endian 32-bit floats."""
+    """The vector of each input, as little-endian 32-bit floats."""
 
 
 class StepOutput(msgspec.Struct, tag=True):
@@ -187,14 +187,14 @@ class RowLeftGrammar(msgspec.Struct, tag=True):
 
     row: int
     at: int
-    """How many recorded tokens came before it."""
+    """The number of recorded tokens before it."""
     before: list[int]
     """The last of them."""
     token: int
     allowed: list[int]
     """Some of the tokens that the grammar allows there."""
     others: int
-    """How many more it allows."""
+    """The number of further tokens that it allows."""
 
 
 class DeviceFailed(msgspec.Struct, tag=True):
@@ -211,7 +211,7 @@ class RankLost(msgspec.Struct, tag=True):
 
     rank: int
     host: str
-    """Its name for ssh, for the log alone."""
+    """The host's name for ssh, for the log alone."""
     why: str
 
 

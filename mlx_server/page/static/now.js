@@ -55,11 +55,11 @@ function Memory({ memory }) {
     ["answers", "answers", memory.kv_reserved],
     ["cache", "prompt cache", memory.prompt_cache],
   ];
-  const told = `${bytes(memory.used)} of ${bytes(memory.budget)}`;
+  const shown = `${bytes(memory.used)} of ${bytes(memory.budget)}`;
   return html`
     <section class="panel memory" aria-label="Memory">
-      <div class="line"><h2>Memory</h2><span>${told}</span></div>
-      <div class="bar" role="img" aria-label=${`${told} in use`}>
+      <div class="line"><h2>Memory</h2><span>${shown}</span></div>
+      <div class="bar" role="img" aria-label=${`${shown} in use`}>
         ${parts.map(([name, , size]) => html`
           <span class=${name} style=${{ width: `${(100 * size) / memory.budget}%` }} />`)}
       </div>

@@ -83,7 +83,7 @@ class FrameEndings:
         self._spelled = spelled
         self._tokens: dict[str, list[int]] = {}
         self._controlled: list[str] = []
-        """Those that begin with a control token."""
+        """The proposals that begin with a control token."""
         self._by_byte: dict[int, list[str]] = {}
         self._beginning: dict[AbstractSet[int], list[str]] = {}
         for text in sorted(texts, key=_by_length):
@@ -94,11 +94,12 @@ class FrameEndings:
                     self._by_byte.setdefault(spelt[0], []).append(text)
 
     def after_control(self) -> Iterator[list[int]]:
-        """Those that begin with a control token."""
+        """The proposals that begin with a control token."""
         return map(self._cut, self._controlled[:MOST_ENDINGS])
 
     def without(self, excluded: AbstractSet[int]) -> Iterator[list[int]]:
-        """Those whose first byte is none of these, and those that begin with a control token."""
+        """The proposals whose first byte is none of these, and those that begin with a control
+        token."""
         if excluded not in self._beginning:
             if len(self._beginning) >= MOST_STATES:
                 self._beginning.clear()
@@ -139,15 +140,16 @@ class CompletionGuide:
     """A comma with another member or an item after it."""
     members: Proposals
     tails: Proposals
-    """What ends a text: the rest of a pattern, a name or a constant, with its quote."""
+    """The ends of a text: the rest of a pattern, a name or a constant, with its quote."""
     numbers: Proposals
     """Digits that may complete a number."""
     own: Ways = field(default_factory=list)
     """Control tokens and texts of the grammar's own rules, and what ends its expressions."""
     growth: int = 0
-    """By how many tokens a single token may lengthen the shortest ending."""
+    """The number of tokens by which a single token may lengthen the shortest ending."""
     reserve: int = 0
-    """By how many tokens one more token of a text may lengthen what its pattern still requires."""
+    """The number of tokens by which one more token of a text may lengthen the rest that its pattern
+    requires."""
 
 
 def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:

@@ -27,12 +27,12 @@ WIDTH = 6
 """Ways of a kind of which each is tried before one of them is followed further."""
 
 SHORTEST = 24
-"""Of the texts that may fit, so many of the shortest are tried before the longest ones: a pattern's
-whole text often fits where none of its shorter ends does."""
+"""The number of the shortest texts that are tried before the longest ones: a pattern's whole text
+often fits where none of its shorter ends does."""
 
-CONSUMED = 4
-"""What it costs to consume a token. To ask whether tokens fit costs 1, and 1 more for every eight
-of them: one or two microseconds."""
+CONSUMED = 6
+"""The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
+them: one or two microseconds."""
 
 FORCED = 256
 """Bytes of forced text that are followed at once, at most."""
@@ -41,7 +41,7 @@ CONTINUATION = [b"\x80", b"\xa0", b"\x90"]
 """Bytes that continue a character which a token began; one of them always may."""
 
 ESCAPED = [b"n", b"u0000", b"0000", b"000", b"00"]
-"""What completes an escape in a JSON text."""
+"""Texts that complete an escape in a JSON text."""
 
 
 class Probe:
@@ -106,7 +106,7 @@ class Probe:
 
     def forced(self) -> bytes:
         self.work += CONSUMED
-        # the matcher itself would keep these bytes, and not be moved back behind them
+        # the matcher itself would keep these bytes, and could not be moved back past them
         return self.matcher.deep_copy().compute_ff_bytes()
 
     @property

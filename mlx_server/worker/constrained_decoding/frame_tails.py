@@ -160,7 +160,8 @@ class _Body:
         raise NoShortestText
 
     def _both(self) -> RegexTails | None:
-        """Of expressions that must all match, the longest text is the likeliest to."""
+        """Returns the longest text of expressions that must all match, which is the likeliest to
+        match all."""
         parts = [self._sequence()]
         while self._mark("&"):
             parts.append(self._sequence())

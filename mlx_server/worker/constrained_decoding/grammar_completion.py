@@ -19,7 +19,7 @@ from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
 
 FEW = 8
-"""In a class of more tokens than this, a sample of three stands for all."""
+"""The size above which a class of tokens is represented by a sample of three."""
 
 RESERVE = 2
 """Tokens by which the others of a class may lengthen the ending more than the sample."""
@@ -27,18 +27,18 @@ RESERVE = 2
 MARGIN = 8
 """A row is restricted up to this many tokens before what its ending and a token may need."""
 
-FIRST_WORK = 60_000
-"""What the search from a grammar's beginning may spend, where the grammar is compiled."""
+FIRST_WORK = 80_000
+"""The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
 
 BEGINNING = 16
 """The tokens of an ending that are tried after one that can't lead out of a text."""
 
-STEP_WORK = 800
-"""What one row may spend between two of its tokens on finding an ending and on judging the tokens
-that may come next: a millisecond or two."""
+STEP_WORK = 700
+"""The work that one row may spend between two of its tokens on finding an ending and on judging the
+tokens that may come next: a millisecond or two."""
 
 TOKEN_WORK = 120
-"""What the search after one of the allowed tokens may spend."""
+"""The work that the search after one of the allowed tokens may spend."""
 
 SEARCHED_AHEAD = 32
 """The search's matcher is built and follows the row so many tokens before it is needed."""
@@ -52,7 +52,7 @@ NEVER = 1 << 20
 
 @dataclass(frozen=True)
 class CompletionHints:
-    """What was found out about a grammar's endings at compile time, shared by all of its rows."""
+    """The results about a grammar's endings at compile time, shared by all of its rows."""
 
     guide: CompletionGuide
     tokens: list[int] | None = None
@@ -98,7 +98,8 @@ def known_hints(
 
 
 class Judgement:
-    """By how many tokens the tokens of a mask lengthen an ending, as far as they were judged."""
+    """The number of tokens by which the tokens of a mask lengthen an ending, as far as they were
+    judged."""
 
     def __init__(
         self, waiting: list[Ids], plain: int | None, reserve: int, reads_text: bool
@@ -208,7 +209,8 @@ class GrammarCompletion:
 
     @property
     def _probe(self) -> Probe:
-        """Where the row is; waits for the search's matcher if it is not built yet."""
+        """The matcher at the row's position; waits for the search's matcher if it is not built
+        yet."""
         if self._follower is None:
             self._follower = Probe(self._matcher.copy())
         for token in self._unread:
@@ -304,7 +306,7 @@ class GrammarCompletion:
         return len(found) - len(ending)
 
     def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
-        """What the token's last character or escape lacks, if the ending fits after it."""
+        """The rest of the token's final character or escape, if the ending fits after it."""
         for rest in self._search.continuations(token):
             if self._probe.fits([token, *rest, *ending, self._classes.stop]):
                 return rest

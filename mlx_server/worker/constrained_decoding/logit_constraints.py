@@ -78,7 +78,7 @@ class LogitConstraint:
         self._overflow_tokens = overflow_tokens
         self.failure: str | None = None
         self.departure: LeftGrammar | None = None
-        """Where the row's recording left its grammar, which is a failure too."""
+        """The place where the row's recording left its grammar, which is a failure too."""
 
     def step(self, token: int | None, bitmask: Bitmask) -> bool:
         """Advances by the row's last token and fills `bitmask`, which is as wide as the logits.
@@ -205,7 +205,7 @@ class LogitConstraints:
         return self._compiler.pause
 
     def doing(self, model: str) -> str:
-        """What a row of the model is waiting for."""
+        """The work that a row of the model is waiting for."""
         read = (known := self._vocabularies.get(model)) is not None and known.done()
         return "compiling a grammar" if read else f"reading the vocabulary of {model}"
 

@@ -8,9 +8,9 @@ from mlx_server.engine.messages import Generate
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask
 
 SHOWN = 8
-"""How many of the allowed tokens are reported."""
+"""The number of allowed tokens that are reported."""
 BEFORE = 60
-"""How many of the tokens before are reported."""
+"""The number of tokens before it that are reported."""
 
 
 class LeftGrammar(Exception):

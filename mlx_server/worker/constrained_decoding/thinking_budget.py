@@ -23,7 +23,7 @@ class ThinkingBudget:
         self._forced: list[int] = []
         """The tokens still to be forced, at the end of reasoning."""
         self._longer_rests: list[bytes] = []
-        """What would turn the opening delimiter just read into a longer one."""
+        """The texts that would turn the opening delimiter just read into a longer one."""
         self._longer_begun = b""
         """The bytes since that delimiter."""
         self._held = 0

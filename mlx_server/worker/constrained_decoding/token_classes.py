@@ -16,13 +16,14 @@ SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", 
 MOST_BYTES = 24
 """Longer tokens are not used where a text is cut into tokens."""
 PROSE = [b"q", b"~", b"7"]
-"""Where all of these may follow, the grammar reads free text and brackets mean nothing."""
+"""Tokens that show free text: where all of them may follow, brackets mean nothing to the
+grammar."""
 
 SAMPLES = [bytes([byte]) for byte in b"q7@. -:/_A"]
-"""Where a text may end after any of these, no pattern restricts it."""
+"""Tokens that show that no pattern restricts a text: it may end after any of them."""
 
 AFTER = b", } ] ) < | \n ' ; &".split(b" ")
-"""What may follow a complete value."""
+"""Texts that may follow a complete value."""
 
 PRINTABLE = [
     bytes([byte]) for byte in (*b"aA01", *(byte for byte in range(32, 127) if byte not in b"aA01"))
@@ -115,7 +116,7 @@ class TokenClasses:
         found: list[int] = []
         at, ids = 0, self.ids
         while at < len(text):
-            for size in self._sizes.get(text[at], ()):
+            for size in self._sizes.get(text[at : at + 2], _ONE_BYTE):
                 if (id := ids.get(text[at : at + size])) is not None:
                     break
             else:
@@ -149,13 +150,16 @@ class TokenClasses:
         return [words[size] for size in sorted(words, reverse=True)]
 
 
-def _sizes(texts: Iterable[bytes]) -> dict[int, list[int]]:
-    """The sizes of the texts that begin with each byte, the longest first."""
-    found: dict[int, set[int]] = {}
+_ONE_BYTE = (1,)
+
+
+def _sizes(texts: Iterable[bytes]) -> dict[bytes, list[int]]:
+    """The sizes of the texts that begin with each two bytes, the longest first, and 1."""
+    found: dict[bytes, set[int]] = {}
     for text in texts:
-        if len(text) <= MOST_BYTES:
-            found.setdefault(text[0], set()).add(len(text))
-    return {byte: sorted(sizes, reverse=True) for byte, sizes in found.items()}
+        if 1 < len(text) <= MOST_BYTES:
+            found.setdefault(text[:2], {1}).add(len(text))
+    return {beginning: sorted(sizes, reverse=True) for beginning, sizes in found.items()}
 
 
 _MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]

@@ -1,4 +1,4 @@
-"""What all encoders have in common."""
+"""The parts that all encoders have in common."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 PREFIX = re.compile(r"^(bert|roberta|camembert|model)\.")
-"""What the names begin with if the weights were saved with a head."""
+"""The prefix of the weights' names if they were saved with a head."""
 
 OLD = {".gamma": ".weight", ".beta": ".bias"}
 """Endings that the first checkpoints of BERT have."""
@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 }
 
 Mask = mx.array | None
-"""Which tokens each token sees; None: all."""
+"""The tokens that each token sees; None means all."""
 
 Layer = Callable[[mx.array], mx.array]
 
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
     longest: int
     """The most tokens of a text. MLX would read other memory for a position that has no row."""
     labels: int
-    """How many scores `scores` gives; 0 if the checkpoint has no head for them."""
+    """The number of scores of `scores`; 0 if the checkpoint has no head for them."""
 
     def embedded(self, tokens: mx.array, second: mx.array) -> mx.array:
         """tokens: [rows, tokens]. second: which tokens are those of a pair's second text."""

@@ -37,7 +37,7 @@ class ModernBertArguments:
     kinds: tuple[str, ...]
     """The attention of each layer."""
     window: int
-    """How many tokens a layer with a window sees on each side."""
+    """The number of tokens on each side that a layer with a window sees."""
     thetas: Mapping[str, float]
     """The base of the rotary positions, by the kind of attention."""
     labels: int

@@ -80,7 +80,7 @@ def using(rows: RowAdapters) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """What an adapter adds to a layer."""
+    """The weights that an adapter adds to a layer."""
 
     a: mx.array
     """[in, rank], for experts [experts, in, rank]."""

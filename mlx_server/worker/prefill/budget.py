@@ -26,8 +26,8 @@ DEAREST = 1000.0
 """The most seconds of steps for one second of prefill, where the prefill share is tiny."""
 
 STEP_EVERY = 16
-"""After this many rounds with a single step, one has two: the second one shows how long a step
-takes by itself."""
+"""The number of rounds with a single step after which one has two: the second one shows how long a
+step takes by itself."""
 
 
 class PrefillBudget:
@@ -50,6 +50,10 @@ class PrefillBudget:
         """Seconds of the latest step that the next piece will wait for."""
         self._paying = False
         """Whether steps run until none are owed."""
+        self._waited = 0.0
+        """Seconds of prefill since the last step."""
+        self._joined = False
+        """Whether a new row has joined since the last step."""
         self._single = 0
         """Consecutive rounds that had a single step."""
 
@@ -65,7 +69,8 @@ class PrefillBudget:
         seconds = min(self._gap, IDLE_SECONDS) if shared else IDLE_SECONDS
         if decoding:
             step = self._step(decoding)
-            if self._stepped < self._steps_due or self._owes_steps(waiting, step):
+            due = self._joined or self._stepped < self._steps_due
+            if due or self._owes_steps(waiting, step):
                 return 0
             # What one step leaves of the gap, or more if one step exceeds the share of the steps.
             even = step / self._step_debt(1.0)
@@ -74,6 +79,17 @@ class PrefillBudget:
         least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
         least = max(least, min(MOST_USEFUL, self.cost.useful))
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
+
+    def is_step_first(self, context: int) -> bool:
+        """Whether decoding rows get a token before a new row with so many tokens joins them.
+
+        They have just waited for a piece, and the first steps with a long cache take longer than
+        the others. A short one joins at once."""
+        return context > MOST and self._waited > self._gap / 2
+
+    def joined(self) -> None:
+        """Notes that a new row decodes: a step sends its first token before the next piece."""
+        self._joined = True
 
     def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are due. While several prompts wait, steps are postponed for a while: they
@@ -95,12 +111,14 @@ class PrefillBudget:
         else:
             self._pending = max(0.0, self._step(decoding) - seconds)
         self._stepped += 1
+        self._waited, self._joined = 0.0, False
         step = self._step(decoding)
         self._owed = max(self._owed - step, -step)
 
     def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
         took = max(seconds - self._pending, seconds / 4) if decoding else seconds
         self.cost.learn(piece, took)
+        self._waited += took
         self._single = self._single + 1 if self._stepped == 1 else 0
         self._stepped, self._pending = 0, 0.0
         self._owed = self._owed + self._step_debt(took) if decoding else 0.0

@@ -37,7 +37,8 @@ NUMBERS: Mapping[type, tuple[str, ...]] = {
 """The classes that are kept on disk, and their attributes that are numbers."""
 
 GROWING = (KVCache, QuantizedKVCache, RotatingKVCache)
-"""Those that have `keys` and `values`, arrays or several arrays each, with tokens on this axis:"""
+"""The classes that have `keys` and `values`, arrays or several arrays each, with tokens on this
+axis:"""
 AXIS = 2
 
 NAMES = {

@@ -23,7 +23,7 @@ from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, 
 from mlx_server.worker.replay_model import ReplayCache
 
 Cache = list[Any]
-"""One entry of mlx-lm's for each layer."""
+"""One entry of mlx-lm's cache for each layer."""
 
 Layers = dict[int, Any]
 """Some of a cache's entries, by the number of the layer."""
@@ -74,20 +74,20 @@ class CachedPrompt:
     layers: Layers | None
     """The layers that can always be cut back; None while the prompt is still being computed."""
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    """By their length."""
+    """The snapshots by their length."""
     continued_from: int = 0
     """The length from which the conversation's next prompt is expected to differ."""
     shared: int = 0
     """The length of its tools and system prompt, with which other conversations begin too."""
     disk_length: int = 0
-    """How many of the first tokens may be written to disk."""
+    """The number of the first tokens that may be written to disk."""
     is_saved: bool = False
     """Whether there is nothing left to write to disk."""
     since: float = field(default_factory=time.monotonic)
 
     @cached_property
     def beginning(self) -> bytes:
-        """What prompts have in common if either can be of use to the other."""
+        """The beginning that prompts have in common if either can be of use to the other."""
         return beginning_of(self.tokens)
 
     @cached_property

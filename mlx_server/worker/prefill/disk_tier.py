@@ -23,11 +23,12 @@ from mlx_server.worker.prefill.prompt_saver import PromptSaver
 log = logging.getLogger("mlx_server.engine")
 
 IDLE_SECONDS = 1.0
-"""How long no row has run before prompts are written: the next turn may follow at once, and make
-the end of this one superfluous."""
+"""The time without a row before prompts are written: the next turn may follow at once, and make the
+end of this one superfluous."""
 
 BUSY_SECONDS, OLD_SECONDS = 0.25, 5.0
-"""While rows run, one piece is written in this time, of prompts that are older than that."""
+"""The interval at which one piece is written while rows run, and the age of prompts that are
+written then."""
 
 
 def opened(path: Path, most_bytes: int) -> PromptFolder | None:
@@ -51,7 +52,7 @@ class DiskTier:
         self._saver = PromptSaver(folder, self._models, cache, wake)
         self._restorer = PromptRestorer(folder, self._models, cache, wake)
         self._ran = self._saved = time.monotonic()
-        """When a row last ran, and when a piece was last written."""
+        """The time at which a row last ran, and at which a piece was last written."""
         self._reported = -1
 
     def loaded(self, model: str, path: Path, network: nn.Module) -> None:
@@ -114,7 +115,7 @@ class DiskTier:
         self._guarded(lambda: self._saver.flush(deadline, model))
 
     def report(self) -> list[DiskCacheUse]:
-        """What has happened since the last report, if anything has."""
+        """The events since the latest report, if there are any."""
         reads, self._restorer.reads = self._restorer.reads, DiskReads()
         written, nbytes = self._saver.written_bytes, self._folder.nbytes
         if reads == DiskReads() and not written and nbytes == self._reported:
@@ -133,7 +134,7 @@ class DiskTier:
 
 
 class NoDiskTier(DiskTier):
-    """Where prompts are kept in memory only."""
+    """A tier for prompts that are kept in memory only."""
 
     def __init__(self) -> None:
         pass

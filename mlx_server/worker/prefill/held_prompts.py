@@ -22,7 +22,7 @@ class Hold:
 class HeldPrompts:
     def __init__(self) -> None:
         self._holds: dict[int, Hold | None] = {}
-        """For each row that waits, by its number."""
+        """The hold of each row that waits, by its number."""
 
     def begin(self, row: int, hold: Hold | None) -> None:
         """hold: None if nothing of the row's prompt is known yet."""

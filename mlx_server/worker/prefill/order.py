@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from mlx_server.limits import REMEMBERED_CLIENTS
 
-TURN = 4096
+TURN = 1024
 """Prompt tokens after which a client's turn is counted although its prompt continues."""
 
 PASSED_OVER = 8192
@@ -52,7 +52,8 @@ class PromptScheduler(Generic[P]):
         self._passed_over: dict[str, int] = {}
         """Tokens computed of each client's later prompts while its oldest one waits."""
         self._since: dict[str, int] = {}
-        """When each client arrived or had its last turn: among equals, the earliest is next."""
+        """The time at which each client arrived or had its latest turn: among equals, the earliest
+        is next."""
         self._times = count()
         self._client: str | None = None
         """The client whose turn it is."""

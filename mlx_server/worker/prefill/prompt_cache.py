@@ -47,7 +47,7 @@ class PromptCache:
         a conversation that has gone on."""
         self._held = HeldPrompts()
         self.nbytes = 0
-        """Without prompts that were dropped while rows held them."""
+        """The bytes without prompts that were dropped while rows held them."""
         self._warned_too_large = False
 
     def fetch(self, key: str, tokens: list[int]) -> tuple[Cache | None, int]:

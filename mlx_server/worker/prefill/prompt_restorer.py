@@ -21,7 +21,7 @@ LEAST_GAIN = 32
 """Tokens that the disk must have beyond the memory: fewer cost less to compute again."""
 
 PIECE_BYTES = 64 << 20
-"""How much is taken over at a time, if no single array is larger."""
+"""The bytes that are taken over at a time, if no single array is larger."""
 
 
 @dataclass(eq=False)

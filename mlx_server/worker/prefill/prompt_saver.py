@@ -36,10 +36,10 @@ from mlx_server.worker.prefill.prompt_cache import SNAPSHOT_SHARE, PromptCache
 log = logging.getLogger("mlx_server.engine")
 
 PIECE_BYTES = 32 << 20
-"""How much is copied at a time."""
+"""The bytes that are copied at a time."""
 
 PAUSE_SECONDS = 60.0
-"""How long nothing is written after the disk has refused a file."""
+"""The time in which nothing is written after the disk has refused a file."""
 
 
 class PromptSaver:

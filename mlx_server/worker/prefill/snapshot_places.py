@@ -53,6 +53,7 @@ def _doubling() -> Iterator[int]:
 
 
 def _with_place(places: tuple[int, ...], place: int) -> tuple[int, ...]:
-    """Of two near places the shorter is kept, since it serves both: branches come in order."""
+    """Adds a place. The shorter of two near places is kept, since it serves both: branches come in
+    order."""
     is_apart = all(abs(place - other) >= NEAREST for other in places)
     return tuple(sorted((*places, place))) if place >= NEAREST and is_apart else places

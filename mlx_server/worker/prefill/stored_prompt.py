@@ -129,7 +129,8 @@ class _Assembly:
         self._nbytes += self._folder.size_of(file)
 
     def _common(self, file: PromptFile, begin: int, ids: Ids) -> int:
-        """How many of the file's tokens are the prompt's: of the last file maybe not all."""
+        """The number of the file's tokens that are the prompt's too: of the final file maybe not
+        all."""
         wanted = self._ids[begin : file.length]
         if not np.array_equal(ids, wanted) and not self._may_differ(file, begin, ids):
             raise DamagedFile("has other tokens than its name says")

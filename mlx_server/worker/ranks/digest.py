@@ -38,7 +38,7 @@ class Comparison:
         self._others = others
         self._own: dict[int, int] = {}
         self._reported: dict[int, dict[int, int]] = {}
-        """By steps and rank."""
+        """The digests by step and rank."""
         self._lock = threading.Lock()
 
     def own(self, digest: TokenDigest) -> int | None:

@@ -22,7 +22,9 @@ from mlx_server.errors import public_message
 from mlx_server.system import descriptors, logs
 from mlx_server.worker.heartbeat import HEARTBEAT_SECONDS, HeartbeatMonitor, leave
 from mlx_server.worker.ranks.digest import TokenDigest
+from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
+    CUT,
     RankBeat,
     RankDigest,
     RankFailed,
@@ -62,10 +64,12 @@ class _Reports:
 
 
 class _Leader:
-    """When rank 0 was last heard of."""
+    """When rank 0 was last heard of, and the ring's connections, which lead to it."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
+        self.link: Link | None = None
+        """None until the ranks have joined."""
 
     def read(self, inputs: IO[bytes], recorded: Recorded) -> None:
         with suppress(OSError):
@@ -79,12 +83,12 @@ class _Leader:
     def watch(self, reports: _Reports) -> None:
         with suppress(OSError):
             while time.monotonic() - self._heard < SILENT_SECONDS:
-                reports.send(RankBeat())
+                reports.send(RankFailed(CUT) if self.link and self.link.is_cut else RankBeat())
                 time.sleep(HEARTBEAT_SECONDS)
         leave(1)
 
 
-def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports) -> str:
+def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
         from mlx_server.worker.ranks.join import joined
@@ -92,6 +96,7 @@ def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports) -> str
     reports.send(RankReady(_recommended_bytes()))
     recorded.get()
     share = joined(arguments.group, arguments.rank)
+    leader.link = Link()
     inputs = RepeatedInputs(recorded)
     engine = engine_of(arguments.worker, inputs, share)
     gc.freeze()
@@ -119,7 +124,7 @@ def main() -> None:
     threading.Thread(target=leader.watch, args=(reports,), daemon=True).start()
     arguments = decode_rank_arguments(sys.argv[1])
     try:
-        why = _run(arguments, recorded, reports)
+        why = _run(arguments, recorded, reports, leader)
     except Exception as error:
         log.exception("rank %d failed", arguments.rank)
         why = public_message(error)

@@ -23,7 +23,9 @@ from mlx_server.errors import public_message
 from mlx_server.worker.heartbeat import HEARTBEAT_SECONDS, ReportSender, leave
 from mlx_server.worker.inputs import OwnInputs
 from mlx_server.worker.ranks.digest import Comparison, TokenDigest
+from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
+    CUT,
     RankBeat,
     RankDigest,
     RankFailed,
@@ -96,6 +98,7 @@ class Leader:
         self._losing = threading.Lock()
         self._digest = TokenDigest()
         self._silent_seconds = START_SECONDS
+        self._link: Link | None = None
         self._ranks = [
             _Rank(number, _started(group, worker, number)) for number in range(1, len(group.hosts))
         ]
@@ -121,6 +124,7 @@ class Leader:
             share = joined(self._group, 0)
         except Exception as error:
             self._lose(0, f"can't connect to the others: {public_message(error)}")
+        self._link = Link()
         for rank in self._ranks:
             rank.heard = time.monotonic()
         self._silent_seconds = SILENT_SECONDS
@@ -163,6 +167,8 @@ class Leader:
 
     def _watch(self) -> None:
         while True:
+            if self._link and self._link.is_cut:
+                self._lose(0, CUT)
             for rank in self._ranks:
                 if rank.silence > self._silent_seconds:
                     self._lose(rank.number, "stopped answering")

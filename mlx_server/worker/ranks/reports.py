@@ -1,6 +1,9 @@
-"""What ranks report to rank 0, as frames on their standard output."""
+"""The reports of ranks to rank 0, as frames on their standard output."""
 
 import msgspec
+
+CUT = "can't reach the next rank any more: check the cable"
+"""Why a rank is lost whose connections have ended."""
 
 
 class RankReady(msgspec.Struct, tag=True):

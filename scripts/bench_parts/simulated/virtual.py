@@ -1,6 +1,6 @@
 """Our batch on a simulated machine with a clock of its own: a minute there takes a second here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,24 +19,17 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Network(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The time of each pass is added to its clock."""
+    """Each pass takes its time by calling `take` with the seconds."""
 
-    def __init__(self, named: str) -> None:
+    def __init__(self, named: str, take: Callable[[float], None]) -> None:
         super().__init__()
         self.layers = [nn.Identity()]
-        self._pair = pair(named)
-        self.now = 0.0
+        self._pair, self._take = pair(named), take
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         machine, model = self._pair
         rows, tokens = inputs.shape
         return forward((rows, tokens), cache, VOCABULARY, machine, model, self._take)
-
-    def _take(self, seconds: float) -> None:
-        self.now += seconds
-
-    def clock(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -68,29 +61,37 @@ class Simulation:
         schedule: Schedule = DEFAULT_SCHEDULE,
         cache_bytes: int = 0,
     ) -> None:
-        self.network = Network(named)
+        self.now = 0.0
+        """The clock, in seconds."""
         self.batch = Batch(
-            self.network,
+            Network(named, self._take),
             concurrency=concurrency,
             key="m",
             cache=PromptCache(cache_bytes),
             schedule=schedule,
-            clock=self.network.clock,
+            clock=lambda: self.now,
         )
         self.answers: list[Answer] = []
         self.pieces: list[float] = []
-        """Seconds of each."""
+        """Seconds of each piece of a prompt,"""
+        self.steps: list[float] = []
+        """... and of each step of the rows that decode."""
 
-    @property
-    def now(self) -> float:
-        return self.network.now
+    def _take(self, seconds: float) -> None:
+        self.now += seconds
 
-    def ask(self, prompt: Iterable[int] | int, tokens: int, client: str = "") -> Answer:
+    def ask(
+        self,
+        prompt: Iterable[int] | int,
+        tokens: int,
+        client: str = "",
+        adapter: str | None = None,
+    ) -> Answer:
         """prompt: or its length."""
         number = len(self.answers)
         begun = [number % 200 + 1, number // 200]  # no two begin alike
         ids = [*begun, *[7] * (prompt - 2)] if isinstance(prompt, int) else list(prompt)
-        asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client)
+        asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client, adapter=adapter)
         self.batch.add(asked)
         self.answers.append(Answer(self.now, client))
         return self.answers[-1]
@@ -98,8 +99,8 @@ class Simulation:
     def step(self) -> StepResult:
         before = self.now
         done = self.batch.step()
-        if done.progress:
-            self.pieces.append(self.now - before)
+        if self.now > before:
+            (self.steps if done.tokens else self.pieces).append(self.now - before)
         for token in done.tokens:
             answer = self.answers[token.row]
             answer.times.append(self.now)
@@ -115,6 +116,12 @@ class Simulation:
 
     def cancel(self, answer: Answer) -> None:
         self.batch.cancel(self.answers.index(answer))
+
+    def preempt(self, answer: Answer) -> None:
+        self.batch.preempt(self.answers.index(answer))
+
+    def resume(self, answer: Answer) -> None:
+        self.batch.resume(self.answers.index(answer))
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class Group:
             for (value, text), expected in zip(self.values.items(), row, strict=True):
                 if expected is None:
                     continue
-                # where the body is no JSON at all, no parameter is named
+                # where the body is not JSON at all, no parameter is named
                 param = f" param={parameter}" if expected == 400 and value != "NaN" else ""
                 found[f"{parameter} is {value}"] = case(f"{expected}{param}", raw={parameter: text})
         return found

@@ -1,4 +1,4 @@
-"""Bodies that are no JSON, or that two parsers would read in two ways."""
+"""Bodies that are not JSON, or that two parsers would read in two ways."""
 
 # fmt: off
 

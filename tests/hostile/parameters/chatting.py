@@ -135,7 +135,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "n": Case({"n": 2}),
         "return_progress": Case({"return_progress": True}, {"stream": True}),
     },
-    fields.StreamOptions: {
+    fields.UsageStreamOptions: {
         "include_usage": Case({"stream_options": {"include_usage": True}}, {"stream": True}),
         "include_obfuscation": Case(
             {"stream_options": {"include_obfuscation": True}}, {"stream": True}

@@ -66,6 +66,13 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
             {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
         ),
         "schema_in_prompt": Setting({"schema_in_prompt": "never"}, schema({"const": "x"})),
+        "json_whitespace": Setting(
+            {"json_whitespace": "blanks"},
+            {
+                **schema({"type": "array", "items": {"type": "boolean"}, "minItems": 20}),
+                **{"max_tokens": 120, "temperature": 1, "seed": 1},
+            },
+        ),
         "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
         "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
         "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),

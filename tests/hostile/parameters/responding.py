@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import adapters, freeform, replay
+from mlx_server.api import adapters, fields, freeform, replay
 from mlx_server.api.conversations import protocol as conversations
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
@@ -139,13 +139,13 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "generate_summary": Case({"reasoning": {"generate_summary": "auto"}}, asked(THINKS)),
     },
     responses.Text: {"verbosity": Case({"text": {"verbosity": "low"}})},
-    responses.JsonSchemaFormat: {
+    responses.JsonSchemaTextFormat: {
         "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
         "name": f"{INPUT}::test_formats",
         "description": f"{INPUT}::test_formats",
         "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
     },
-    responses.StreamOptions: {
+    fields.StreamOptions: {
         "include_obfuscation": Case(
             {"stream_options": {"include_obfuscation": True}}, {"stream": True}
         ),
@@ -250,15 +250,15 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "require_approval": f"{INPUT}::test_approval",
     },
     tools.ToolFilterParam: dict.fromkeys(("tool_names", "read_only"), SOME_TOOLS),
-    tools.FunctionChoice: {
+    tools.ToolChoiceFunction: {
         "name": Case(
             {"tool_choice": {"type": "function", "name": "g"}},
             {**TWO, "tool_choice": {"type": "function", "name": "f"}},
         ),
         "namespace": f"{CLIENT_TOOLS}::test_a_choice_may_name_the_namespace",
     },
-    tools.McpChoiceParam: dict.fromkeys(("server_label", "name"), CHOSEN),
-    tools.AllowedToolsChoice: {
+    tools.ToolChoiceMcp: dict.fromkeys(("server_label", "name"), CHOSEN),
+    tools.ToolChoiceAllowed: {
         "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
         "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
     },

@@ -103,6 +103,7 @@ def running(files: Files, folder: Path) -> Iterator[Process]:
         process.stop()
 
 
+@pytest.mark.soak
 @settings(
     max_examples=6,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

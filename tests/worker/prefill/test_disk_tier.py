@@ -168,6 +168,7 @@ def words(seed: int, count: int) -> list[int]:
     return [random.randrange(256) for _ in range(count)]
 
 
+@pytest.mark.tables
 def test_answers_after_a_restart_are_those_of_a_cold_engine(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -314,6 +315,7 @@ def test_a_prompt_that_parts_within_a_block_uses_what_it_shares(
     assert answer == Bench(llama).answer(prompt, tokens=8)
 
 
+@pytest.mark.tables
 def test_a_prompt_comes_back_though_the_prompt_cache_has_no_room(
     path: Path, tmp_path: Path, start: Start
 ) -> None:

@@ -116,6 +116,7 @@ FIRST = a_prompt(500, seed=1)
 SECOND = [*FIRST, *a_prompt(30, seed=2)]
 
 
+@pytest.mark.tables
 def test_a_row_continues_what_makes_room_for_it(bench: Bench, path: Path) -> None:
     row = bench.begin(SECOND)
     bench.engine.handle(LimitCache(0))
@@ -124,6 +125,7 @@ def test_a_row_continues_what_makes_room_for_it(bench: Bench, path: Path) -> Non
     assert answers[row] == Bench(path).answer(SECOND)
 
 
+@pytest.mark.tables
 def test_so_does_one_that_was_preempted(bench: Bench, path: Path) -> None:
     row = bench.begin(SECOND)
     bench.engine.handle(PreemptRows([row]))
@@ -135,6 +137,7 @@ def test_so_does_one_that_was_preempted(bench: Bench, path: Path) -> None:
     assert answers[row] == Bench(path).answer(SECOND)
 
 
+@pytest.mark.tables
 def test_a_row_that_leaves_holds_nothing(bench: Bench) -> None:
     bench.engine.handle(CancelRows([bench.begin(SECOND)]))
     bench.engine.handle(PreemptRows([bench.begin(SECOND)]))

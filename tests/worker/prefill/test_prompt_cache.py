@@ -291,6 +291,7 @@ def hybrid(rows: int) -> CacheList:
     return CacheList(recurrent(rows), kv(rows))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("kind", [kv, rotating, recurrent, hybrid])
 def test_what_is_kept_of_a_row_does_not_keep_its_batch(kind: Any) -> None:
     kept = PromptCache(1 << 30)

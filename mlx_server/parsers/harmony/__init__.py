@@ -1,0 +1,1 @@
+"""Parses the Harmony format of gpt-oss."""

@@ -1,0 +1,385 @@
+"""Parses gpt-oss's answers: messages on channels, read from token ids by OpenAI's own parser.
+
+Every message gets a `StreamableParser` of its own, so that a broken one does not affect others. It
+gets no misplaced control tokens, since it would output them as text: messages that the model failed
+to end or to start are ended and started here. In a header that it can't read, the words that belong
+to no header are text.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import takewhile
+from typing import Any
+
+from openai_harmony import (
+    HarmonyEncoding,
+    HarmonyError,
+    Role,
+    StreamableParser,
+    ToolNamespaceConfig,
+)
+
+from mlx_server import limits
+from mlx_server.events import (
+    BuiltInCall,
+    Event,
+    ReasoningDelta,
+    Repaired,
+    RepairKind,
+    TextDelta,
+    ToolCallStarted,
+)
+from mlx_server.messages import Phase, Tool
+from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
+from mlx_server.parsers.harmony.message import (
+    BuiltInSink,
+    HarmonyMessageReader,
+    ReadSink,
+    Sink,
+    code,
+    json_arguments,
+)
+from mlx_server.parsers.misplaced_calls import MisplacedCallReader
+from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.parsers.whitespace import PieceSeparator
+from mlx_server.repair.call_shapes import FoundCall
+from mlx_server.repair.json_text import json_text, parsed, text_around_json
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.source import Source, Steps
+
+log = logging.getLogger("mlx_server.parsers")
+
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|endoftext|>")
+FIRST_CONTROL = 199_998
+"""The first id of the control tokens, most of which have no meaning."""
+
+CHANNELS: dict[Phase, str] = {"commentary": "commentary", "final_answer": "final"}
+
+FUNCTIONS = "functions."
+PYTHON, BROWSER = "python", "browser"
+BUILT_IN = re.compile(r"(python|browser|container)(\..*)?", re.DOTALL)
+"""Matches recipients that the model knows from its training."""
+
+NAMELESS = re.compile(r"assistant|(functions?|tools?)\.?")
+"""Matches recipients that name no tool."""
+
+FIELDS: dict[Section, str] = {"text": "content", "reasoning": "reasoning_content"}
+"""The part of the answer that a section belongs to, as `Repaired.where` names it."""
+
+
+def is_built_in(tool: Tool) -> bool:
+    """Whether a tool is the `python` or `browser` that the model was trained with, and not a
+    client's function of that name, which has parameters."""
+    return tool.name in (PYTHON, BROWSER) and not tool.parameters.get("properties")
+
+
+def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools as the model calls them: the browser is a namespace of several."""
+    own = [tool for tool in tools if not (is_built_in(tool) and tool.name == BROWSER)]
+    if len(own) == len(tools):
+        return own
+    return own + [
+        Tool(f"{BROWSER}.{tool.name}", tool.description, tool.parameters or {})
+        for tool in ToolNamespaceConfig.browser().tools
+    ]
+
+
+@lru_cache(maxsize=1)
+def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
+    names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+    return {name: encoding.encode(name, allowed_special={name})[0] for name in names}
+
+
+class HarmonyParser:
+    def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
+        self.section: Section = "call"
+        """Headers count as "call" too: they are neither text nor reasoning."""
+        self._encoding = encoding
+        self._ids = control_ids(encoding)
+        self._names = {id: name for name, id in self._ids.items()}
+        self._index = context.index
+        self._events: list[Event] = []
+        self._repairs: set[Repaired] = set()
+        self._phase: Phase = "final_answer"
+        self._texts, self._thoughts = PieceSeparator(by_line=True), PieceSeparator(by_line=True)
+        self._opens_thought = {} if context.formatted else dict(context.reasoning_tags)
+        tools = callable_tools(context.tools)
+        self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
+        self._calls = ToolCallEmitter(
+            context.index,
+            tools,
+            self._emit,
+            allowed=context.repair,
+            holds_calls=context.holds_calls,
+        )
+        makes = context.reads_misplaced_calls
+        self._misplaced = partial(
+            MisplacedCallReader, self._calls, tools, context.repair, makes=makes
+        )
+        self._answered = False
+        """Whether there was anything but reasoning and white space."""
+        self._reasoned: list[str] = []
+        """The reasoning of the most recent message that has any."""
+        self._ends_reasoning = False
+        """Whether the most recent message is reasoning."""
+        self._begins_thought = False
+        """Whether the next thought is the first of its message."""
+        self._header: list[int] = []
+        self._role: Role | None = Role.ASSISTANT
+        """Role of the next message, unless its header has one."""
+        self._message: HarmonyMessageReader | None = None
+        self._messages: list[HarmonyMessageReader] = []
+        self._continues_text = False
+        if context.continues:
+            self._continue(context.ends_with)
+
+    def feed(self, token: int, text: str) -> list[Event]:
+        if token >= FIRST_CONTROL:
+            self._feed_control(token)
+        elif self._message:
+            self._message.feed(token)
+        else:
+            self._header.append(token)
+            if len(self._header) > limits.HARMONY_HEADER_TOKENS.value:
+                self._begin_broken()
+        return self._take_events()
+
+    def finish(self, text: str, *, cut: bool) -> list[Event]:
+        self._end(cut=cut)
+        if not cut:
+            self._misplaced().emit(self._calls_in_reasoning(), "reasoning")
+        return self._take_events()
+
+    @property
+    def is_unterminated(self) -> bool:
+        return False  # the token that ends the answer ends the message too
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._ends_reasoning and not self._calls_in_reasoning()
+
+    def _calls_in_reasoning(self) -> list[FoundCall]:
+        """The calls that an answer of nothing but reasoning ends in: the model expects results."""
+        return [] if self._answered else self._misplaced().at_end_of("".join(self._reasoned))
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return [message.as_json() for message in self._messages]
+
+    def _continue(self, header: str) -> None:
+        """Open the message that the prompt has begun."""
+        self._continues_text = True
+        for token in self._encoding.encode(header, allowed_special="all"):
+            self.feed(token, "")
+        self._continues_text = False
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _feed_control(self, token: int) -> None:
+        match self._names.get(token):
+            case "<|start|>":
+                self._end()
+                self._role = None
+            case "<|channel|>":
+                if self._message:
+                    self._end()
+                self._header.append(token)
+            case "<|constrain|>" if not self._message:
+                self._header.append(token)
+            case "<|message|>" if not self._message:
+                self._begin()
+            case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
+                self._end()
+            case _ if self._message and self.section in FIELDS:
+                self._add_repair("unmarked", FIELDS[self.section])
+
+    def _begin(self) -> None:
+        if self._role is None and not self._begins_with_role():
+            self._begin_broken()  # OpenAI's parser takes a header without a role for a tool's
+            return
+        parser = StreamableParser(self._encoding, self._role)
+        start = [] if self._role else [self._ids[START]]
+        try:
+            for token in (*start, *self._header, self._ids[MESSAGE]):
+                parser.process(token)
+        except HarmonyError:
+            self._begin_broken()
+            return
+        recipient = parser.current_recipient if parser.current_role == Role.ASSISTANT else None
+        if recipient and "<|" in recipient:  # two headers without a message between them
+            self._begin_broken()
+        else:
+            self._open(parser, HarmonyHeader(parser.current_channel, recipient))
+
+    def _begins_with_role(self) -> bool:
+        tokens = takewhile(lambda token: token not in self._names, self._header)
+        return bool(self._encoding.decode(list(tokens)).strip())
+
+    def _begin_broken(self) -> None:
+        """Open a plain message in place of one whose header OpenAI's parser can't read."""
+        self._open_plain(self._parse_header())
+
+    def _open_plain(self, header: HarmonyHeader) -> None:
+        parser = StreamableParser(self._encoding, Role.ASSISTANT)
+        parser.process(self._ids[MESSAGE])
+        self._open(parser, header)
+
+    def _open(self, parser: StreamableParser, header: HarmonyHeader) -> None:
+        self._header, self._role = [], Role.ASSISTANT
+        self._texts.interrupt()
+        self._thoughts.interrupt()
+        self.section, sink = self._sink(header)
+        self._ends_reasoning = self._begins_thought = self.section == "reasoning"
+        self._message = HarmonyMessageReader(parser, sink, header)
+        self._messages.append(self._message)
+
+    def _end(self, *, cut: bool = False) -> None:
+        if self._header:
+            header = self._parse_header()
+            # the last word of a header that was cut off may be incomplete
+            if header.rest and not (cut and len(header.rest.split()) < 2):
+                self._open_plain(replace(header, recipient=None, broken=True))
+        self._header, self._role = [], Role.ASSISTANT
+        if message := self._message:
+            self._message = None
+            message.end(cut=cut)
+            self.section = "call"
+
+    def _parse_header(self) -> HarmonyHeader:
+        sections: list[tuple[str, list[int]]] = [(START, [])]
+        for token in self._header:
+            if token in self._names:
+                sections.append((self._names[token], []))
+            else:
+                sections[-1][1].append(token)
+        return parse_header((name, self._encoding.decode(tokens)) for name, tokens in sections)
+
+    def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
+        """The section of a message and the sink of its content. Unknown recipients are ignored."""
+        name = header.recipient or ""
+        self._phase = header.phase
+        if self._calls.knows(name):
+            # built-in tools are called within reasoning, so their calls are not misplaced
+            self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
+            return "call", ReadSink(lambda source: self._read_call(source, name))
+        if BUILT_IN.fullmatch(name):
+            # a call of a built-in tool that is not available: reported, but not as text
+            log.info("the model called a built-in tool that the request does not have")
+            return "reasoning", BuiltInSink(self._index, name, self._emit)
+        is_nameless = bool(NAMELESS.fullmatch(name))
+        if header.channel == "analysis" and not name.startswith(FUNCTIONS):
+            if header.broken:
+                self._add_repair("unmarked", "reasoning_content")
+            self._reasoned = []
+            read = ReadSink(self._read_nameless) if is_nameless else Sink(self._emit_reasoning)
+            return "reasoning", read
+        if header.broken:
+            self._add_repair("unmarked", "content")
+        if self._continues_text:
+            return "text", Sink(self._emit_text)
+        may_be_nameless = is_nameless or (header.channel == "commentary" and not name)
+        return "text", ReadSink(partial(self._read_text, may_be_nameless=may_be_nameless))
+
+    def _read_call(self, source: Source, name: str) -> Steps[None]:
+        read = code if self._python and name == PYTHON else json_arguments
+        source.keep()
+        try:
+            yield from read(source, self._calls, name)
+            source.kept()
+        except Malformed:
+            yield from self._broken(source, name)
+        self._calls.give_up()
+
+    def _broken(self, source: Source, name: str) -> Steps[None]:
+        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
+        model was cut off within it."""
+        pieces = [source.kept()]
+        yield from source.up_to(into=pieces.append)
+        if source.cut:
+            return
+        text = "".join(pieces)
+        with suppress(Malformed):
+            if found := json_text(text):
+                arguments = parsed(found[0])
+                if isinstance(arguments, dict):
+                    self._calls.add_repaired([(name, arguments)], found[1] or ("json",))
+                    # text around the JSON of a call can only be reasoning
+                    self._emit_reasoning(text_around_json(text))
+                    return
+        self._calls.give_up(broken=True)
+        self._emit_text(text)
+
+    def _read_nameless(self, source: Source) -> Steps[None]:
+        """Read reasoning that may be the arguments of a call whose tool was not named."""
+        if not (yield from self._misplaced().read_nameless(source)):
+            yield from source.up_to(into=self._emit_reasoning)
+
+    def _read_text(self, source: Source, *, may_be_nameless: bool) -> Steps[None]:
+        """Read a text, which may begin with a thought in tags or be a tool call without a header.
+
+        may_be_nameless: the tool may be known by the arguments only."""
+        before = yield from self._read_thoughts(source)
+        calls = self._misplaced()
+        if (yield from source.comes(*calls.beginnings)) and (yield from calls.read(source)):
+            yield from source.space()
+        elif may_be_nameless and (yield from calls.read_nameless(source)):
+            return
+        else:
+            self._emit_text(before)
+        while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
+            if (yield from calls.read(source, found)):
+                self._texts.interrupt()
+                yield from source.space()
+            else:
+                self._emit_text(found)
+
+    def _read_thoughts(self, source: Source) -> Steps[str]:
+        """Read thoughts in tags; return the white space before the text."""
+        space = yield from source.space()
+        closes = self._opens_thought.values()
+        while delimiter := (yield from source.accept(*self._opens_thought, *closes)):
+            if delimiter in closes:
+                self._add_repair("unmarked", "content")
+            else:
+                self._add_repair("reasoning", "content")
+                self.section = "reasoning"
+                self._thoughts.interrupt()
+                closing = self._opens_thought[delimiter]
+                yield from source.up_to(closing, into=self._emit_reasoning)
+                self.section = "text"
+            yield from source.space()
+            space = ""
+        return space
+
+    def _emit_text(self, piece: str) -> None:
+        if piece:
+            separator = self._texts.before(piece)
+            self._emit(TextDelta(self._index, piece, phase=self._phase, separator=separator))
+
+    def _emit_reasoning(self, piece: str) -> None:
+        if piece:
+            self._reasoned.append(piece)
+            begins, self._begins_thought = self._begins_thought and bool(self._thoughts.last), False
+            separator = self._thoughts.before(piece)
+            self._emit(ReasoningDelta(self._index, piece, separator, begins_message=begins))
+
+    def _add_repair(self, what: RepairKind, where: str) -> None:
+        repair = Repaired(self._index, what, where)
+        if repair not in self._repairs:
+            self._repairs.add(repair)
+            self._emit(repair)
+
+    def _emit(self, event: Event) -> None:
+        match event:
+            case TextDelta(_, text):
+                self._answered = self._answered or not text.isspace()
+            case ToolCallStarted() | BuiltInCall():
+                self._answered = True
+        self._events.append(event)

@@ -1,0 +1,1 @@
+"""Parses answers whose parts stand between delimiters, such as `<think>` and `</think>`."""

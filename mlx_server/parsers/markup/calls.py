@@ -1,0 +1,137 @@
+"""Reads the calls of an answer that delimiters or first words open; what is broken becomes text."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mlx_server.events import Event, RepairKind, ToolCallFinished
+from mlx_server.parsers.markup.delimiters import MarkupDelimiters
+from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.output import MarkupOutput
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.source import Into, Source, Steps
+
+
+class MarkupCallReader:
+    def __init__(
+        self,
+        layout: MarkupLayout,
+        context: ParseContext,
+        delimiters: MarkupDelimiters,
+        source: Source,
+        output: MarkupOutput,
+    ) -> None:
+        self._holds_calls = context.holds_calls
+        self.calls = ToolCallEmitter(
+            context.index,
+            context.tools,
+            self._emit,
+            layout.new_id,
+            context.repair,
+            holds_calls=context.holds_calls,
+        )
+        self.is_reading = False
+        self.stray_delimiters: tuple[str, ...] = ()
+        """Closing delimiters that are text because their opening one was."""
+        self._layout = layout
+        self._delimiters = delimiters
+        self._source = source
+        self._output = output
+        self._is_delimited = False
+        """Whether delimiters opened the last call."""
+        self._finished_before = 0
+        """The number of calls that were complete before the block in progress."""
+
+    def read(
+        self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
+    ) -> Steps[None]:
+        """Read a call. `already` is the text read so far; it goes to `into` if it is no call."""
+        following, self.is_reading = "", True
+        while already:
+            self.calls.misplaced = (*call_format.repairs, *misplaced)
+            is_uncertain = any(call_format is each for each in self._delimiters.uncertain_formats)
+            self.calls.holds_calls = self._holds_calls or is_uncertain
+            self._finished_before = self.calls.finished
+            is_delimited = bool(call_format.opens) and "unmarked" not in call_format.repairs
+            self.calls.may_echo = (
+                self._is_delimited and not is_delimited and not self._output.in_text
+            )
+            self._source.keep(already)
+            try:
+                yield from self._doubled(call_format)
+                yield from call_format.read(self._source, self.calls)
+                self._output.whitespace.after_delimiter()
+            except Malformed:
+                following = yield from self._broken(call_format, already, into)
+            self._source.kept()
+            self._source.quoted = False
+            self.calls.give_up()
+            if self.calls.finished > self._finished_before:
+                self._is_delimited = is_delimited
+            already, following = following, ""
+            call_format = self._delimiters.formats.get(already, call_format)
+        self.is_reading = False
+
+    def _doubled(self, call_format: CallFormat) -> Steps[None]:
+        """Read opening delimiters that repeat the one before."""
+        while call_format.opens and (yield from self._source.after_space(*call_format.opens)):
+            yield from self._source.space()
+            yield from self._source.expect(*call_format.opens)
+            self.calls.misplaced = ("format", *self.calls.misplaced)
+
+    def _broken(self, call_format: CallFormat, already: str, into: Into) -> Steps[str]:
+        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
+        model was cut off within it. Return the delimiter of the next call if it was consumed."""
+        broken = self._source.kept()
+        end = following = ""
+        is_call = bool(call_format.opens) or self.calls.begun
+        thinks = yield from self._source.comes(*self._delimiters.own)
+        if call_format.repair and ("{" in broken or thinks) and is_call:
+            rest: list[str] = []
+            # without a closing delimiter, a call extends to the next one or to the answer's end
+            ends = call_format.closes or (*self._delimiters.formats, *call_format.may_close)
+            end = yield from self._source.up_to(*ends, into=rest.append)
+            broken += "".join(rest)
+            following = end if end in self._delimiters.formats else ""
+            with suppress(Malformed):
+                if end or not (call_format.closes or self._source.cut):
+                    inside = _without_opening(broken, already, call_format.opens)
+                    thought, inside = self._delimiters.split_reasoning(inside)
+                    what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
+                    self.calls.add_repaired(call_format.repair(inside), what)
+                    if thought:
+                        self._output.thoughts.interrupt()
+                        self._output.add_reasoning(thought)
+                    self._output.whitespace.after_delimiter()
+                    return following
+        follows_call = self.calls.finished > self._finished_before
+        closes = (*call_format.closes, *call_format.may_close)
+        self.stray_delimiters = () if end or follows_call else closes
+        if self._is_lone_opening(broken):
+            self._output.add_repair("format")
+        elif end or not (is_call and self._source.ended and self._source.cut):
+            self.calls.give_up(broken=True)
+            into(broken if following or follows_call else broken + end)
+        return following
+
+    def _is_lone_opening(self, broken: str) -> bool:
+        """Whether the model has ended its answer with an opening delimiter."""
+        is_last = self._source.ended and not self._source.cut
+        return is_last and broken.strip() in self._layout.calls
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, ToolCallFinished):
+            self._source.keep()
+        self._output.emit(event)
+
+
+def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
+    """The content of a block, after its opening delimiter or several of them."""
+    if not opens:
+        return text
+    inside = text.removeprefix(already)
+    while opening := next((each for each in opens if inside.lstrip().startswith(each)), ""):
+        inside = inside.lstrip().removeprefix(opening)
+    return inside

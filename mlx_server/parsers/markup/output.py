@@ -1,0 +1,83 @@
+"""The events of one answer, and what its text and reasoning have come to so far."""
+
+from mlx_server.events import (
+    Event,
+    ReasoningDelta,
+    Repaired,
+    RepairKind,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.whitespace import PieceSeparator, WhitespaceTrimmer
+
+
+class MarkupOutput:
+    def __init__(self, layout: MarkupLayout, index: int) -> None:
+        self.texts, self.thoughts = PieceSeparator(), PieceSeparator()
+        self.whitespace = WhitespaceTrimmer(
+            trims=layout.trims and layout.trims_text, drop=self.texts.drop
+        )
+        self.in_text = False
+        """Whether there has been text since the last call or thought, so that none may open."""
+        self.line_begun = False
+        """Whether there has been text since the last line break or delimiter."""
+        self.answered = False
+        """Whether there was any text or call, and not reasoning alone."""
+        self.space_before_call = ""
+        """White space that separates texts if the call is one."""
+        self._index = index
+        self._events: list[Event] = []
+        self._repairs: set[Repaired] = set()
+        self._reasoning: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def put_back(self, events: list[Event]) -> None:
+        self._events = events
+
+    def add(self, piece: str) -> None:
+        """Add a piece of text, whose white space may turn out to be next to a delimiter."""
+        *_, line = piece.rsplit("\n", 1)
+        self.line_begun = bool(line.strip()) or (self.line_begun and line == piece)
+        self.add_text(self.whitespace.feed(piece))
+
+    def add_text(self, text: str) -> None:
+        if text:
+            self.in_text = self.in_text or not text.isspace()
+            self.emit(TextDelta(self._index, text, separator=self.texts.before(text)))
+
+    def add_reasoning(self, text: str) -> None:
+        self.emit(ReasoningDelta(self._index, text, self.thoughts.before(text)))
+
+    def add_repair(self, what: RepairKind) -> None:
+        """Report a repair of the text, once per kind."""
+        repair = Repaired(self._index, what, "content")
+        if repair not in self._repairs:
+            self._repairs.add(repair)
+            self.emit(repair)
+
+    def begin_thought(self) -> None:
+        self.texts.interrupt()
+        self.thoughts.interrupt()
+
+    def emit(self, event: Event) -> None:
+        match event:
+            case ReasoningDelta():
+                self._reasoning.append(event.separated)
+            case TextDelta(_, text) if text.strip():
+                self.answered = True
+            case ToolCallStarted():
+                self.answered = True
+            case ToolCallFinished():
+                self.in_text = False
+                self.space_before_call = self.texts.drop(self.space_before_call)
+                self.texts.interrupt()
+        self._events.append(event)

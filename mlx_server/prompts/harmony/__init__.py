@@ -1,0 +1,1 @@
+"""Renders prompts in the Harmony format of gpt-oss."""

@@ -1,0 +1,369 @@
+"""Renders conversations to Harmony token ids with openai-harmony.
+
+The library never encodes text as control tokens. Only names in headers could break out of their
+place, so characters that could end a name are removed from it.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from openai_harmony import (
+    Author,
+    Content,
+    DeveloperContent,
+    HarmonyError,
+    ReasoningEffort,
+    RenderConversationConfig,
+    Role,
+    SystemContent,
+    TextContent,
+    ToolDescription,
+)
+from openai_harmony import Conversation as HarmonyConversation
+from openai_harmony import Message as HarmonyMessage
+
+from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.parsers.harmony.grammar import NEXT, REASONING
+from mlx_server.parsers.harmony.header import header_name
+from mlx_server.parsers.harmony.message import message_json
+from mlx_server.parsers.harmony.parser import (
+    BROWSER,
+    CHANNELS,
+    FUNCTIONS,
+    PYTHON,
+    is_built_in,
+)
+from mlx_server.prompts.branches import Branches
+from mlx_server.prompts.harmony.schema import readable
+from mlx_server.prompts.harmony.vocabulary import check, encoding, splitter
+from mlx_server.prompts.system_text import format_line
+from mlx_server.prompts.template_prompt import RenderedPrompt
+from mlx_server.request_threads import check_wanted
+
+EFFORTS = {
+    "none": ReasoningEffort.LOW,
+    "minimal": ReasoningEffort.LOW,
+    "low": ReasoningEffort.LOW,
+    "medium": ReasoningEffort.MEDIUM,
+    "high": ReasoningEffort.HIGH,
+    "xhigh": ReasoningEffort.HIGH,
+    "max": ReasoningEffort.HIGH,
+}
+KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
+
+NAMED = ("user", "tool")
+"""The roles whose names are rendered; that of a result is its tool's."""
+
+INSTRUCTION_ROLES = ("system", "developer")
+
+LONGEST_WORD = 256
+"""Most characters without a token boundary. openai-harmony's time grows with their square."""
+
+LONGEST_NAME = 2048
+"""The same limit for names and schemas, which can't be split."""
+
+WINDOW = 1 << 14
+"""Characters that are split into words at a time: each word takes hundreds of bytes."""
+
+LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
+"""Matches long runs only at their start, or each character would be tested hundreds of times."""
+
+
+def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
+    check(checkpoint.tokenizer)
+    kwargs = conversation.template_kwargs
+    try:
+        begun = conversation.continued
+        earlier = conversation.messages[:-1] if begun else conversation.messages
+        messages = list(_messages(replace(conversation, messages=earlier)))
+        open_messages = list(_answer(begun, set(), with_reasoning=True)) if begun else []
+        tokens = _rendered(messages, conversation)
+        begins = len(tokens)
+        if begun:
+            tokens += _begun_answer(begun)
+    except (HarmonyError, ValueError) as error:
+        raise BadRequest(
+            f"The messages can't be rendered as Harmony: {error}", param="messages"
+        ) from None
+    ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS]
+    if any(each.name and each.role not in NAMED for each in conversation.messages):
+        ignored.append("messages.name")
+    return RenderedPrompt(
+        tokens,
+        tuple(ignored),
+        lambda: [message_json(message) for message in (*messages, *open_messages)],
+        lambda: _branches(messages, tokens[:begins]),
+    )
+
+
+def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) -> list[int]:
+    whole = HarmonyConversation.from_messages(messages)
+    # the library's own rule would keep reasoning between two final answers
+    config = RenderConversationConfig(auto_drop_analysis=False)
+    if not conversation.add_generation_prompt:
+        return list(encoding().render_conversation(whole, config))
+    return list(encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config))
+
+
+def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Branches:
+    """Another conversation differs from the first turn on, an edited one from the last question.
+    The next turn drops the reasoning since then, and a tool's result does not."""
+    start = encoding().encode("<|start|>", allowed_special="all")[0]
+    *starts, end = (place for place, token in enumerate(tokens) if token == start)
+    roles = [message.author.role for message in messages]
+    turn = next((i for i, r in enumerate(roles) if r not in (Role.SYSTEM, Role.DEVELOPER)), -1)
+    last = max((i for i, role in enumerate(roles) if role == Role.USER), default=turn)
+    dropped = (i for i in range(last, len(roles)) if messages[i].channel == "analysis")
+    next_turn = starts[i] if (i := next(dropped, None)) is not None else end
+    places = tuple(sorted({starts[turn], starts[last], next_turn, end}))
+    return Branches(places, next_turn, starts[turn])
+
+
+def opening(begun: Message) -> str:
+    """The header, without its role, of the Harmony message that continues this one."""
+    if begun.content or not begun.reasoning:
+        return f"<|channel|>{_channel(begun)}<|message|>"
+    return REASONING
+
+
+def _begun_answer(begun: Message) -> Iterator[int]:
+    """The tokens of the message, from the end of its role to the end of its text."""
+    if begun.reasoning and begun.content:
+        yield from _with_control(REASONING)
+        yield from _text_tokens(begun.reasoning)
+        yield from _with_control(NEXT)
+    yield from _with_control(opening(begun))
+    yield from _text_tokens(begun.content or begun.reasoning or "")
+
+
+def _with_control(text: str) -> list[int]:
+    return list(encoding().encode(text, allowed_special="all"))
+
+
+def _text_tokens(text: str) -> Iterator[int]:
+    for piece in _text_pieces(text):
+        yield from encoding().encode(piece, disallowed_special=())
+
+
+def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
+    every = conversation.messages
+    first = next((i for i, m in enumerate(every) if m.role not in INSTRUCTION_ROLES), len(every))
+    yield _message(Author(role=Role.SYSTEM), [_system(conversation)])
+    instructions = "\n\n".join(m.content for m in every[:first] if m.content)
+    if developer := list(_developer(instructions, conversation)):
+        yield _message(Author(role=Role.DEVELOPER), developer)
+    yield from _turns(every[first:], conversation.tools)
+
+
+def _developer(instructions: str, conversation: Conversation) -> Iterator[Content]:
+    texts = [_instructions(instructions), _response_format(conversation.response_format)]
+    functions = [_tool_description(tool) for tool in conversation.tools if not is_built_in(tool)]
+    if not functions:
+        yield from _text_contents("\n\n".join(filter(None, texts)))
+        return
+    before, after = texts
+    yield from _text_contents(before and f"{before}\n\n")
+    yield DeveloperContent.new().with_function_tools(functions)
+    yield from _text_contents(after and f"\n\n{after}")
+
+
+def _system(conversation: Conversation) -> SystemContent:
+    kwargs = conversation.template_kwargs
+    effort = kwargs.get("reasoning_effort") or "medium"
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        known = ", ".join(EFFORTS)
+        raise BadRequest(f"`reasoning_effort` must be one of {known}.", param="reasoning_effort")
+    system = (
+        SystemContent.new()
+        .with_reasoning_effort(EFFORTS[effort])
+        .with_conversation_start_date(_kwarg(kwargs, "conversation_start_date", f"{date.today()}"))
+    )
+    system.model_identity = _kwarg(kwargs, "model_identity", system.model_identity or "")
+    names = {tool.name for tool in conversation.tools if is_built_in(tool)}
+    if BROWSER in names:
+        system = system.with_browser_tool()
+    if PYTHON in names:
+        system = system.with_python_tool()
+    return system
+
+
+def _kwarg(kwargs: Mapping[str, Any], name: str, default: str) -> str:
+    found = kwargs.get(name, default)
+    if not isinstance(found, str):
+        where = f"chat_template_kwargs.{name}"
+        raise BadRequest(f"`{where}` must be a string.", param=where)
+    return _refuse_endless(found, f"chat_template_kwargs.{name}")
+
+
+def _instructions(text: str) -> str:
+    return text and f"# Instructions\n\n{text}"
+
+
+def _tool_description(tool: Tool) -> ToolDescription:
+    parameters = readable(tool.parameters)
+    for text in _strings([tool.name, tool.description, parameters]):
+        _refuse_endless(text, "tools")
+    return ToolDescription.new(_checked_name(tool.name), tool.description or "", parameters)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _strings(item)
+        case dict():
+            yield from _strings([*value.keys(), *value.values()])
+
+
+def _response_format(format: Mapping[str, Any] | None) -> str:
+    if not format:
+        return ""
+    if "schema" not in format:
+        instruction, asked = format_line(format)
+        return instruction.text + asked
+    comment = "".join(f"// {line}\n" for line in (format.get("description") or "").splitlines())
+    schema = json.dumps(format.get("schema") or {}, ensure_ascii=False, separators=(",", ":"))
+    return f"# Response Formats\n\n## {format.get('name') or 'answer'}\n\n{comment}{schema}"
+
+
+def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMessage]:
+    """Reasoning is kept while its tool round is open; a final answer or a user turn closes it."""
+    closed = max((i for i, message in enumerate(messages) if _closes(message)), default=-1)
+    built_in = {tool.name for tool in tools if is_built_in(tool)}
+    called: dict[str, str] = {}
+    for i, message in enumerate(messages):
+        called |= {call.id: call.name for call in message.tool_calls}
+        match message.role:
+            case "assistant":
+                yield from _answer(message, built_in, with_reasoning=i > closed)
+            case "tool":
+                name = called.get(message.tool_call_id or "") or message.name or "tool"
+                yield _result(name, built_in, message.content)
+            case "user":
+                author = Author(role=Role.USER, name=message.name and _checked_name(message.name))
+                yield _message(author, _text_contents(message.content))
+            case _:
+                yield _message(
+                    Author(role=Role.DEVELOPER), _text_contents(_instructions(message.content))
+                )
+
+
+def _closes(message: Message) -> bool:
+    is_text = message.role == "assistant" and message.content and not message.tool_calls
+    return message.role == "user" or bool(is_text and _channel(message) == "final")
+
+
+def _channel(message: Message) -> str:
+    """The channel of an assistant's content."""
+    if message.phase:
+        return CHANNELS[message.phase]
+    return "commentary" if message.tool_calls else "final"
+
+
+def _answer(
+    message: Message, built_in: set[str], *, with_reasoning: bool
+) -> Iterator[HarmonyMessage]:
+    author = Author(role=Role.ASSISTANT)
+    if message.reasoning and with_reasoning:
+        yield _message(author, _text_contents(message.reasoning), "analysis")
+    if message.content:
+        yield _message(author, _text_contents(message.content), _channel(message))
+    for call in message.tool_calls:
+        recipient, channel = _recipient_of(call.name, built_in)
+        made = _message(author, _text_contents(_arguments(call, recipient)), channel, recipient)
+        own = channel == "analysis"
+        yield made.with_content_type("code" if own else "<|constrain|>json")
+
+
+def _result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
+    author, channel = _recipient_of(name, built_in)
+    return _message(
+        Author(role=Role.TOOL, name=author), _text_contents(content), channel, "assistant"
+    )
+
+
+def _recipient_of(name: str, built_in: set[str]) -> tuple[str, str]:
+    """A tool's name in headers, and the channel of its calls and results."""
+    namespace, _, _ = name.partition(".")
+    if namespace in built_in:
+        return _checked_name(name), "analysis"
+    return FUNCTIONS + _checked_name(name), "commentary"
+
+
+def _arguments(call: ToolCall, recipient: str) -> str:
+    if recipient == PYTHON:
+        try:
+            code = json.loads(call.arguments)["code"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return call.arguments
+        return code if isinstance(code, str) else call.arguments
+    return call.arguments or "{}"
+
+
+def _message(
+    author: Author,
+    content: Sequence[Content],
+    channel: str | None = None,
+    recipient: str | None = None,
+) -> HarmonyMessage:
+    return HarmonyMessage(
+        author=author, content=list(content), channel=channel, recipient=recipient
+    )
+
+
+def _checked_name(name: str) -> str:
+    return header_name(_refuse_endless(name, "messages"))
+
+
+def _text_contents(text: str) -> list[Content]:
+    return [TextContent(text=piece) for piece in _text_pieces(text)]
+
+
+def _text_pieces(text: str) -> Iterator[str]:
+    """The text, cut only within words that are longer than LONGEST_WORD."""
+    begin = 0
+    for at, size in _long_words(text):
+        for place in range(at + LONGEST_WORD, at + size, LONGEST_WORD):
+            yield text[begin:place]
+            begin = place
+    if text[begin:]:
+        yield text[begin:]
+
+
+def _long_words(text: str) -> Iterator[tuple[int, int]]:
+    """Start and length of each pre-tokenised word that is longer than LONGEST_WORD."""
+    at = 0
+    while at < len(text):
+        check_wanted()
+        part = _part(text, at)
+        if LONG.search(part):
+            for word, (start, _) in splitter().pre_tokenize_str(part):
+                if len(word) > LONGEST_WORD:
+                    yield at + start, len(word)
+        at += len(part)
+
+
+def _part(text: str, at: int) -> str:
+    """The next window of text, up to its last space, where a token can end, if it has one."""
+    end = at + WINDOW
+    space = text.rfind(" ", at + 1, end) if end < len(text) else -1
+    return text[at : end if space < 0 else space]
+
+
+def _refuse_endless(text: str, param: str) -> str:
+    """Raise BadRequest for an overlong word in text that can't be split without a change."""
+    longest = max((size for _, size in _long_words(text)), default=0)
+    if longest > LONGEST_NAME:
+        raise BadRequest(
+            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}.",
+            param=param,
+        )
+    return text

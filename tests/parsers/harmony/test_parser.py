@@ -1,0 +1,436 @@
+"""gpt-oss's answers, whatever the model writes. What they should read is in the golden files."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai_harmony import Message as HarmonyMessage
+
+from mlx_server.events import (
+    BuiltInCall,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.messages import Tool
+from mlx_server.parsers.harmony.parser import HarmonyParser
+from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
+from tests.slowness import slowness
+
+TOOLS = (
+    Tool("get_time", None, {}),
+    Tool("note", None, {"properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}),
+)
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = encoding().encode(text, allowed_special="all")
+    return found
+
+
+def parser(tools: tuple[Tool, ...] = TOOLS) -> HarmonyParser:
+    return HarmonyParser(encoding(), ParseContext(tools=tools))
+
+
+def played(tokens: list[int], tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Event]:
+    reading = parser(tools)
+    events = [event for token in tokens for event in reading.feed(token, "")]
+    return events + reading.finish("", cut=cut)
+
+
+def heard(output: str, tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Any]:
+    """Text as it is, reasoning and calls marked, neighbours joined."""
+    return told(played(ids(output), tools, cut=cut))
+
+
+def told(events: list[Event]) -> list[Any]:
+    found: list[Any] = []
+    for event in events:
+        match event:
+            case TextDelta():
+                _joined(found, "text", event.separated)
+            case ReasoningDelta():
+                _joined(found, "reasoning", event.separated)
+            case ToolCallStarted(name=name):
+                found.append(["call", name, ""])
+            case ToolCallDelta(arguments=piece):
+                found[-1][2] += piece
+            case ToolCallFinished():
+                found[-1][2] = json.loads(found[-1][2])
+    return found
+
+
+def _joined(found: list[Any], kind: str, text: str) -> None:
+    if found and found[-1][0] == kind:
+        found[-1][1] += text
+    else:
+        found.append([kind, text])
+
+
+# Built-in tools
+
+PYTHON, BROWSER = Tool("python"), Tool("browser")
+
+
+def test_pythons_code_is_its_argument_as_it_stands() -> None:
+    output = '<|channel|>analysis to=python code<|message|>print("1\n")\n{}'
+    assert heard(output, (PYTHON,)) == [["call", "python", {"code": 'print("1\n")\n{}'}]]
+    begun = [["call", "python", r'{"code": "print(\"1\n\")\n{}']]
+    assert heard(output, (PYTHON,), cut=True) == begun
+
+
+def test_the_browser_is_three_tools() -> None:
+    output = '<|channel|>analysis to=browser.search code<|message|>{"query": "x", "topn": "3"}'
+    assert heard(output, (BROWSER,)) == [["call", "browser.search", {"query": "x", "topn": 3}]]
+    assert heard(output.replace("search", "find"), (BROWSER,))[0][1] == "browser.find"
+    assert heard(output.replace("search", "guess"), (BROWSER,)) == []
+
+
+@pytest.mark.parametrize("recipient", ["python", "browser.search", "container.exec"])
+@pytest.mark.parametrize("channel", ["analysis", "commentary"])
+def test_built_in_tools_that_were_not_offered_are_told_of_apart(
+    recipient: str, channel: str
+) -> None:
+    output = f"<|channel|>{channel} to={recipient} code<|message|>x\n y"
+    for end in ("", "<|end|>", "<|call|>"):
+        assert played(ids(output + end)) == [BuiltInCall(0, recipient, "x\n y")]
+    assert played(ids(output), cut=True) == [BuiltInCall(0, recipient, "x\n y", is_whole=False)]
+    *_, answer = played(ids(output + "<|end|><|start|>assistant<|channel|>final<|message|>y"))
+    assert answer == TextDelta(0, "y", phase="final_answer")
+
+
+def test_a_function_of_a_built_in_tools_name_is_a_function() -> None:
+    own = Tool("python", None, {"properties": {"script": {"type": "string"}}})
+    for recipient in ("functions.python", "python"):
+        output = f'<|channel|>commentary to={recipient} json<|message|>{{"script": "1"}}'
+        assert heard(output, (own,)) == [["call", "python", {"script": "1"}]]
+
+
+# Calls
+
+CALL = "<|channel|>commentary to=functions.note <|constrain|>json<|message|>"
+
+
+def test_arguments_stream_as_they_come() -> None:
+    reading = parser()
+    events = [reading.feed(token, "") for token in ids(CALL + '{"text": "one two three')]
+    pieces = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
+    assert len(pieces) > 3
+    assert "".join(pieces) == '{"text": "one two three'
+    assert reading.section == "call"
+
+
+@pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>", "<|call|><|start|>assistant"])
+def test_a_call_is_finished_by_the_end_of_its_message(end: str) -> None:
+    found = [["call", "note", {"text": "x"}]]
+    assert heard(CALL + '{"text": "x"}' + end) == found
+    assert heard(CALL + '{"text": "x"}' + end, cut=True) == found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["[1]", '"x"', "null", '{"text": "x"} {"text": "y"}', '{"text": "x"', '{"text": x', "{"],
+)
+def test_arguments_that_are_none_are_text(arguments: str) -> None:
+    *begun, last = heard(CALL + arguments + "<|call|>")
+    assert last == ["text", arguments]
+    assert all(isinstance(call[2], str) for call in begun), "no call is finished"
+
+
+def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
+    reading = parser()
+    events = [
+        e for t in ids(CALL.replace("note", "other") + '{"a": 1') for e in reading.feed(t, "")
+    ]
+    assert told(events) == [["text", '{"a": 1']]
+
+
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "passed_on"),
+    [
+        ('{"name": "note", "arguments": {"text": "x", ', False),
+        ('{"parameters": {"text": "x"}, ', False),
+        ('{"text": "x", ', True),
+        ('{"name": "other", ', True),
+        ('{"name": "note", "arguments": {}} is', True),
+        ("[", False),
+        ("[1", True),
+    ],
+)
+def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) -> None:
+    reading = parser()
+    events = [event for token in ids(FINAL + text) for event in reading.feed(token, "")]
+    assert told(events) == ([["text", text]] if passed_on else [])
+    assert told(events + reading.finish("", cut=True)) == [["text", text]]
+
+
+@pytest.mark.parametrize("reading", [ParseContext(), ParseContext(tools=TOOLS, formatted=True)])
+def test_where_nothing_can_be_called_no_text_is_a_call(reading: ParseContext) -> None:
+    text = '{"name": "note", "arguments": {"text": "x"}}'
+    events: list[Event] = []
+    of_text = HarmonyParser(encoding(), reading)
+    for token in ids(FINAL + text):
+        events += of_text.feed(token, "")
+    assert told(events) == [["text", text]]
+    assert of_text.finish("", cut=False) == []
+
+
+def test_long_arguments_take_no_long_time() -> None:
+    text = 'naïve \\n \\"code\\" 🗼 ' * 4000
+    begun = time.thread_time()
+    ((_, _, arguments),) = heard(CALL + f'{{"text": "{text}"}}')
+    assert time.thread_time() - begun < 4 * slowness()
+    assert arguments == {"text": json.loads(f'"{text}"')}
+    found = heard(FINAL + f'{{"name": "note", "arguments": {{"text": "{text}"}}}}')
+    assert time.thread_time() - begun < 8 * slowness()
+    assert found == [["call", "note", arguments]]
+
+
+def test_many_messages_take_no_long_time() -> None:
+    begun = time.thread_time()
+    output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000
+    assert heard(output) == [["text", "\n".join("x" * 3000)]]
+    assert time.thread_time() - begun < 4 * slowness()
+
+
+def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
+    words = "word " * 500
+    reading = parser()
+    events = [event for token in ids(words)[:400] for event in reading.feed(token, "")]
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert len(text) > 1500
+    assert words.startswith(text)
+    assert heard(words) == [["text", words]]
+
+
+# Phases
+
+
+@pytest.mark.parametrize(
+    ("header", "phase"),
+    [
+        ("<|channel|>commentary<|message|>", "commentary"),
+        ("<|channel|>final<|message|>", "final_answer"),
+        ("<|channel|>final <|constrain|>json<|message|>", "final_answer"),
+        ("<|channel|>elsewhere<|message|>", "final_answer"),
+        ("<|message|>", "final_answer"),
+        ("<|channel|>commentary to=functions.unknown<|message|>", "final_answer"),
+        ("<|channel|>commentary one, two, three, four<|message|>", "commentary"),
+        ("", "final_answer"),
+    ],
+)
+def test_phases(header: str, phase: str) -> None:
+    found = [e for e in played(ids(header + "Hello")) if isinstance(e, TextDelta)]
+    assert "".join(e.text for e in found).endswith("Hello")
+    assert {e.phase for e in found} == {phase}
+
+
+# Messages as OpenAI's parser has them
+
+
+@pytest.mark.parametrize(
+    ("output", "messages"),
+    [
+        ("", []),
+        ("<|channel|>final<|message|>a", [(None, "final", None, "a")]),
+        ("<|channel|>final<|message|>", [(None, "final", None, "")]),
+        ("<|channel|>final a b c d<|message|>e", [(None, "final", None, "a b c de")]),
+        ("<|channel|>final a b", [(None, "final", None, "a b")]),
+        (CALL + "{}<|call|>", [("functions.note", "commentary", "<|constrain|>json", "{}")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=python"
+            "<|channel|>analysis code<|message|>1<|call|>",
+            [(None, "analysis", None, "a"), ("python", "analysis", "code", "1")],
+        ),
+    ],
+)
+def test_messages(output: str, messages: list[Any]) -> None:
+    reading = parser()
+    for token in ids(output):
+        reading.feed(token, "")
+    if not output.endswith(" b"):  # a header that is still open is none
+        assert told_of(reading) == messages, "those that have not ended are told of"
+    reading.finish("", cut=False)
+    assert told_of(reading) == messages
+
+
+def told_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
+    return [
+        (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
+        for m in reading.messages()
+    ]
+
+
+# Where it is
+
+
+@pytest.mark.parametrize(
+    ("output", "place"),
+    [
+        ("", "call"),
+        ("<|channel|>analysis", "call"),
+        ("<|channel|>analysis<|message|>", "reasoning"),
+        ("<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>", "call"),
+        ("<|channel|>final<|message|>x", "text"),
+        ("<|channel|>final<|message|>x<|end|><|start|>", "call"),
+        ("<|channel|>commentary<|message|>x", "text"),
+        (CALL, "call"),
+        ("<|channel|>analysis to=python code<|message|>x", "reasoning"),
+    ],
+)
+def test_its_place(output: str, place: Section) -> None:
+    reading = parser()
+    for token in ids(output):
+        reading.feed(token, "")
+    assert reading.section == place
+
+
+@pytest.mark.parametrize("end", ["", "<|end|>", "<|end|><|start|>assistant"])
+def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
+    output = "<|channel|>analysis<|message|>I know." + end + GPT_OSS.answer_prefix
+    assert heard(output + "Four.") == [["reasoning", "I know."], ["text", "Four."]]
+    reading = parser()
+    for token in ids("<|channel|>analysis<|message|>I know." + end):
+        reading.feed(token, "")
+    assert reading.awaits_answer
+    for token in ids(GPT_OSS.answer_prefix):
+        reading.feed(token, "")
+    assert reading.section == "text"
+    assert not reading.awaits_answer
+
+
+# Characters in several tokens, and none at all
+
+
+@given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
+def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
+    whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
+    end = ids("<|return|>") if ended else []
+    events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
+    assert "".join(text for _, text in told(events)) == whole.decode("utf-8", "replace")
+
+
+@given(st.text(max_size=40))
+def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
+    plain: list[int] = encoding().encode(text, disallowed_special=())
+    events = played([*ids("<|channel|>final<|message|>"), *plain])
+    assert "".join(text for _, text in told(events)) == text
+    assert all("\ufffd" not in e.text for e in events if isinstance(e, TextDelta)) or (
+        "\ufffd" in text
+    )
+
+
+# Anything at all
+
+PIECES = st.sampled_from(
+    [
+        "assistant",
+        "user",
+        "analysis",
+        "commentary",
+        "final",
+        " to=functions.note",
+        " to=functions.other",
+        " to=python",
+        "to=",
+        " json",
+        " ",
+        "\n",
+        '{"text": "',
+        '"}',
+        "{",
+        "}",
+        "Hello 🗼",
+        CALL,
+        "<|channel|>final<|message|>",
+        "<|end|><|start|>assistant",
+    ]
+)
+CONTROL = st.integers(TOKENS, TOKENS + len(SPECIAL)).map(lambda id: [id])
+ANY = st.integers(0, 201_500).map(lambda id: [id])
+TOKENS_OF_ANY_KIND = st.lists(PIECES.map(ids) | CONTROL | ANY, max_size=25).map(
+    lambda lists: [token for tokens in lists for token in tokens]
+)
+
+
+@settings(max_examples=150)
+@given(TOKENS_OF_ANY_KIND, st.booleans(), st.sampled_from([TOOLS, (PYTHON, BROWSER), ()]))
+def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[Tool, ...]) -> None:
+    reading = parser(tools)
+    events = [event for token in tokens for event in reading.feed(token, "")]
+    reading.messages()
+    events += reading.finish("", cut=cut)
+    for message in reading.messages():
+        assert HarmonyMessage.from_dict(dict(message)).to_dict() == message
+    texts = TextDelta | ReasoningDelta | BuiltInCall
+    said = "".join(e.text for e in events if isinstance(e, texts))
+    written = "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
+    assert not any(token in said + written for token in SPECIAL)
+    assert "<|reserved_" not in said + written
+    assert all(e.text for e in events if isinstance(e, TextDelta | ReasoningDelta))
+    for call in {e.call for e in events if isinstance(e, ToolCallFinished)}:
+        pieces = [e.arguments for e in events if isinstance(e, ToolCallDelta) and e.call == call]
+        assert isinstance(json.loads("".join(pieces)), dict)
+
+
+@settings(max_examples=80)
+@given(st.lists(PIECES.filter(lambda piece: "<|" not in piece), max_size=6))
+def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
+    text = "".join(words)
+    found = "".join(t for _, t in heard(f"<|channel|>final one, two, three, {text}<|message|>four"))
+    assert found == f"one, two, three, {text}four"
+
+
+# Answers that continue a message
+
+
+def continued(header: str, output: str) -> list[Any]:
+    context = ParseContext(tools=TOOLS, ends_with=header, continues=True)
+    reading = HarmonyParser(encoding(), context)
+    events = [event for token in ids(output) for event in reading.feed(token, "")]
+    return told([*events, *reading.finish("", cut=False)])
+
+
+WHOLE_CALL = '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"n": 1}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("channel", "output", "expected"),
+    [
+        ("final", " Rome.", [["text", " Rome."]]),
+        ("final", '{"name": "get_time", "arguments": {}}', None),
+        ("final", "<think>", None),
+        (
+            "analysis",
+            " so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            [["reasoning", " so."], ["text", "Yes."]],
+        ),
+        (
+            "analysis",
+            f" so.<|end|><|start|>assistant{WHOLE_CALL}",
+            [["reasoning", " so."], ["call", "note", {"n": 1}]],
+        ),
+        (
+            "commentary",
+            f" it.<|end|><|start|>assistant{WHOLE_CALL}",
+            [["text", " it."], ["call", "note", {"n": 1}]],
+        ),
+        ("final", "", []),
+    ],
+)
+def test_an_answer_goes_on_in_the_message_that_the_prompt_began(
+    channel: str, output: str, expected: list[Any] | None
+) -> None:
+    wanted = [["text", output]] if expected is None else expected
+    assert continued(f"<|channel|>{channel}<|message|>", output) == wanted

@@ -1,0 +1,85 @@
+"""scripts/serve on a machine that has nothing yet, with a stand-in for Python and pip."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PYTHON = """#!/bin/sh
+case "$*" in
+    --version) echo "Python 3.13.1" ;;
+    "-m venv "*)
+        for folder in "$@"; do :; done
+        mkdir -p "$folder/bin"
+        cp "$0" "$folder/bin/python"
+        printf '#!/bin/sh\\necho "mlx-server $*"\\n' >"$folder/bin/mlx-server"
+        chmod +x "$folder/bin/mlx-server" ;;
+    "-m pip install "*)
+        if [ -t 1 ]; then echo "pip's bar"; else echo "pip without a terminal"; fi
+        echo "pip was asked: $*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The parts of a clone that scripts/serve needs, and a Python."""
+    (tmp_path / "scripts").mkdir()
+    for script in ("serve", "_venv"):
+        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
+    (tmp_path / "pyproject.toml").touch()
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def serve(clone: Path, *arguments: str) -> str:
+    """What a person sees in a terminal."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "PYTHON": str(clone / "python")}
+    command = [str(clone / "scripts" / "serve"), *arguments]
+    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = bytearray()
+    try:
+        while piece := os.read(ours, 4096):
+            seen += piece
+    except OSError:  # how Linux says that the other end is closed
+        assert sys.platform == "linux"
+    os.close(ours)
+    assert process.wait() == 0
+    return seen.decode().replace("\r\n", "\n")
+
+
+def test_the_first_start_says_what_it_does_and_shows_pips_progress(clone: Path) -> None:
+    seen = serve(clone, "--port", "8001")
+    said, *rest = seen.splitlines()
+    assert "making .venv with Python 3.13.1" in said
+    assert "takes a minute or two, but only once" in said
+    assert rest[0] == "pip's bar"
+    assert "--quiet" not in rest[1]
+    assert "--progress-bar" not in rest[1]
+    assert rest[-1] == "mlx-server serve --port 8001"
+
+
+def test_the_second_start_installs_nothing_and_a_changed_project_does(clone: Path) -> None:
+    serve(clone)
+    assert serve(clone) == "mlx-server serve\n"
+    (clone / "pyproject.toml").write_text("[project]\n")
+    assert "bringing .venv up to date" in serve(clone)
+    assert serve(clone) == "mlx-server serve\n"
+
+
+def test_a_python_that_can_not_be_used_is_named_with_what_to_do(clone: Path) -> None:
+    environment = {**os.environ, "PYTHON": str(clone / "missing")}
+    failed = subprocess.run(
+        [str(clone / "scripts" / "serve")], env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 1
+    assert "3.11 to 3.14" in failed.stderr
