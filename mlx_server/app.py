@@ -53,7 +53,7 @@ from mlx_server.page import router as page
 from mlx_server.page.files import page_routes
 from mlx_server.page.streams import PageStreams
 from mlx_server.pool.entry import OnProgress
-from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool import AnswerRecorder, Pool
 from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
@@ -73,11 +73,14 @@ def create_app(
     settings: Settings,
     on_progress: OnProgress = lambda *progress: None,
     recordings: Mapping[str, Recordings] = MappingProxyType({}),
+    recorder: AnswerRecorder | None = None,
 ) -> FastAPI:
-    """recordings: what replay models play, by id, where it is not the file of their source."""
+    """recordings: what replay models play, by id, where it is not the file of their source.
+    recorder: sees every answer."""
     server, pool = settings.server, _pool(settings, on_progress, recordings)
     awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
     pool.on_rows = awake.count
+    pool.recorder = recorder
     data_dir = settings.store.data_dir
     configured = {name: connector(name, it, data_dir) for name, it in settings.connectors.items()}
     connectors = Connectors(configured, allow_private_urls=server.allow_private_urls)

@@ -250,7 +250,7 @@ class ApprovalRequested:
 RepairKind = Literal[
     "name",  # a tool name in another spelling
     "json",  # a syntax error in JSON
-    "type",  # an argument of the wrong type
+    "type",  # an argument of the wrong type, or an upstream's number that was none
     "reasoning",  # an answer or a call inside reasoning, or reasoning in the wrong place
     "unmarked",  # a call or reasoning without its delimiters
     "format",  # a call that breaks its format: a delimiter missing, doubled or of another format

@@ -38,13 +38,35 @@ def byte_level_tokenizer(
     ranks: Mapping[bytes, int], pieces: str, special: Iterable[AddedToken]
 ) -> tokenizers.Tokenizer:
     """The `special` tokens get the ids after the last rank, in their order."""
-    letters = {byte: letter for letter, byte in bytes_to_unicode().items()}
-    names = {rank: "".join(map(letters.__getitem__, token)) for token, rank in ranks.items()}
+    names = _names(ranks)
     merges = [
         (names[a], names[b])
         for token in sorted(ranks, key=lambda token: ranks[token])
         for a, b in _halves(token, ranks)
     ]
+    return _tokenizer(names, merges, pieces, special)
+
+
+def quick_tokenizer(
+    ranks: Mapping[bytes, int], pieces: str, special: Iterable[AddedToken]
+) -> tokenizers.Tokenizer:
+    """The same tokens without merges, so that it loads in a fifth of the time: a piece of a text
+    that is no token as a whole becomes single bytes."""
+    return _tokenizer(_names(ranks), [], pieces, special)
+
+
+def _names(ranks: Mapping[bytes, int]) -> dict[int, str]:
+    """The vocabulary's entries, by id."""
+    letters = {byte: letter for letter, byte in bytes_to_unicode().items()}
+    return {rank: "".join(map(letters.__getitem__, token)) for token, rank in ranks.items()}
+
+
+def _tokenizer(
+    names: Mapping[int, str],
+    merges: list[tuple[str, str]],
+    pieces: str,
+    special: Iterable[AddedToken],
+) -> tokenizers.Tokenizer:
     vocabulary = {name: rank for rank, name in names.items()}
     made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     made.pre_tokenizer = pre_tokenizers.Sequence(

@@ -16,22 +16,17 @@ from mlx_server.api.accumulator import AccumulatedAnswer
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.errors import validation_error
-from mlx_server.cli.redaction import matching, without_secrets
+from mlx_server.api.transcript_recorder import Entry, conditions, in_words, without_keys
 from mlx_server.cli.upstream_recording import RecordedServer
 from mlx_server.engine.messages import Token
 from mlx_server.errors import BadRequest
 from mlx_server.events import Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
-from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
-from mlx_server.sources.transcript_entry import facts_of
-
-Entry = dict[str, Any]
-
 
 Body = dict[str, Any]
 """The body of a request to /v1/chat/completions."""
@@ -71,15 +66,10 @@ def record_upstream(
     entries: list[Entry] = []
     answers = server.answers(body for body, _ in requests)
     for answer, (_, request) in zip(answers, requests, strict=True):
-        entries.append(_without_secrets({**_conditions(request), "answer": answer}, server.key))
+        entry = {**conditions(request.prompts[0]), "answer": answer}
+        entries.append(without_keys(entry, [server.key or ""]))
         on_entry(entries[-1])
     return entries
-
-
-def _without_secrets(entry: Entry, key: str | None = None) -> Entry:
-    known = [key] if key else []
-    match = matching(entry["match"], known)
-    return {**without_secrets(entry, known), "match": match}
 
 
 def record(
@@ -102,7 +92,7 @@ async def _recorded(
     try:
         entries = []
         for request in requests:
-            entries.append(_without_secrets(await _entry(pool, request), key))
+            entries.append(without_keys(await _entry(pool, request), [key or ""]))
             on_entry(entries[-1])
         return entries
     finally:
@@ -111,7 +101,7 @@ async def _recorded(
 
 async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     if pool.upstream(request.model):
-        return {**_conditions(request), "answer": await _words(pool, request)}
+        return {**conditions(request.prompts[0]), "answer": await _words(pool, request)}
     prepared = await pool.prepared(request.model)
     planned = await in_thread(plan, prepared, request)
     planned = shortened(planned, prepared, request, pool.most_tokens(prepared, planned.demand.rows))
@@ -126,7 +116,7 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
     finish = tokens[-1].finish
     # the replay model adds the stop token itself
     ids = [token.id for token in (tokens[:-1] if finish == "stop" else tokens)]
-    entry = {**_conditions(request), "output": prepared.checkpoint.tokenizer.raw(ids)}
+    entry = {**conditions(request.prompts[0]), "output": prepared.checkpoint.tokenizer.raw(ids)}
     return entry | ({"finish": "length"} if finish == "length" else {})
 
 
@@ -137,16 +127,4 @@ async def _words(pool: Pool, request: GenerateRequest) -> Entry:
         async for event in events:
             if not isinstance(event, Started):
                 answer.add(event)
-    calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in answer.calls]
-    text, reasoning = "".join(answer.texts), "".join(answer.reasoning)
-    found: Entry = {"reasoning": reasoning, "text": text, "calls": calls}
-    return {name: value for name, value in found.items() if value} or {"text": ""}
-
-
-def _conditions(request: GenerateRequest) -> Entry:
-    """The conditions of an entry: the last user text, and the turn for all but a conversation's
-    first answer."""
-    (conversation,) = request.prompts
-    assert isinstance(conversation, Conversation)
-    facts = facts_of(conversation, ())
-    return {"match": facts.user} | ({"turn": facts.turn} if facts.turn > 1 else {})
+    return in_words(answer)

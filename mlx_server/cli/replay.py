@@ -23,8 +23,9 @@ def record(
         typer.Argument(metavar="MODEL", help="Id from models.yaml, folder, hub id, or upstream's."),
     ],
     requests: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML list or JSON Lines of requests.")
-    ],
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML list or JSON Lines of requests [an app's own]."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the transcript here [standard output]."),
@@ -37,6 +38,9 @@ def record(
         str | None,
         typer.Option(metavar="NAME", help="The environment variable with the upstream's key."),
     ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on for an app's requests [8000].")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Record a real model's answers to requests as a transcript.
@@ -46,6 +50,10 @@ def record(
     mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1 --requests questions.yaml
     mlx-server replay record openai/gpt-oss-120b --upstream https://openrouter.ai/api/v1 \
         --api-key-env OPENROUTER_API_KEY --requests questions.yaml --output answers.yaml
+    mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1 --output answers.yaml
+
+    Without --requests this server starts, with all its endpoints. It passes on what an app asks of
+    MODEL, and adds each answer to the transcript as the app gets it, until Ctrl-C.
 
     A model of models.yaml that another server has is recorded as the endpoints give its answers:
     read, repaired and asked for again. With --upstream answers are recorded as they come.
@@ -54,8 +62,14 @@ def record(
     replay:answers.yaml` and a `family:` in models.yaml: the model's, or any for the answers of an
     upstream, which are recorded in words. Keys are taken out of what is recorded.
     """
-    import yaml
+    if requests is None:
+        from mlx_server.cli.live_recording import serve_recorded
 
+        if output is None:
+            raise typer.BadParameter("--output FILE is needed where a server records.")
+        serve_recorded(model, output, config, upstream, api_key_env, port)
+        return
+    from mlx_server.api.transcript_recorder import written
     from mlx_server.cli.recording import read_requests, record_upstream
     from mlx_server.cli.recording import record as recorded
     from mlx_server.config.specs import spec_named
@@ -67,7 +81,7 @@ def record(
         spec = spec_named(config, model)
         asked = [request for _, request in read_requests(requests, spec.id)]
         entries = recorded(spec, asked, _show)
-    text = yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=100)
+    text = written(entries)
     if output:
         output.write_text(text, "utf-8")
     else:

@@ -72,7 +72,7 @@ class ModelFamily:
     """Reasoning and calls as the table of families shows them, if no layout describes them."""
     special_tokens: tuple[str, ...] = ()
     """Special tokens for replay models, which have no vocabulary of their own."""
-    real_tokenizer: Callable[[], tokenizers.Tokenizer] | None = None
+    replay_tokenizer: Callable[[], tokenizers.Tokenizer] | None = None
     """Tokenizer for replay models that need more than bytes and special tokens."""
     renderer: Renderer | None = None
     """Renders the prompts of a family for which chat templates do not suffice."""

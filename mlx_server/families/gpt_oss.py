@@ -13,7 +13,7 @@ from mlx_server.parsers.harmony.output import harmony_output
 from mlx_server.parsers.harmony.parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.harmony import prompt as harmony_prompt
-from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding, real_tokenizer
+from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding, replay_tokenizer
 
 DELIMITERS = ((REASONING,), ("<|end|>", "<|start|>"))
 """Delimiters of reasoning; a model may start the next message without ending the last one."""
@@ -39,6 +39,6 @@ GPT_OSS = ModelFamily(
     model_types=("gpt_oss",),
     stop_tokens=("<|return|>", "<|call|>", "<|endoftext|>"),
     special_tokens=SPECIAL,
-    real_tokenizer=real_tokenizer,
+    replay_tokenizer=replay_tokenizer,
     answer_prefix=NEXT + FINAL,
 )

@@ -1,15 +1,15 @@
 """The families as a table: for families/README.md and `mlx-server models --families`."""
 
 from collections.abc import Iterable, Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.call_format import CallFormat
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
@@ -30,7 +30,10 @@ def markdown() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def show(console: Console) -> None:
+def show(console: "Console") -> None:
+    from rich.table import Table  # the server, which has the rows of the table, starts without it
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, overflow="fold")

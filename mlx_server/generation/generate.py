@@ -44,6 +44,11 @@ log = logging.getLogger("mlx_server")
 def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Yield the events. Errors in the request are raised before `Started`; closing the generator
     cancels its rows, or its requests to another server."""
+    events = _answered(request, pool)
+    return pool.recorder.recorded(request, events) if pool.recorder else events
+
+
+def _answered(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     model = pool.upstream(request.model)
     if model and model.upstream.fallback:
         return _first_to_answer(request, pool, (request.model, *model.upstream.fallback))

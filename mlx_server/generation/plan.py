@@ -259,8 +259,10 @@ def _param(prompt: Prompt) -> str:
 
 def _rendered(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     param = _param(prompt)
-    # A prompt that is far too long is refused before a minute is spent on tokenising it.
-    _check_length(prepared, _characters(prompt) // prepared.checkpoint.tokenizer.longest, param)
+    characters = _characters(prompt)
+    if characters >= prepared.context_length:
+        # one that is far too long is refused before a minute is spent on tokenising it
+        _check_length(prepared, characters // prepared.checkpoint.tokenizer.longest, param)
     try:
         rendered = _tokens(prepared, prompt)
     except ContextTooLong as error:

@@ -7,10 +7,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
@@ -24,6 +25,7 @@ from mlx_server.errors import (
     BadRequest,
     ServerError,
 )
+from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import actions
@@ -48,8 +50,16 @@ from mlx_server.pool.prepare import (
 from mlx_server.pool.scheduler import MemoryScheduler, now
 from mlx_server.pool.served_models import ServedModels
 from mlx_server.pool.upstreams import UpstreamModel
+from mlx_server.requests import GenerateRequest
 
 log = logging.getLogger("mlx_server.pool")
+
+
+class AnswerRecorder(Protocol):
+    def recorded(
+        self, request: GenerateRequest, events: AsyncGenerator[Event]
+    ) -> AsyncGenerator[Event]:
+        """The same events, which are seen as the client takes them."""
 
 
 class Pool:
@@ -66,6 +76,8 @@ class Pool:
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
         self._disk = DiskThreads(self._models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
+        self.recorder: AnswerRecorder | None = None
+        """Sees every answer on its way to the client."""
         self.on_rows: Callable[[int], None] = lambda rows: None
         """Called with `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None

@@ -2,11 +2,12 @@
 
 import logging
 import sys
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from mlx_server.pool.entry import OnProgress
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -31,6 +32,10 @@ class LogLineProgress:
 
 class BarProgress:
     def __init__(self) -> None:
+        # a server without a terminal starts sooner
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

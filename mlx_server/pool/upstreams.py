@@ -7,8 +7,8 @@ from mlx_server.parsers.reasoning_tags import pairs_of
 from mlx_server.pool.prepare import Capabilities, ModelSpec
 from mlx_server.upstream.connection import UpstreamConnection
 from mlx_server.upstream.limited_thoughts import ThoughtTags
-from mlx_server.upstream.reading import opening_of_reasoning, text_family, thought_tags
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
+from mlx_server.upstream.text_families import opening_of_reasoning, text_family, thought_tags
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 
+FORMAT = 2
+"""Increase this whenever the built-in files change, so that those in the cache are made again."""
+
 MODEL_TYPE = "replay"
 CONTEXT = 131_072
 END = "<|endoftext|>"
@@ -80,13 +83,13 @@ def _write(checkpoint: Path, files: Files) -> None:
 def _inputs(family: ModelFamily) -> list[object]:
     """The inputs of the built-in files. To make the files and compare them is slow: gpt-oss's
     vocabulary takes seconds."""
-    versions = (__version__, tokenizers.__version__)
+    versions = (FORMAT, __version__, tokenizers.__version__)
     return [*versions, TEMPLATE, CONTEXT, GENERATION, family.stop_tokens, family.special_tokens]
 
 
 def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
-    if family.real_tokenizer:
-        return family.real_tokenizer()
+    if family.replay_tokenizer:
+        return family.replay_tokenizer()
     return _byte_level(family.special_tokens or (END,))
 
 

@@ -12,7 +12,6 @@ import tokenizers
 
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
 from mlx_server.checkpoints.checkpoint import read_json
-from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.regular_files import read_regular
@@ -22,9 +21,17 @@ FORMAT = 1
 
 OWN = "tokenizer.json"
 
+
+def _of_sentencepiece(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    # few models need it, and it takes long to import
+    from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
+
+    return sentencepiece_tokenizer(file, config)
+
+
 MADE_FROM: dict[str, Callable[[Path, Mapping[str, Any]], tokenizers.Tokenizer]] = {
     "tiktoken.model": kimi_tokenizer,
-    "tokenizer.model": sentencepiece_tokenizer,
+    "tokenizer.model": _of_sentencepiece,
 }
 TOKENIZERS = (OWN, *MADE_FROM)
 """Names of tokenizer files; the first that exists is used."""

@@ -1,6 +1,8 @@
 """The pytest plugin: the fixture `mlx_replay`. `-p no:mlx_server.testing.plugin` turns it off."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,23 +13,38 @@ if TYPE_CHECKING:
 
 FIXTURE = "mlx_replay"
 
+SERVER: "pytest.StashKey[TestRunServer]" = pytest.StashKey()
 
-@pytest.fixture(scope="session")
-def _mlx_replay_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[TestRunServer]":
-    from mlx_server.testing.server import TestRunServer
 
-    server = TestRunServer(tmp_path_factory.mktemp("mlx_replay"))
-    yield server
-    server.stop()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the server if a test will need it, so that it is ready when that test begins."""
+    needed = any(FIXTURE in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
+        _server(session.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if server := session.config.stash.get(SERVER, None):
+        server.stop()
 
 
 @pytest.fixture
-def mlx_replay(_mlx_replay_server: "TestRunServer") -> "MlxReplay":
+def mlx_replay(request: pytest.FixtureRequest) -> "MlxReplay":
     """A server of OpenAI's API that answers what this test gives it: see mlx_server.testing."""
     from mlx_server.testing.kit import MlxReplay
 
-    _mlx_replay_server.begin_test()
-    return MlxReplay(_mlx_replay_server)
+    server = _server(request.config)
+    server.begin_test()
+    return MlxReplay(server)
+
+
+def _server(config: pytest.Config) -> "TestRunServer":
+    """The one server of this test run."""
+    if SERVER not in config.stash:
+        from mlx_server.testing.server import TestRunServer
+
+        config.stash[SERVER] = TestRunServer(Path(mkdtemp(prefix="mlx_replay-")))
+    return config.stash[SERVER]
 
 
 @pytest.hookimpl(wrapper=True)

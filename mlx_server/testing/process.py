@@ -3,20 +3,23 @@
 It serves every model family as a replay model, on loopback, and ends with its standard input.
 """
 
+import gc
 import os
 import signal
 import sys
 from threading import Thread
 
-from mlx_server.api import given_answers
-from mlx_server.app import create_app, run_app
-from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
-from mlx_server.families import FAMILIES
-from mlx_server.sources.given_answers import GivenAnswers
-from mlx_server.testing.server import KEY_VARIABLE
-
 
 def main() -> None:
+    Thread(target=_end_with_input, daemon=True).start()
+    gc.disable()  # nothing that is imported is garbage; to look for it takes an eighth of the start
+    from mlx_server.api import given_answers
+    from mlx_server.app import create_app, run_app
+    from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
+    from mlx_server.families import FAMILIES
+    from mlx_server.sources.given_answers import GivenAnswers
+    from mlx_server.testing.server import KEY_VARIABLE
+
     key = os.environ.pop(KEY_VARIABLE)
     models = {
         family.name: ModelSettings(source="replay:given", family=family.name) for family in FAMILIES
@@ -28,10 +31,10 @@ def main() -> None:
     )
     settings = Settings(server=server, models=models)
     given = GivenAnswers()
-
-    Thread(target=_end_with_input, daemon=True).start()
     app = create_app(settings, recordings=dict.fromkeys(models, given))
     given_answers.install(app, given, key)
+    gc.freeze()
+    gc.enable()
     run_app(settings, lambda: app)
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-import httpx2
-
 if TYPE_CHECKING:
+    import httpx2
     from openai import OpenAI
 
 KEY_VARIABLE = "MLX_REPLAY_KEY"
@@ -38,11 +37,14 @@ class TestRunServer:
         self._folder = folder
         self._key = secrets.token_urlsafe()
         self._openai: OpenAI | None = None
+        self._client: httpx2.Client | None = None
         self._port = 0
         self._begin()
 
     @property
     def url(self) -> str:
+        """Waits until the server listens there."""
+        self._http()
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -60,10 +62,12 @@ class TestRunServer:
         """Sends a request to the server's route for tests. Raises ServerGone, and ValueError for a
         request that the server refuses."""
         __tracebackhide__ = True
+        import httpx2  # while the process starts
+
         try:
             # as ASCII, so that it is the server that refuses half a surrogate pair
             content = None if body is None else json.dumps(body)
-            response = self._http.request(method, GIVEN, content=content)
+            response = self._http().request(method, GIVEN, content=content)
         except httpx2.HTTPError as error:
             raise ServerGone(self._why(f"does not answer: {error!r}")) from None
         found = response.json()
@@ -92,6 +96,7 @@ class TestRunServer:
         self._end()
 
     def _begin(self) -> None:
+        """Starts the process, which begins to listen while the test run goes on."""
         # the same port after a restart, since apps remember the address
         command = [sys.executable, "-m", "mlx_server.testing.process", str(self._port)]
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
@@ -107,17 +112,23 @@ class TestRunServer:
                 text=True,
                 start_new_session=True,  # Ctrl-C ends the tests, and they end the server
             )
-        self._port = self._listening()
-        self._http = httpx2.Client(
-            base_url=self.url,
-            headers={
-                "Authorization": f"Bearer {self._key}",
-                "Content-Type": "application/json",
-            },
-            timeout=DOOR_SECONDS,
-            trust_env=False,
-            verify=False,  # no TLS on loopback; certificates take 15 ms to read
-        )
+
+    def _http(self) -> "httpx2.Client":
+        import httpx2
+
+        if self._client is None:
+            self._port = self._listening()
+            self._client = httpx2.Client(
+                base_url=f"http://127.0.0.1:{self._port}",
+                headers={
+                    "Authorization": f"Bearer {self._key}",
+                    "Content-Type": "application/json",
+                },
+                timeout=DOOR_SECONDS,
+                trust_env=False,
+                verify=False,  # no TLS on loopback; certificates take 15 ms to read
+            )
+        return self._client
 
     def _listening(self) -> int:
         output = self._process.stdout
@@ -131,7 +142,11 @@ class TestRunServer:
         raise ServerGone(self._why("did not start"))
 
     def _end(self) -> None:
-        self._http.close()
+        client, self._client = self._client, None
+        if client:
+            client.close()
+        elif self._process.stdout:
+            self._process.stdout.close()
         self._process.terminate()
         self._close()
 

@@ -77,7 +77,9 @@ class UpstreamAttempt:
         try:
             async with (
                 connection.reading(),
-                aclosing(connection.within_idle(self._stream.values())) as values,
+                aclosing(
+                    connection.within_idle(self._stream.values(), lambda: reader.has_ended)
+                ) as values,
             ):
                 async for value in values:
                     if value == END:

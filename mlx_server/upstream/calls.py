@@ -26,6 +26,7 @@ class CollectedCall:
     """Characters of the texts."""
     whole: dict[str, Any] | None = None
     """Arguments that came as an object."""
+    is_misnumbered: bool = False
 
     @property
     def arguments(self) -> str:
@@ -63,6 +64,7 @@ class CollectedCalls:
     def add(self, piece: CallPiece) -> None:
         call = self._of(piece)
         call.id = call.id or piece.id
+        call.is_misnumbered = call.is_misnumbered or piece.is_misnumbered
         if piece.name and piece.name != call.name:
             is_repeated = piece.name.startswith(call.name)
             call.name = piece.name if is_repeated else call.name + piece.name
@@ -78,7 +80,7 @@ class CollectedCalls:
             found = known or (None if begins else last)
         else:
             found = self._by_index.get(piece.index)
-            if found and piece.id and found.id and piece.id != found.id and piece.name:
+            if found and _begins_another(found, piece):
                 found = None
         return found or self._new(piece.index)
 
@@ -90,6 +92,28 @@ class CollectedCalls:
         if index is not None:
             self._by_index[index] = call
         return call
+
+
+def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether a piece is another call, although it has the number of this one."""
+    if not piece.name:
+        return False
+    if piece.id and call.id and piece.id != call.id:
+        return True
+    if not _is_object(call.arguments):
+        return False
+    if piece.name != call.name:
+        return True
+    # an empty object may come before the arguments, and the same ones may be sent again
+    has_both = bool(call.arguments.strip("{} \n") and piece.arguments)
+    return has_both and not str(piece.arguments).startswith(call.arguments)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return text.endswith("}") and isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class StructuredCallReader:

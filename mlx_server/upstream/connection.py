@@ -34,6 +34,9 @@ log = logging.getLogger("mlx_server.upstream")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 """Seconds before a request is sent again; the pause doubles each time, and half of it is random."""
 
+USAGE_SECONDS = 2.0
+"""How long the usage is waited for after an answer's end."""
+
 LARGE = 256 << 10
 """Characters of JSON that are parsed in a thread."""
 
@@ -319,16 +322,25 @@ class UpstreamConnection:
             self.running -= 1
             self.last_used = time.time()
 
-    async def within_idle(self, values: AsyncIterator[Any]) -> AsyncGenerator[Any]:
-        """The values, each of which must come in time."""
-        seconds = self.spec.policy.idle_seconds
+    async def within_idle(
+        self, values: AsyncIterator[Any], has_ended: Callable[[], bool]
+    ) -> AsyncGenerator[Any]:
+        """The values, each of which must come in time. Once the answer has ended, only its usage
+        may follow, and neither silence nor a lost connection is an error."""
         while True:
+            seconds = USAGE_SECONDS if has_ended() else self.spec.policy.idle_seconds
             try:
                 async with asyncio.timeout(seconds):
                     value = await anext(values)
             except StopAsyncIteration:
                 return
+            except httpx2.HTTPError:
+                if has_ended():
+                    return
+                raise
             except TimeoutError:
+                if has_ended():
+                    return
                 raise UpstreamTimeout(
                     f"The upstream of {self.id} sent nothing for {seconds:g} seconds."
                 ) from None
@@ -370,6 +382,9 @@ def _error_in(value: Mapping[str, Any]) -> object:
         return found
     if "choices" not in value and (found := value.get("detail") or value.get("message")):
         return value if isinstance(found, str) else found
+    match value:
+        case {"x_groq": {"error": error}}:
+            return error
     match value.get("choices"):
         case [{"error": error}, *_]:  # as OpenRouter reports it in the middle of a stream
             return error

@@ -32,9 +32,17 @@ ENDS: Mapping[str, str] = {
     "tool_use": "tool_calls",
     "tool_call": "tool_calls",
     "cancelled": "error",
+    "abort": "error",
+    "network_error": "error",
+    "insufficient_system_resource": "error",
+    "safety": "content_filter",
+    "recitation": "content_filter",
+    "sensitive": "content_filter",
 }
 """Other servers' names for OpenAI's reasons."""
 
+
+COUNTS = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
 
 NUMBER = re.compile(r"-?[0-9]{1,15}")
 
@@ -48,6 +56,8 @@ class CallPiece:
     id: str = ""
     name: str = ""
     arguments: str | Mapping[str, Any] = ""
+    is_misnumbered: bool = False
+    """Whether the index is no integer in the upstream's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,8 @@ class UpstreamUsage:
     completion: int | None = None
     cached: int = 0
     reasoning: int | None = None
+    is_mistyped: bool = False
+    """Whether a count is no integer in the upstream's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,7 @@ def read_piece(value: Any) -> AnswerPiece:
     """Raises UpstreamFailed for what is no part of an answer."""
     if not isinstance(value, Mapping):
         raise UpstreamFailed("The upstream sent JSON that is not an object.")
-    usage = _usage(value.get("usage"))
+    usage = _usage(value.get("usage")) or _usage(_mapping(value, "x_groq").get("usage"))
     choices = value.get("choices")
     choice = _first(choices)
     if choice is None:
@@ -128,7 +140,9 @@ def _first(choices: Any) -> Mapping[str, Any] | None:
 def _end(finish: Any) -> str | None:
     if not isinstance(finish, str) or not finish:
         return None
-    return ENDS.get(finish.lower(), finish.lower())
+    # some name the cause after it, as in `content_filter: SAFETY`
+    reason = finish.lower().partition(":")[0].strip()
+    return ENDS.get(reason, reason)
 
 
 def _whole_number(value: Any) -> int | None:
@@ -247,6 +261,7 @@ def _call(call: Mapping[str, Any]) -> CallPiece:
         arguments = "" if arguments is None else json.dumps(arguments)
     return CallPiece(
         index=_whole_number(index),
+        is_misnumbered=index is not None and type(index) is not int,
         id=id if isinstance(id, str) else "",
         name=name if isinstance(name, str) else "",
         arguments=arguments,
@@ -262,11 +277,13 @@ def _usage(usage: Any) -> UpstreamUsage | None:
         return None
     details = _mapping(usage, "prompt_tokens_details", "input_tokens_details")
     thoughts = _mapping(usage, "completion_tokens_details", "output_tokens_details")
+    cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
     return UpstreamUsage(
         prompt,
         completion,
-        min(_count(details, "cached_tokens") or 0, prompt or 0),
+        min(cached, prompt or 0),
         _count(thoughts, "reasoning_tokens"),
+        is_mistyped=any(isinstance(usage.get(name), str | float) for name in COUNTS),
     )
 
 

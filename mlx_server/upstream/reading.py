@@ -5,7 +5,7 @@ either what belongs elsewhere: thoughts, calls, and the delimiters of all of the
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlx_server import limits
@@ -24,7 +24,6 @@ from mlx_server.events import (
     Violation,
     total,
 )
-from mlx_server.families import AS_TEXT, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.stop_strings import StopStrings
@@ -32,6 +31,7 @@ from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.leaked_harmony import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
@@ -42,24 +42,9 @@ NO_TOKEN = -1
 CHARACTERS_PER_TOKEN = 4
 """The number of characters per token, for tokens that an upstream did not count."""
 
+ENDS = ("stop", "length", "tool_calls", "content_filter")
+
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
-
-
-def text_family(name: str | None) -> ModelFamily:
-    """The family by which an upstream's text is read."""
-    return family_named(AS_TEXT.get(name or "", name or "plain"))
-
-
-def thought_tags(name: str | None) -> ThoughtTags | None:
-    """The tags of the family's reasoning; None if it has none that a message could have."""
-    opens, closes = family_named(name or "plain").thinking_delimiters()
-    return ThoughtTags(opens[0], closes[0]) if opens and closes and name not in AS_TEXT else None
-
-
-def opening_of_reasoning(name: str | None) -> str:
-    """The delimiter after which the family's parser reads reasoning; "" if it has none."""
-    opens, _ = family_named(name or "plain").thinking_delimiters()
-    return opens[0] if opens else ""
 
 
 @dataclass(frozen=True)
@@ -173,7 +158,7 @@ class AnswerReader:
             raise UpstreamFailed("The upstream reports that the answer failed.")
         self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
         if piece.is_whole and self._streamed:
-            return
+            piece = self._further(piece)
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
         self._count(piece)
         if piece.reasoning and self._must_answer:
@@ -220,13 +205,22 @@ class AnswerReader:
         options = self._options
         if not options.is_chat:
             return TextParser(options.context)
-        return options.family.make_parser(options.context)
+        return parser_of(options.family, options.context)
 
     def _count(self, piece: AnswerPiece) -> None:
         self._size += len(piece.text) + len(piece.reasoning)
         self._size += sum(len(c.arguments) + len(c.name) for c in piece.calls)
         if self._size > limits.UPSTREAM_CHARACTERS.value:
             raise UpstreamFailed("The upstream sent an answer that is too long.")
+
+    def _further(self, piece: AnswerPiece) -> AnswerPiece:
+        """What a whole message has that has not come yet, as some servers send it growing."""
+        return replace(
+            piece,
+            text=_beyond(piece.text, self._raw),
+            reasoning=_beyond(piece.reasoning, self._raw_thoughts),
+            calls=() if self._collected.calls else piece.calls,
+        )
 
     def _reason(self, text: str) -> Iterator[Event]:
         if not self._options.opening:
@@ -252,6 +246,9 @@ class AnswerReader:
             is_last = number == len(self._collected.calls) - 1
             if not (call.name or call.arguments):
                 continue
+            if call.is_misnumbered:
+                place = f"tool_calls[{self._calls}].index"
+                yield from self._repaired(Repaired(self._index, "type", place))
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
             yield from self._forward("structured", made)
@@ -323,12 +320,17 @@ class AnswerReader:
         return CALL_PLACE.sub(number, path)
 
     def _last_words(self) -> Iterator[Event]:
+        if self._finish and self._finish not in ENDS:
+            what = f"the upstream says {self._finish[:40]!r}, which is no reason that is known here"
+            yield Violation(self._index, f"finish_reason: {what}")
         if self._finish == "content_filter":
             yield Violation(self._index, "content: the upstream's content filter ended the answer")
         if self._has_others:
             yield Violation(self._index, "choices: the upstream sent several, this is the first")
         if self._logprobs and self._said and not self._logprobs.has_had_any:
             yield Violation(self._index, "logprobs: the upstream sent none")
+        if self._usage and self._usage.is_mistyped:
+            yield from self._repaired(Repaired(self._index, "type", "usage"))
         if not self._is_counted:
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
@@ -382,4 +384,9 @@ class AnswerReader:
         )
 
 
-MakeReader = Callable[[], AnswerReader]
+def _beyond(text: str, came: Sequence[str]) -> str:
+    """The rest of a text that repeats what came."""
+    if len(text) <= sum(map(len, came)):
+        return ""
+    begin = "".join(came)
+    return text.removeprefix(begin) if text.startswith(begin) else ""

@@ -1,7 +1,8 @@
 """Runs the suites, prints what they found, and fails for what EXPECTED.md does not explain."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -28,11 +29,11 @@ from conformance_parts.mcp_suite import mcp
 from conformance_parts.outcomes import Outcome
 from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
-from conformance_parts.served import THINKER, server
+from conformance_parts.served import THINKER, forwarding, server
 from conformance_parts.talks import CLIENTS, NODE_CLIENTS, node_talk, talk
 from conformance_parts.upstreams import SUITE as UPSTREAMS
 from conformance_parts.upstreams import upstreams
-from tests.live.server import DEMO
+from tests.live.server import DEMO, LiveServer
 
 PROGRAMS = {
     CLAUDE: claude_code,
@@ -44,6 +45,9 @@ PROGRAMS = {
 }
 """They have servers of their own."""
 PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)
+StartServer = Callable[[Iterable[str]], AbstractContextManager[LiveServer]]
+"""Starts the server that is asked, for these clients."""
+
 PIPE_WIDTH = 120
 DETAIL = 400
 
@@ -59,6 +63,9 @@ def main(
     only: Annotated[
         str, typer.Option(metavar="LIST", help="Some of the parts.", show_default=True)
     ] = ",".join(PARTS),
+    upstream: Annotated[
+        bool, typer.Option("--upstream", help="Ask a second server, whose upstream is the first.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was found to it.")
     ] = None,
@@ -71,6 +78,7 @@ def main(
     \b
     scripts/conformance
     scripts/conformance --only openai,agents
+    scripts/conformance --only llm-comply,openai,langchain-tests --upstream
     scripts/conformance --only llm-comply --json found.json
     scripts/conformance --only connected --table mlx_server/clients/TESTED.md
 
@@ -79,7 +87,7 @@ def main(
     parts = only.split(",")
     if unknown := set(parts) - set(PARTS):
         raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
-    found = list(_told(_run(parts)))
+    found = list(_told(_run(parts, forwarding if upstream else server)))
     if json:
         json.write_bytes(msgspec.json.encode(found))
     if table:
@@ -90,18 +98,18 @@ def main(
     raise typer.Exit(int(not all(expected.explanation(each, known) for each in failed)))
 
 
-def _run(parts: Collection[str]) -> Iterator[Outcome]:
+def _run(parts: Collection[str], start: StartServer) -> Iterator[Outcome]:
     for part in parts:
         if part in PROGRAMS:
             yield from PROGRAMS[part]()
     if rest := [part for part in parts if part not in PROGRAMS]:
-        yield from _served(rest)
+        yield from _served(rest, start)
 
 
-def _served(parts: Collection[str]) -> Iterator[Outcome]:
+def _served(parts: Collection[str], start: StartServer) -> Iterator[Outcome]:
     python = installed.clients()
     progress.out("The clients are there, the server starts ...")
-    with server([each for each in (*CLIENTS, *NODE_CLIENTS) if each in parts]) as served:
+    with start([each for each in (*CLIENTS, *NODE_CLIENTS) if each in parts]) as served:
         for part in parts:
             if part == "llm-comply":
                 for model in (DEMO, THINKER):

@@ -82,6 +82,24 @@ def server(clients: Iterable[str]) -> Iterator[LiveServer]:
             yield found
 
 
+@contextmanager
+def forwarding(clients: Iterable[str]) -> Iterator[LiveServer]:
+    """A second server, for which the first one is the upstream of every model."""
+    config = _config(clients)
+    with server(clients) as there, TemporaryDirectory() as folder:
+        models = {
+            name: {
+                "source": f"openai+{there.url}/v1",
+                "upstream_model": name,
+                "family": model.get("family", "plain"),
+                "defaults": model.get("defaults", {}),
+            }
+            for name, model in config["models"].items()
+        }
+        with serving(Path(folder), {**config, "models": models}) as found:
+            yield found
+
+
 def _write(path: Path, outputs: Iterable[str]) -> None:
     path.write_text("\n".join(json.dumps({"output": output}) for output in outputs), "utf-8")
 

@@ -12,10 +12,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
-from mlx_server.cli.redaction import matching, without_secrets
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message
+from mlx_server.sources.redaction import matching, without_secrets
 from mlx_server.sources.transcript import read_transcript
 from tests.families.goldens import tokenizer_of
 

@@ -94,13 +94,13 @@ def units(text: str, control: dict[str, int], seed: int) -> Iterator[tuple[int, 
 
 
 @cache
-def real_tokenizer(family: str) -> tokenizers.Tokenizer | None:
-    make = family_named(family).real_tokenizer
+def replay_tokenizer(family: str) -> tokenizers.Tokenizer | None:
+    make = family_named(family).replay_tokenizer
     return make() if make else None
 
 
 def output_units(fixture: Fixture, control: dict[str, int], seed: int) -> Iterator[tuple[int, str]]:
-    if real := real_tokenizer(our_family(fixture) or ""):  # its ids are the fixture's, uncuttable
+    if real := replay_tokenizer(our_family(fixture) or ""):  # its ids are the fixture's, uncuttable
         yield from ((id, real.decode([id])) for id in fixture.output_token_ids or ())
         return
     plain = WRITTEN_AS_TEXT.get(fixture.id)

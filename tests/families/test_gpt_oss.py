@@ -6,6 +6,7 @@ import lzma
 import os
 import re
 import time
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -22,14 +23,16 @@ from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
 from mlx_server.prompts.harmony.vocabulary import (
+    ENTRIES_SHA256,
     FOLDER_VARIABLE,
     SHA256,
     SPECIAL,
     TOKENS,
     check,
-    derived,
     encoding,
+    entries,
     real_tokenizer,
+    replay_tokenizer,
     shipped,
 )
 from tests.families import SAMPLES, byte_level, write_checkpoint
@@ -336,8 +339,22 @@ def test_the_shipped_vocabulary_is_openais(gpt_oss: Checkpoint) -> None:
     assert hashlib.sha256(shipped()).hexdigest() == SHA256
 
 
-def test_a_checkpoints_tokenizer_gives_the_same_file(gpt_oss: Checkpoint) -> None:
-    assert derived(gpt_oss.tokenizer) == shipped()
+def test_a_checkpoints_tokenizer_has_the_same_tokens(gpt_oss: Checkpoint) -> None:
+    tokens = [b64decode(line.split()[0]) for line in shipped().splitlines()]
+    assert [gpt_oss.tokenizer.byte_level(id) for id in range(TOKENS)] == tokens
+    assert hashlib.sha256(entries(gpt_oss.tokenizer)).hexdigest() == ENTRIES_SHA256
+
+
+def test_a_replay_models_tokenizer_passes_for_it_and_spells_any_text(
+    gpt_oss: Checkpoint, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, replay_tokenizer(), config={"model_type": "gpt_oss"})
+    quick = read_checkpoint(tmp_path).tokenizer
+    check(quick)
+    for text in SAMPLES:
+        assert quick.decode(quick.encode(text)) == text
+    words = "The weather in Paris is sunny, isn't it?"
+    assert quick.encode(words) == gpt_oss.tokenizer.encode(words)
 
 
 def test_the_tokenizer_and_harmony_agree(gpt_oss: Checkpoint) -> None:
@@ -357,8 +374,8 @@ def test_another_vocabulary_is_the_models_fault(tmp_path: Path) -> None:
 
 
 class OneOff(Tokenizer):
-    def byte_level(self, token: int) -> bytes | None:
-        return super().byte_level({1000: 1001, 1001: 1000}.get(token, token))
+    def entry(self, token: int) -> str | None:
+        return super().entry({1000: 1001, 1001: 1000}.get(token, token))
 
 
 def test_one_other_token_is_another_vocabulary(gpt_oss: Checkpoint) -> None:

@@ -348,3 +348,12 @@ def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> No
     source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
     assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
     assert matches(compiled(on_one_line(source)), text) is is_on_one_line
+
+
+def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
+    overlapping = {"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}
+    assert schema.unenforced(overlapping) == ("oneOf at #",)
+    matcher = matcher_of(JsonFormat(overlapping, strict=False))
+    assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
+        *("1", "2", '"a"')
+    ]

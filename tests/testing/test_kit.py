@@ -177,4 +177,4 @@ def test_a_server_that_can_not_start_says_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "uvicorn.py").write_text("raise RuntimeError('of the environment')")
     with pytest.raises(ServerGone, match=r"did not start(?s:.)*of the environment"):
-        TestRunServer(tmp_path)
+        TestRunServer(tmp_path).begin_test()

@@ -1,6 +1,8 @@
 """The pytest plugin, in pytest runs of its own: what fails there, and with which words."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +10,7 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.live
 
 HEAD = """
-    import os, signal, sys
+    import os, re, signal, sys
     import httpx, pytest
     from mlx_server.testing import call, raw, say, think, tokens
 
@@ -124,6 +126,69 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
     options = [option for name in others for option in ("-p", f"no:{name}")]
     result = pytester.runpytest_subprocess("-p", "mlx_server.testing.plugin", *options)
     result.assert_outcomes(passed=1)
+
+
+def test_the_server_starts_before_the_first_test_that_needs_it(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    import psutil
+
+    def servers():
+        return [each for each in psutil.Process().children() if "mlx_server" in each.cmdline()[2]]
+
+    def test_it_does_not_need_it():
+        assert len(servers()) == 1
+
+    def test_it_needs_it(mlx_replay):
+        mlx_replay.answers("qwen3", [say("One.")])
+        assert text_of(ask(mlx_replay)) == "One."
+        (server,) = servers()
+        lines = [" ".join(each.cmdline()) for each in server.children()]
+        python = [line for line in lines if line.startswith(sys.executable)]
+        started = {re.search(r"(worker|schemas|templates)[./]", line)[1] for line in python}
+        assert len(python) == len(started) <= 3, lines
+
+    @pytest.mark.skipif("sys.platform")
+    def test_it_is_skipped(mlx_replay):
+        pass
+    """,
+    )
+    result.assert_outcomes(passed=2, skipped=1)
+
+
+@pytest.mark.parametrize("options", [("--collect-only",), ("-k", "not needs")])
+def test_no_server_starts_in_vain(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+    pytester.makeconftest(
+        """
+    import mlx_server.testing.server as server
+    server.TestRunServer = None  # to start it would fail
+    """
+    )
+    result = run(
+        pytester,
+        """
+    def test_it_does_not():
+        pass
+
+    def test_it_needs_it(mlx_replay):
+        pass
+    """,
+        *options,
+    )
+    assert result.ret == 0
+
+
+NOT_NEEDED = ("mlx", "mlx_lm", "numpy", "rich", "typer", "sentencepiece", "google", "openai", "mcp")
+
+
+def test_the_server_imports_nothing_that_it_does_not_need_to_start() -> None:
+    code = "import mlx_server.app, mlx_server.api.given_answers, sys; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert {name.partition(".")[0] for name in found}.isdisjoint(NOT_NEEDED)
 
 
 def test_it_can_be_turned_off(pytester: pytest.Pytester) -> None:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.pool.pool import AnswerRecorder
 
 Json = dict[str, Any]
 
@@ -164,8 +165,10 @@ def settings(url: str, models: Mapping[str, Mapping[str, Any]]) -> Settings:
 
 
 @contextmanager
-def gateway(url: str, models: Mapping[str, Mapping[str, Any]]) -> Iterator[TestClient]:
-    app = create_app(settings(url, models))
+def gateway(
+    url: str, models: Mapping[str, Mapping[str, Any]], recorder: AnswerRecorder | None = None
+) -> Iterator[TestClient]:
+    app = create_app(settings(url, models), recorder=recorder)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 
@@ -232,7 +235,9 @@ def in_chunks(client: TestClient, body: Json) -> Json:
 def as_response(client: TestClient, body: Json) -> Json:
     tools = [{"type": "function", **tool["function"]} for tool in body.get("tools", ())]
     more = {"tools": tools} if tools else {}
-    response = client.post("/v1/responses", json={"model": "up", "input": "hi", **more})
+    response = client.post(
+        "/v1/responses", json={"model": body.get("model", "up"), "input": "hi", **more}
+    )
     assert response.status_code == 200, response.text
     found = response.json()
     items = found["output"]
@@ -261,7 +266,8 @@ def as_message(client: TestClient, body: Json) -> Json:
     """What a message has, in which no repairs are reported."""
     functions = [tool["function"] for tool in body.get("tools", ())]
     tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
-    asked = {"model": "up", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+    model = body.get("model", "up")
+    asked = {"model": model, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
     response = client.post("/v1/messages", json={**asked, "tools": tools})
     assert response.status_code == 200, response.text
     found = response.json()

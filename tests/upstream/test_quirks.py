@@ -320,6 +320,7 @@ QUIRKS = [
                 indexed(second, arguments="{}"),
             ),
             **calls(PARIS, NOW),
+            repairs=tuple(f"type tool_calls[{n}].index" for n in (0, 1) if type(first) is not int),
         )
         for what, first, second in (
             ("huge", 10**9, 10**12),

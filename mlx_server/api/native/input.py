@@ -60,6 +60,7 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
         logit_bias=body.biases(),
         seed=body.seed,
         tool_choice=choice,
+        param_names={"chat_template_kwargs.thinking_budget": "max_thinking_tokens"},
     )
 
 

@@ -5,9 +5,8 @@ import logging
 import lzma
 import os
 import time
-from base64 import b64encode
 from binascii import a2b_base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,13 +18,15 @@ import tokenizers
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_encoding
 from tokenizers import AddedToken, pre_tokenizers
 
-from mlx_server.checkpoints.byte_level import byte_level_tokenizer, split_into
+from mlx_server.checkpoints.byte_level import byte_level_tokenizer, quick_tokenizer, split_into
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
 
 log = logging.getLogger("mlx_server.families")
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+ENTRIES_SHA256 = "0fc8da96e9c1e979d83a0ad79129255c04f3d2806273de8cba33bbc584ed23fe"
+"""Of the same tokens as a tokenizer.json spells them, one a line."""
 FILE = "o200k_base.tiktoken"
 SHIPPED = Path(__file__).parent / "data" / f"{FILE}.xz"
 FOLDER_VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
@@ -84,7 +85,7 @@ def check(tokenizer: Tokenizer) -> None:
         return
     same = all(tokenizer.id_of(token) == id for token, id in NAMED.items() if id < 200_014)
     with _logged("comparing the model's vocabulary with gpt-oss's"):
-        same = same and hashlib.sha256(derived(tokenizer)).hexdigest() == SHA256
+        same = same and hashlib.sha256(entries(tokenizer)).hexdigest() == ENTRIES_SHA256
     if not same:
         raise ModelUnusable(
             "The tokenizer.json of this model does not contain gpt-oss's vocabulary, which Harmony "
@@ -103,22 +104,30 @@ def shipped() -> bytes:
     return found
 
 
-def derived(tokenizer: Tokenizer) -> bytes:
-    """The vocabulary file as it follows from a checkpoint's own tokenizer."""
-    return tiktoken_lines(tokenizer.byte_level(id) or b"" for id in range(TOKENS))
-
-
-def tiktoken_lines(tokens: Iterable[bytes]) -> bytes:
-    return b"".join(b"%s %d\n" % (b64encode(token), rank) for rank, token in enumerate(tokens))
+def entries(tokenizer: Tokenizer) -> bytes:
+    """The vocabulary as the checkpoint's own tokenizer has it, without its special tokens."""
+    return "\n".join(tokenizer.entry(id) or "" for id in range(TOKENS)).encode()
 
 
 @cache
 def real_tokenizer() -> tokenizers.Tokenizer:
     """The tokenizer of the gpt-oss checkpoints."""
+    return byte_level_tokenizer(_ranks(), PIECES, _special_tokens())
+
+
+@cache
+def replay_tokenizer() -> tokenizers.Tokenizer:
+    """A tokenizer of the same tokens for replay models, which is loaded sooner."""
+    return quick_tokenizer(_ranks(), PIECES, _special_tokens())
+
+
+def _ranks() -> dict[bytes, int]:
     tokens = (line.split() for line in shipped().splitlines())
-    ranks = {a2b_base64(token): int(rank) for token, rank in tokens}
-    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
-    return byte_level_tokenizer(ranks, PIECES, special)
+    return {a2b_base64(token): int(rank) for token, rank in tokens}
+
+
+def _special_tokens() -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
 
 
 def splitter() -> pre_tokenizers.Split:

@@ -1,0 +1,80 @@
+"""Writes what the server answers into a transcript, while clients get the same answers."""
+
+import asyncio
+import json
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlx_server.api.accumulator import AccumulatedAnswer
+from mlx_server.errors import public_message
+from mlx_server.events import Event, Finished, Started
+from mlx_server.requests import GenerateRequest, Prompt
+from mlx_server.sources.redaction import matching, without_secrets
+from mlx_server.sources.transcript_entry import facts_of
+
+log = logging.getLogger("mlx_server")
+
+Entry = dict[str, Any]
+
+
+class TranscriptRecorder:
+    def __init__(self, file: Path, secrets: Collection[str] = ()) -> None:
+        """Entries are added to the file. secrets: texts that it must not have."""
+        self._file = file
+        self._secrets = secrets
+        self._writing = asyncio.Lock()
+
+    async def recorded(
+        self, request: GenerateRequest, events: AsyncGenerator[Event]
+    ) -> AsyncGenerator[Event]:
+        """The same events. An answer is in the file before its end goes on to the client."""
+        answers: dict[int, AccumulatedAnswer] = defaultdict(AccumulatedAnswer)
+        async with aclosing(events):
+            async for event in events:
+                if not isinstance(event, Started):
+                    answers[event.index].add(event)
+                if isinstance(event, Finished):
+                    prompt = request.prompts[event.index // request.n]
+                    await self._write(request.model, prompt, answers.pop(event.index))
+                yield event
+
+    async def _write(self, model: str, prompt: Prompt, answer: AccumulatedAnswer) -> None:
+        try:
+            entry = {**conditions(prompt), "answer": in_words(answer)}
+            text = written([without_keys(entry, self._secrets)])
+            async with self._writing:
+                await asyncio.to_thread(self._append, text)
+        except (ValueError, OSError) as error:  # the client has its answer all the same
+            log.error("an answer of %s was not recorded: %s", model, public_message(error))
+
+    def _append(self, text: str) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def conditions(prompt: Prompt) -> Entry:
+    """By the last user text, and by the turn for all but the first answer of a conversation."""
+    facts = facts_of(prompt, ())
+    return {"match": facts.user} | ({"turn": facts.turn} if facts.turn > 1 else {})
+
+
+def in_words(answer: AccumulatedAnswer) -> Entry:
+    """The answer as a transcript has it for any family. Raises ValueError for a broken call."""
+    calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in answer.calls]
+    text, reasoning = "".join(answer.texts), "".join(answer.reasoning)
+    found: Entry = {"reasoning": reasoning, "text": text, "calls": calls}
+    return {name: value for name, value in found.items() if value} or {"text": ""}
+
+
+def without_keys(entry: Entry, known: Collection[str] = ()) -> Entry:
+    return {**without_secrets(entry, known), "match": matching(entry["match"], known)}
+
+
+def written(entries: Collection[Entry]) -> str:
+    return yaml.safe_dump(list(entries), allow_unicode=True, sort_keys=False, width=100)

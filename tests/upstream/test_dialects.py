@@ -1,0 +1,531 @@
+"""Whole streams as known providers send them: comments, extra fields, names of events and all."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.upstream import connection
+from tests.upstream.playing import (
+    SSE,
+    Json,
+    PlayingServer,
+    Reply,
+    Told,
+    as_message,
+    as_response,
+    chat,
+    events,
+    gateway,
+    in_chunks,
+    in_one,
+)
+from tests.upstream.test_quirks import CALL_JSON, NOW, PARIS, PARIS_JSON, ROME, TIME, WEATHER
+
+COUNTED: Json = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+LAST: Json = {"choices": [], "usage": COUNTED}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    name: str
+    lines: tuple[Any, ...]
+    """Text is sent as it is; anything else as the data of an event."""
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[Json, ...] = ()
+    finish: str = "stop"
+    repairs: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()
+    family: str = "gpt_oss"
+
+    @property
+    def reply(self) -> Reply:
+        sent = [e if isinstance(e, str) else f"data: {json.dumps(e)}\n\n" for e in self.lines]
+        return Reply(("".join(sent).encode(),), headers=SSE)
+
+    @property
+    def expected(self) -> Json:
+        return {
+            "reasoning": self.reasoning,
+            "text": self.text,
+            "calls": list(self.calls),
+            "finish": self.finish,
+            "repairs": list(self.repairs),
+            "unmet": list(self.unmet),
+        }
+
+
+def chunk(finish: str | None = None, said: Json | None = None, **more: Any) -> Json:
+    choice = {"index": 0, "delta": said or {}, "finish_reason": finish}
+    return {"id": "x", "object": "chat.completion.chunk", "choices": [choice], **more}
+
+
+def choice(said: Json | None = None, finish: str | None = None, **more: Any) -> Json:
+    """A piece with more fields in its choice."""
+    return {"choices": [{"index": 0, "delta": said or {}, "finish_reason": finish, **more}]}
+
+
+def function(name: str, arguments: str, **more: Any) -> Json:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+DONE = "data: [DONE]\n\n"
+THOUGHT: Json = {"extra_content": {"google": {"thought": True}}}
+UNKNOWN_END = "finish_reason: the upstream says {!r}, which is no reason that is known here"
+
+DIALECTS = [
+    Dialect(
+        "OpenRouter",
+        (
+            ": OPENROUTER PROCESSING\n\n" * 3,
+            chunk(said={"role": "assistant", "content": "", "reasoning": "Hm."}, provider="X"),
+            chunk(
+                said={
+                    "content": "",
+                    "reasoning": "!",
+                    "reasoning_details": [{"type": "reasoning.text", "text": "!", "index": 0}],
+                }
+            ),
+            ": OPENROUTER PROCESSING\n\n",
+            choice({"content": "Yes"}, native_finish_reason=None),
+            choice({"content": ""}, "stop", native_finish_reason="STOP"),
+            {**LAST, "usage": {**COUNTED, "cost": 0.1, "is_byok": False}},
+            DONE,
+        ),
+        "Hm.!",
+        "Yes",
+    ),
+    Dialect(
+        "Gemini with thoughts",
+        (
+            chunk(said={"content": "<thought>Hm.", **THOUGHT}, usage=COUNTED),
+            chunk(said={"content": " So.", **THOUGHT}, usage=COUNTED),
+            chunk(said={"content": "</thought>Yes"}, usage=COUNTED),
+            chunk("stop", {"role": "assistant"}, usage=COUNTED),
+            DONE,
+        ),
+        "Hm. So.",
+        "Yes",
+        repairs=("reasoning content", "reasoning reasoning_content"),
+        family="plain",
+    ),
+    Dialect(
+        "Gemini with calls",
+        (
+            chunk(
+                said={
+                    "role": "assistant",
+                    "tool_calls": [
+                        function("get_weather", PARIS_JSON, id="", extra_content={"google": {}}),
+                        function("get_weather", '{"city": "Rome"}', id=""),
+                    ],
+                },
+                usage=COUNTED,
+            ),
+            chunk("stop", usage=COUNTED),
+            DONE,
+        ),
+        calls=(PARIS, ROME),
+        finish="tool_calls",
+        family="plain",
+    ),
+    Dialect(
+        "DeepSeek",
+        (
+            ": keep-alive\n\n",
+            chunk(said={"role": "assistant", "content": None, "reasoning_content": ""}),
+            chunk(said={"content": None, "reasoning_content": "Hm."}),
+            chunk(said={"content": "Yes", "reasoning_content": None}),
+            chunk("stop", {"content": "", "reasoning_content": None}, usage=COUNTED),
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+        family="deepseek_v3",
+    ),
+    Dialect(
+        "Groq",
+        (
+            chunk(said={"role": "assistant", "content": ""}, x_groq={"id": "req_1"}),
+            chunk(said={"reasoning": "Hm.", "channel": "analysis"}),
+            chunk(said={"content": "Yes"}),
+            chunk("stop", x_groq={"id": "req_1", "usage": {**COUNTED, "queue_time": 0.1}}),
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Dialect(
+        "Mistral",
+        (
+            chunk(
+                said={
+                    "role": "assistant",
+                    "content": [
+                        {
+                            "type": "thinking",
+                            "thinking": [{"type": "text", "text": "Hm."}],
+                            "closed": False,
+                        }
+                    ],
+                },
+                p="abc",
+            ),
+            chunk(
+                said={
+                    "content": [
+                        {"type": "thinking", "thinking": [{"type": "text", "text": " So."}]},
+                        {"type": "text", "text": "Ye"},
+                        {"type": "reference", "reference_ids": [1]},
+                    ]
+                }
+            ),
+            chunk(said={"content": "s"}, p="a"),
+            chunk("stop", {"content": ""}, usage=COUNTED),
+            DONE,
+        ),
+        "Hm. So.",
+        "Yes",
+        family="mistral",
+    ),
+    Dialect(
+        "Azure",
+        (
+            {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
+            choice(
+                {"role": "assistant", "content": "", "refusal": None}, content_filter_results={}
+            ),
+            choice({"content": "Yes"}, content_filter_results={"hate": {"filtered": False}}),
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": None,
+                        "content_filter_results": {"hate": {"filtered": False}},
+                        "content_filter_offsets": {"check_offset": 1},
+                    }
+                ]
+            },
+            choice(finish="stop"),
+            LAST,
+            DONE,
+        ),
+        text="Yes",
+    ),
+    Dialect(
+        "Azure's filter",
+        (chunk(said={"content": "Ye"}), choice(finish="content_filter"), LAST, DONE),
+        text="Ye",
+        unmet=("content: the upstream's content filter ended the answer",),
+    ),
+    Dialect(
+        "vLLM",
+        (
+            chunk(said={"role": "assistant", "content": ""}, prompt_token_ids=None),
+            choice({"reasoning": "Hm.", "reasoning_content": "Hm."}, token_ids=None),
+            choice({"tool_calls": [function("get_weather", "", id="call_1")]}),
+            choice({"tool_calls": [{"function": {"arguments": '{"city": '}}]}),
+            choice({"tool_calls": [{"function": {"arguments": '"Paris"}'}}]}),
+            choice({"content": ""}, "tool_calls", stop_reason=200012),
+            LAST,
+            DONE,
+        ),
+        "Hm.",
+        calls=(PARIS,),
+        finish="tool_calls",
+    ),
+    Dialect(
+        "Ollama, whose calls all have the number 0",
+        (
+            chunk(said={"role": "assistant", "content": "", "reasoning": "Hm."}),
+            chunk(
+                said={
+                    "content": "",
+                    "tool_calls": [
+                        function("get_weather", PARIS_JSON, id="call_a", index=0),
+                        function("get_time", "{}", id="call_b", index=0),
+                    ],
+                }
+            ),
+            chunk("stop", {"content": ""}),
+            LAST,
+            DONE,
+        ),
+        "Hm.",
+        calls=(PARIS, NOW),
+        finish="tool_calls",
+    ),
+    *(
+        Dialect(
+            f"calls that all have the number 0 and no id, {what}",
+            (
+                *(chunk(said={"tool_calls": [each]}) for each in found),
+                chunk("tool_calls"),
+                LAST,
+                DONE,
+            ),
+            calls=expected,
+            finish="tool_calls",
+        )
+        for what, found, expected in (
+            (
+                "of two tools",
+                (
+                    function("get_weather", PARIS_JSON, index=0),
+                    function("get_time", "{}", index=0),
+                ),
+                (PARIS, NOW),
+            ),
+            (
+                "of one tool",
+                (
+                    function("get_weather", PARIS_JSON, index=0),
+                    function("get_weather", '{"city": "Rome"}', index=0),
+                ),
+                (PARIS, ROME),
+            ),
+        )
+    ),
+    Dialect(
+        "LM Studio, family unknown",
+        (
+            chunk(
+                said={"role": "assistant", "content": "<|channel|>analysis<|message|>Hm.<|end|>"}
+            ),
+            chunk(said={"content": "<|start|>assistant<|channel|>final<|message|>Yes"}),
+            chunk("stop"),
+            LAST,
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="plain",
+    ),
+    *(
+        Dialect(
+            f"LM Studio's call, family {family}",
+            (
+                chunk(said={"content": "<|channel|>commentary to=functions.get_weather "}),
+                chunk(said={"content": f"<|constrain|>json<|message|>{PARIS_JSON}"}),
+                chunk("stop"),
+                LAST,
+                DONE,
+            ),
+            calls=(PARIS,),
+            finish="tool_calls",
+            repairs=("unmarked tool_calls[0]",),
+            family=family,
+        )
+        for family in ("gpt_oss", "plain")
+    ),
+    Dialect(
+        "Bedrock",
+        (
+            chunk(said={"role": "assistant", "content": "<reasoning>Hm.</reas"}),
+            chunk(said={"content": "oning>Yes"}),
+            chunk("stop", usage=COUNTED),
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning content", "reasoning reasoning_content"),
+    ),
+    Dialect(
+        "watsonx",
+        (
+            "id: 1\nevent: message\nretry: 3000\n",
+            {**chunk(said={"role": "assistant"}), "model_id": "m", "created_at": "now"},
+            "id: 2\nevent: message\n",
+            chunk(said={"reasoning_content": "Hm."}),
+            "id: 3\nevent: message\n",
+            chunk(said={"content": "Yes"}),
+            "id: 4\nevent: message\n",
+            chunk("stop", {"content": ""}),
+            "id: 5\nevent: message\n",
+            LAST,
+            "id: 6\nevent: close\ndata: {}\n\n",
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Dialect(
+        "Perplexity, which repeats the message in each piece",
+        (
+            choice({"role": "assistant", "content": "Ye"}, message={"content": "Ye"}),
+            choice({"content": "s"}, "stop", message={"content": "Yes"}),
+            LAST,
+            DONE,
+        ),
+        text="Yes",
+    ),
+    Dialect(
+        "messages that grow",
+        (
+            {"choices": [{"index": 0, "message": {"content": "", "reasoning_content": "H"}}]},
+            {"choices": [{"index": 0, "message": {"content": "Y", "reasoning_content": "Hm."}}]},
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"content": "Yes", "reasoning_content": "Hm."},
+                        "finish_reason": "stop",
+                    }
+                ],
+                "usage": COUNTED,
+            },
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Dialect(
+        "Qwen's cloud",
+        (
+            chunk(said={"content": None, "reasoning_content": "Hm.", "role": "assistant"}),
+            choice({"tool_calls": [function("get_weather", "", id="call_1", index=0)]}),
+            choice({"tool_calls": [function("", '{"city": ', id="", index=0)]}),
+            choice({"tool_calls": [function("", '"Paris"}', id="", index=0)]}),
+            chunk("tool_calls", {"content": ""}),
+            LAST,
+            DONE,
+        ),
+        "Hm.",
+        calls=(PARIS,),
+        finish="tool_calls",
+        family="qwen3",
+    ),
+    *(
+        Dialect(
+            f"a tool's name as {name}",
+            (
+                choice({"tool_calls": [function(name, PARIS_JSON, id="call_1", index=0)]}),
+                chunk("tool_calls"),
+                LAST,
+                DONE,
+            ),
+            calls=(PARIS,),
+            finish="tool_calls",
+            repairs=("name tool_calls[0].function.name",),
+        )
+        for name in ("Get_Weather", "get-weather", " get_weather ")
+    ),
+    Dialect(
+        "an end that is unknown",
+        (chunk(said={"content": "Yes"}), chunk("ended_by_moonlight"), LAST, DONE),
+        text="Yes",
+        unmet=(UNKNOWN_END.format("ended_by_moonlight"),),
+    ),
+    Dialect(
+        "a tool's name with Harmony's namespace",
+        (
+            choice(
+                {"tool_calls": [function("functions.get_weather", PARIS_JSON, id="a", index=0)]}
+            ),
+            chunk("tool_calls"),
+            LAST,
+            DONE,
+        ),
+        calls=(PARIS,),
+        finish="tool_calls",
+    ),
+    Dialect(
+        "numbers as text",
+        (
+            choice({"tool_calls": [function("get_weather", PARIS_JSON, id="a", index="0")]}),
+            chunk("tool_calls", usage={"prompt_tokens": "7", "completion_tokens": 5.0}),
+            DONE,
+        ),
+        calls=(PARIS,),
+        finish="tool_calls",
+        repairs=("type tool_calls[0].index", "type usage"),
+    ),
+    Dialect(
+        "a filter with its cause",
+        (chunk(said={"content": "Ye"}), chunk("content_filter: SAFETY"), LAST, DONE),
+        text="Ye",
+        unmet=("content: the upstream's content filter ended the answer",),
+    ),
+    Dialect(
+        "a call as JSON after prose",
+        (chunk(said={"content": f"I look.\n{CALL_JSON}"}), chunk("stop"), LAST, DONE),
+        text="I look.",
+        calls=(PARIS,),
+        finish="tool_calls",
+        repairs=("unmarked tool_calls[0]",),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def client(upstream: PlayingServer) -> Iterator[TestClient]:
+    families = sorted({each.family for each in DIALECTS})
+    with gateway(upstream.url, {name: {"family": name} for name in families}) as found:
+        yield found
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("told", [in_one, in_chunks, as_response, as_message])
+def test_it_reads(
+    dialect: Dialect, told: Told, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(dialect.reply)
+    found = told(client, {"model": dialect.family, "tools": [WEATHER, TIME]})
+    assert found == {key: dialect.expected[key] for key in found}
+
+
+FAILURES: dict[str, tuple[Any, ...]] = {
+    "OpenRouter": (
+        chunk(
+            "error",
+            {"content": ""},
+            error={"code": 502, "message": "Provider disconnected"},
+            provider="X",
+        ),
+    ),
+    "Groq": (chunk(x_groq={"id": "req_1", "error": "Provider disconnected"}),),
+    "vLLM, older": ({"object": "error", "message": "Provider disconnected", "code": 400},),
+    "watsonx": (
+        "event: error\n",
+        {"errors": [{"code": "x", "message": "Provider disconnected"}], "status_code": 500},
+    ),
+    "llama.cpp": ('error: {"code": 500, "message": "Provider disconnected"}\n\n',),
+    "DeepSeek": (chunk("insufficient_system_resource"), LAST, DONE),
+    "GLM": (chunk("network_error"), LAST, DONE),
+    "Gemini": ('data: [{"error": {"code": 500, "message": "Provider disconnected"}}]\n\n',),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_in_the_middle_of_a_stream_is_an_error(
+    name: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = Dialect(name, (chunk(said={"content": "Ye"}), *FAILURES[name])).reply
+    upstream.plays(begun)
+    assert chat(client, model="plain").status_code >= 400
+    streamed = chat(client, model="plain", stream=True)
+    *_, last = events(streamed.text)
+    assert last["error"]["message"]
+    asked = {"model": "plain", "input": "hi", "stream": True}
+    response = client.post("/v1/responses", json=asked)
+    *_, last = events(response.text)
+    assert last["type"] == "response.failed"
+    message = {"model": "plain", "max_tokens": 9, "messages": [], "stream": True}
+    message["messages"] = [{"role": "user", "content": "hi"}]
+    *_, last = events(client.post("/v1/messages", json=message).text)
+    assert last["type"] == "error"
+
+
+@pytest.mark.parametrize("ending", [{"breaks": True}, {"hangs": True}, {}])
+def test_an_answer_that_has_ended_is_whole_however_its_stream_ends(
+    ending: Json, client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "USAGE_SECONDS", 0.2)
+    lines = (chunk(said={"content": "Yes"}), chunk("stop"))
+    upstream.plays(replace(Dialect("", lines).reply, **ending))
+    found = in_chunks(client, {"model": "plain"})
+    assert (found["text"], found["finish"], found["repairs"]) == ("Yes", "stop", ["usage usage"])
