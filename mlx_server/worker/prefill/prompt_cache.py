@@ -89,7 +89,8 @@ class PromptCache:
             return 0, None, None
         ids = ids_of(tokens)
         nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
-        for prompt in _alike(self._known(key), ids):
+        # of equal ones that of the last use, since it is used now: earlier turns are to be dropped
+        for prompt in _alike(reversed(list(self._known(key))), ids):
             if may_share_more(prompt.tokens, ids, nearest[0]):
                 length, snapshot = prompt.reaches(ids)
                 nearest = max(nearest, (length, snapshot, prompt), key=lambda each: each[0])

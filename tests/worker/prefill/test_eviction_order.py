@@ -24,12 +24,12 @@ class Conversation:
     def __init__(self, seed: int, system: int) -> None:
         self.random = Random(seed)
         self.system = SYSTEMS[system]
-        self.history = list(self.system)
+        self.history = [*self.system, seed]  # no two say the same
         self.computed: list[int] = []
         """The prompt and the answer of the last turn."""
 
     def turn(self, cache: PromptCache) -> None:
-        if len(self.history) + 2 * MESSAGE + THOUGHT > LONGEST:
+        if self.is_full:
             return
         self.history += self._words(MESSAGE)
         end, shared = len(self.history), len(self.system)
@@ -43,8 +43,12 @@ class Conversation:
         layers = [full(length), recurrent(length)]
         cache.store("m", self.computed, layers, continued_from=end, shared=shared)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self.history) + 2 * MESSAGE + THOUGHT > LONGEST
+
     def is_kept(self, cache: PromptCache) -> bool:
-        return cache.known("m", self.computed) == len(self.computed)
+        return bool(self.computed) and cache.known("m", self.computed) == len(self.computed)
 
     def _words(self, count: int) -> list[int]:
         return [self.random.randrange(256) for _ in range(count)]
@@ -58,15 +62,17 @@ class Eviction(RuleBasedStateMachine):
         self.cache = PromptCache(8 * LONGEST * TOKEN)
         self.by_use: list[Conversation] = []
         """The least recently used one first."""
+        self.begun = 0
+        """How many: two that say the same would be one conversation."""
 
     @rule(
         target=conversations,
-        seed=st.integers(0, 1 << 30),
         system=st.sampled_from(range(len(SYSTEMS))),
         turns=st.integers(1, MOST_TURNS),
     )
-    def begin(self, seed: int, system: int, turns: int) -> Conversation:
-        return self._turns(Conversation(seed, system), turns)
+    def begin(self, system: int, turns: int) -> Conversation:
+        self.begun += 1
+        return self._turns(Conversation(self.begun, system), turns)
 
     @rule(target=conversations, each=consumes(conversations), turns=st.integers(1, MOST_TURNS))
     def go_on(self, each: Conversation, turns: int) -> Conversation:
@@ -84,6 +90,12 @@ class Eviction(RuleBasedStateMachine):
         self.cache.limit(1 << 30)
 
     def _turns(self, each: Conversation, turns: int) -> Conversation:
+        if each.is_full:
+            return each
+        if not each.is_kept(self.cache):  # its system prompt comes from another one
+            others = (o for o in reversed(self.by_use) if o.system is each.system)
+            if served := next((o for o in others if o.is_kept(self.cache)), None):
+                self._used(served)
         for _ in range(turns):
             each.turn(self.cache)
         self._used(each)
