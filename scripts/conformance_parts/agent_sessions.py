@@ -100,6 +100,15 @@ class Session:
         return {"cwd": self.work, "env": environment, "stdin": subprocess.DEVNULL}
 
 
+def call(name: str, **arguments: Any) -> str:
+    """What a model of the qwen3 family writes to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def thought(text: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n"
+
+
 def answers(session: Session) -> None:
     session.connect(MODEL)
     done = session.ask(ASKED)
@@ -190,13 +199,12 @@ def transcript(client: str, work: Path) -> list[dict[str, Any]]:
 
 def _writing(client: str, work: Path) -> list[str]:
     """What the model says to have the file written, and then."""
-    if not (call := AGENTS[client].call):
+    if not (writes_file := AGENTS[client].call):
         return [f"{WRITTEN}\n\n{FILE}\n```\n{CONTENT}\n```\n"]
-    name, given = call
+    name, given = writes_file
     values = {"{file}": str(work / FILE), "{content}": CONTENT}
     arguments = {key: _filled(value, values) for key, value in given.items()}
-    made = json.dumps({"name": name, "arguments": arguments})
-    return [f"<tool_call>\n{made}\n</tool_call>", WRITTEN]
+    return [call(name, **arguments), WRITTEN]
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

@@ -125,9 +125,9 @@ def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Sig
     with ThreadPoolExecutor(1) as thread:
         own, asked = at_work(thread)
         os.kill(own.pid, blow)
-        with pytest.raises(TemplatesUnavailable, match="was ended") as told:
+        with pytest.raises(TemplatesUnavailable, match="was ended") as reported:
             asked.result()
-    assert told.value.status == 503
+    assert reported.value.status == 503
 
 
 @pytest.mark.parametrize("what", ["socketpair", "Process"])
@@ -158,9 +158,9 @@ def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(
         TemplatesUnavailable, match="can't be started: Resource temporarily"
-    ) as told:
+    ) as reported:
         ChatTemplate("a")
-    assert told.value.status == 503
+    assert reported.value.status == 503
 
 
 DYING = f"""
@@ -179,6 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_none_outlives_a_server_that_is_killed(state: str) -> None:
     command = [sys.executable, "-c", DYING, state]

@@ -23,12 +23,12 @@ def main(client: str) -> None:
     for number, (name, talk) in enumerate(conversations):
         for family in FAMILIES:
             error = _error(talk, model_of(family, client, number))
-            _tell(packages, f"{name}, {family}", error)
+            _report(packages, f"{name}, {family}", error)
     for name, talk in getattr(module, "ONCE", {}).items():
-        _tell(packages, name, _error(talk, os.environ["DEMO"]))
+        _report(packages, name, _error(talk, os.environ["DEMO"]))
 
 
-def _tell(packages: str, name: str, error: str) -> None:
+def _report(packages: str, name: str, error: str) -> None:
     sys.stdout.write(json.dumps({"client": packages, "name": name, "error": error}) + "\n")
     sys.stdout.flush()
 

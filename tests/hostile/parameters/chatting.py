@@ -106,7 +106,7 @@ def answered(call: Json | None = None, result: Json | None = None, **more: Any) 
 
 
 def calling(id: str) -> Json:
-    """And nobody has answered yet."""
+    """And no answer is there yet."""
     made = {"id": id, "function": {"name": "f", "arguments": "{}"}}
     return {"messages": [HI, {"role": "assistant", "tool_calls": [made]}, HI]}
 
