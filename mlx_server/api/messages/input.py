@@ -92,7 +92,8 @@ def has_cache_control(body: PromptBody) -> bool:
 
 
 def _effort(body: PromptBody) -> str | None:
-    return effort_of(body.messages) or (body.output_config and body.output_config.effort)
+    config = body.output_config
+    return effort_of(body.messages) or (config.effort if config else None)
 
 
 def _thinks(body: PromptBody, thinking: AnthropicThinking) -> bool:
