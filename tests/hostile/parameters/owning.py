@@ -70,7 +70,9 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
             {"json_whitespace": "blanks"},
             {
                 **schema({"type": "array", "items": {"type": "boolean"}, "minItems": 20}),
-                **{"max_tokens": 120, "temperature": 1, "seed": 1},
+                "max_tokens": 120,
+                "temperature": 1,
+                "seed": 1,
             },
         ),
         "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
