@@ -38,8 +38,9 @@ def read(
 
     `output` is what the model wrote, delimiters included, as text or as token ids; ids of other
     families than gpt_oss need the checkpoint's `tokenizer.json`. `tools` are those that the model
-    was offered: a call of any other tool is text. `prompt_end` is the end of the prompt, if it
-    leaves the model within a section, such as "<think>". `cut` says that a limit ended the answer.
+    was offered: a call of any other tool is text, or reported next to other calls. `prompt_end` is
+    the end of the prompt, if it leaves the model within a section, such as "<think>". `cut` says
+    that a limit ended the answer.
     """
     reader = OutputReader(family, tools, prompt_end=prompt_end, tokenizer=tokenizer, repair=repair)
     return [*reader.feed(output), *reader.finish(cut=cut)]

@@ -40,7 +40,7 @@ def matcher(family_name: str, grammar: str) -> LLMatcher:
 
 
 def accepts(family_name: str, grammar: str, answer: str) -> bool:
-    """The whole of it, with the end behind it."""
+    """The whole of it, and then its end."""
     at = matcher(family_name, grammar)
     ids = tokenizer_of(family_name).encode(answer)
     return at.validate_tokens(ids) == len(ids) and at.consume_tokens(ids) and at.is_accepting()

@@ -83,6 +83,16 @@ class AdapterChoice(TypedDict):
     adapter_scale: float
 
 
+class SharedFields(AdapterChoice):
+    """The fields of a `GenerateRequest` that all endpoints fill alike."""
+
+    on_disk: bool
+    stop: tuple[str, ...]
+    choices: SamplingChoices
+    logit_bias: dict[int, float]
+    seed: int | None
+
+
 class WireModel(BaseModel):
     """An object of a body. It takes fields that it does not know, which `ignored` lists."""
 
@@ -211,6 +221,16 @@ class SamplingBody(WireModel):
 
     def biases(self) -> dict[int, float]:
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    def shared_fields(self) -> SharedFields:
+        return {
+            **self.adapter_choice(),
+            "on_disk": self.store is not False,
+            "stop": self.stops(),
+            "choices": self.choices(),
+            "logit_bias": self.biases(),
+            "seed": self.seed,
+        }
 
     def adapter_choice(self) -> AdapterChoice:
         """The requested adapter and its scale, 1 by default. Raises BadRequest for two adapters."""

@@ -8,18 +8,28 @@ from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import MUSE as CALLS
 
 START, MESSAGE, END, TURN_END = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
+TURN = f"{START}assistant "
 THOUGHTS = (f"to=self{MESSAGE}", END)
+NOTES = (f"to=developer{MESSAGE}", END)
+"""Messages that no user reads."""
+READERS = ("user", "commentary")
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
-    names = [name for tool in tools for name in _names(tool.name)]
-    headers = [f"to={name}{MESSAGE}" for name in ("user", *names)]
-    turns = [f"{START}assistant {header}" for header in headers]
+    to_user = _headers(READERS)
+    to_tools = _headers([name for tool in tools for name in _names(tool.name)])
     return MarkupLayout(
-        reasoning=(THOUGHTS,),
+        reasoning=(THOUGHTS, NOTES),
         call_formats=(CALLS,),
-        dropped=(*turns, f"{START}assistant", *headers, MESSAGE, END, TURN_END),
+        dropped=(*to_user, *to_tools, f"{START}assistant", MESSAGE, END, TURN_END),
+        literal=to_user,
+        ends_reasoning=(*to_tools, f"{START}assistant"),
     )
+
+
+def _headers(readers: Sequence[str]) -> tuple[str, ...]:
+    """How messages begin, of which the first one's start may be the end of the prompt."""
+    return tuple(f"{start}to={name}{MESSAGE}" for name in readers for start in (TURN, ""))
 
 
 def _names(tool: str) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def _text(token: _RegexToken) -> str:
     try:
         return str(ast.literal_eval(token.text.removesuffix("i")))
     except (ValueError, SyntaxError):
-        raise _refused(token.line, f"{token.text[:20]} is no text") from None
+        raise _refused(token.line, f"{token.text[:20]} is not a text") from None
 
 
 def _pattern(token: str) -> str:

@@ -32,7 +32,7 @@ def reply_to(request: ReadPdf) -> tuple[Reply, str]:
 
 
 def _read(request: ReadPdf) -> tuple[Reply, str]:
-    reader = PdfReader(BytesIO(request.data))
+    reader = PdfReader(BytesIO(_ended(request.data)))
     if reader.is_encrypted and not reader.decrypt(""):
         return Refused("is encrypted"), ""
     pages = len(reader.pages)
@@ -48,6 +48,12 @@ def _read(request: ReadPdf) -> tuple[Reply, str]:
     if not size:
         return Refused("has no text; scanned pages are not read"), ""
     return PdfText(pages), "\n\n".join(filter(None, texts))
+
+
+def _ended(data: bytes) -> bytes:
+    """The file with an end, where a pointer to the table of objects has to be: without the table,
+    pypdf looks for the objects themselves, and without the pointer it gives up."""
+    return data if b"startxref" in data else data + b"\nstartxref\n0\n%%EOF\n"
 
 
 def main() -> None:

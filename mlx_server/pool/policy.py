@@ -5,7 +5,7 @@ budget are the weights of models, the KV cache reserved by granted tickets, and 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlx_server.pool.actions import (
@@ -28,6 +28,7 @@ from mlx_server.pool.actions import (
     WaitedTooLong,
 )
 from mlx_server.pool.fair_order import FairOrder
+from mlx_server.pool.granted import Granted
 from mlx_server.pool.reservations import Reservation, ReservedMemory, bytes_alone
 from mlx_server.pool.resident_models import ResidentModel, ResidentModels, victims
 
@@ -64,7 +65,7 @@ class Policy:
         """Bytes of the prompt cache, after the `ShrinkCache` actions returned so far."""
         self._models = ResidentModels(models)
         self._waiting: list[Reservation] = []
-        self._granted: dict[Ticket, Reservation] = {}
+        self._granted = Granted()
         self._order = FairOrder()
         self._clock = 0
         """Counts requests and grants, so that their order can be compared."""
@@ -114,7 +115,7 @@ class Policy:
 
     def release(self, ticket: Ticket, now: float) -> Actions:
         """Ends a lease; a ticket that became void when the engine was lost is ignored."""
-        if (reservation := self._granted.pop(ticket, None)) is not None:
+        if (reservation := self._granted.end(ticket)) is not None:
             model = self._models[reservation.model]
             model.leases -= 1
             model.last_used = now
@@ -224,11 +225,11 @@ class Policy:
 
     @property
     def preempted(self) -> tuple[Ticket, ...]:
-        return tuple(each.ticket for each in self._preempted)
+        return tuple(each.ticket for each in self._granted.preempted)
 
     @property
     def kv_reserved(self) -> int:
-        return self._reserved.now
+        return self._granted.reserved.now
 
     @property
     def used(self) -> int:
@@ -238,22 +239,12 @@ class Policy:
     def in_use(self) -> int:
         """The bytes of `used` without the prompt cache and without rows that have not begun: the
         prompt cache has to give way only when they do, since they may continue what is in it."""
-        begun = ReservedMemory(each.in_use for each in self._granted.values())
-        return self._models.nbytes + begun.now
-
-    @property
-    def _reserved(self) -> ReservedMemory:
-        return ReservedMemory(self._granted.values())
-
-    @property
-    def _preempted(self) -> list[Reservation]:
-        preempted = (each for each in self._granted.values() if each.preempted)
-        return sorted(preempted, key=lambda each: each.turn)
+        return self._models.nbytes + self._granted.in_use
 
     @property
     def _free(self) -> int:
         """Free bytes, the prompt cache's included; negative if a model exceeds its estimate."""
-        return self.budget - self._models.nbytes - self._reserved.nbytes
+        return self.budget - self._models.nbytes - self._granted.reserved.nbytes
 
     @property
     def _free_soon(self) -> int:
@@ -271,11 +262,8 @@ class Policy:
 
     def _preempt(self) -> None:
         """Preempts the last rows until those before them have room to grow, never the first."""
-        while self._free < 0 and self._reserved.can_be_less:
-            running = [each for each in self._granted.values() if not each.preempted]
-            last = max(running, key=lambda each: each.turn)
-            last.preempted = True
-            self._actions.append(PreemptAction(last.ticket))
+        while self._free < 0 and self._granted.reserved.can_be_less:
+            self._actions.append(PreemptAction(self._granted.preempt_last()))
 
     def _serve(self, now: float) -> int:
         """Resumes, grants, loads and evicts in order; returns the bytes that no request waits for.
@@ -292,7 +280,7 @@ class Policy:
         are evicted, and a request that would not fit even then is refused.
         """
         queue = _WaitQueue()
-        for reservation in [*self._preempted, *self._waiting]:
+        for reservation in [*self._granted.preempted, *self._waiting]:
             if not reservation.preempted and (misfit := self._refusal_reason(reservation)):
                 self._refuse(reservation, misfit)
             elif self._may_grant(reservation, queue):
@@ -322,51 +310,37 @@ class Policy:
 
     def _has_room(self, reservation: Reservation, queue: _WaitQueue) -> bool:
         """Whether it fits next to what is granted and to what the queue before it will need."""
-        reserved = self._reserved
-        more = reserved.more(reservation)
+        more = self._granted.reserved.more(reservation)
         if reservation.preempted and not more:
             return True  # it goes on in the room that is kept for one reservation
-        with_queue = self._reserved_with_queue(queue).more(reservation)
+        with_queue = self._granted.reserved_with(queue.reservations).more(reservation)
         return more <= self._free and max(more, with_queue) <= self._free_soon - self._promised(
             queue
         )
 
-    def _reserved_with_queue(self, queue: _WaitQueue) -> ReservedMemory:
-        return self._reserved_with(queue.reservations)
-
-    def _reserved_with(self, waiting: Iterable[Reservation]) -> ReservedMemory:
-        taken = self._reserved
-        for each in waiting:
-            taken.take(each)
-        return taken
-
     def _promised(self, queue: _WaitQueue) -> int:
         """The bytes set aside for the queue. A grant past it may take memory that was kept for any
         one row to reach its end, and that the queue would have shared: then they become more."""
-        caches = self._reserved_with(queue.promised).nbytes - self._reserved.nbytes
+        caches = self._granted.reserved_with(queue.promised).nbytes - self._granted.reserved.nbytes
         return caches + queue.promised_weights
 
     def _may_pass(self, reservation: Reservation, earlier: Reservation, queue: _WaitQueue) -> bool:
         if earlier.preempted:
             return False
-        passing = [reservation.at_its_end, *(each.at_its_end for each in self._passed(earlier))]
+        passing = [
+            reservation.at_its_end,
+            *(each.at_its_end for each in self._granted.passed(earlier)),
+        ]
         present = {m.id for m in self._models if m.must_stay} | {p.model for p in passing}
         present |= {id for id in queue.models if self._models[id].facts.pinned}
         taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in present)
         needs = self._needs(earlier, taken, earlier.model in present)
         return weights + taken.nbytes + needs <= self.budget
 
-    def _passed(self, earlier: Reservation) -> list[Reservation]:
-        """The reservations that came later and were granted while this one waited."""
-        granted = ((each, each.granted or 0) for each in self._granted.values())
-        return [
-            each for each, at in granted if at > earlier.waiting_since and each.turn > earlier.turn
-        ]
-
     def _wait_in(self, queue: _WaitQueue, reservation: Reservation) -> None:
         """Queues it; loads its model, or evicts others for it, as soon as that is enough."""
         model = self._models[reservation.model]
-        taken = self._reserved_with_queue(queue)
+        taken = self._granted.reserved_with(queue.reservations)
         is_counted = model.is_present or reservation.model in queue.models
         needs = self._needs(reservation, taken, is_counted)
         keep = {*queue.models, reservation.model}
@@ -399,10 +373,9 @@ class Policy:
             self._unload(model)
 
     def _grant(self, reservation: Reservation, now: float) -> None:
-        self._shrink_cache(self._reserved.more_now(reservation))
+        self._shrink_cache(self._granted.reserved.more_now(reservation))
         self._waiting.remove(reservation)
-        self._granted[reservation.ticket] = reservation
-        reservation.granted = self._tick_of_clock()
+        self._granted.add(reservation, self._tick_of_clock())
         self._order.granted(reservation.turn[0])
         model = self._models[reservation.model]
         model.leases += 1
@@ -410,7 +383,7 @@ class Policy:
         self._actions.append(Grant(reservation.ticket))
 
     def _resume(self, reservation: Reservation) -> None:
-        self._shrink_cache(self._reserved.more_now(reservation))
+        self._shrink_cache(self._granted.reserved.more_now(reservation))
         reservation.preempted = False
         self._actions.append(ResumeAction(reservation.ticket))
 

@@ -135,7 +135,7 @@ def _check_shape(part: Part) -> None:
         path = map(str, error.absolute_path)
         why = error.message
         why = why if len(why) <= 200 else f"{why[:100]} ...{why[-90:]}"
-        raise refused((*part.path, *path), f"is not valid: {why}")
+        raise refused((*part.path, *path), f"can't be accepted: {why}")
 
 
 def _is_plain(member: tuple[str, Any]) -> bool:

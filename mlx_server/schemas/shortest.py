@@ -98,11 +98,11 @@ class ShortestInstances:
             self._recursed = self._recursed or id(schema) in self._unsettled
             return self._known[id(schema)]
         parts = self._flattened(schema)
+        if len(parts) == 2 and schema.keys() == {"$ref"}:
+            return self.text(parts[1])
         if self._are_open(parts) or len(self._open) > MOST_DEPTH:
             self._recursed = True
             return self._before.get(id(schema))
-        if len(parts) == 2 and schema.keys() == {"$ref"}:
-            return self.text(parts[1])
         outside, self._recursed = self._recursed, False
         self._open.add(id(schema))
         found = self._of(parts)

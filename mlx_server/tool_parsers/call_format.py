@@ -8,11 +8,11 @@ from typing import Any
 from mlx_server.events import Event, RepairKind, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.schemas.grammar import SPACE
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Source, Steps, complete_source
 
 BlockReader = Callable[[Source, ToolCallEmitter], Steps[None]]
 """Reads what follows the opening mark, the closing one included; raises Malformed."""
@@ -85,30 +85,34 @@ class CallFormat:
 def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The calls in a text from after the opening mark; ValueError if it holds none."""
     events: list[Event] = []
-    source = Source()
+    try:
+        read_block(call_format, complete_source(text), tools, events)
+    except Malformed as error:
+        if not any(isinstance(event, ToolCallFinished) for event in events):
+            raise ValueError(str(error)) from None
+    return finished_calls(events)
+
+
+def read_block(
+    call_format: CallFormat, source: Source, tools: Sequence[Tool], events: list[Event]
+) -> None:
+    """Read a block from after its opening mark, from a complete source. Malformed if it is no
+    block; `events` then has those that precede the error."""
 
     def emit(event: Event) -> None:
         if isinstance(event, ToolCallFinished):
             source.keep()
         events.append(event)
 
-    calls = ToolCallEmitter(0, tools, emit)
-    source.feed(text)
-    source.close(cut=False)
     source.keep()
-    try:
-        _read_calls(call_format, source, calls)
-    except Malformed as error:
-        if not calls.finished:
-            raise ValueError(str(error)) from None
-    return finished_calls(events)
+    _read_calls(call_format, source, ToolCallEmitter(0, tools, emit))
 
 
 def _read_calls(call_format: CallFormat, source: Source, calls: ToolCallEmitter) -> None:
     try:
         _exhaust(call_format.read(source, calls))
     except Malformed as first:
-        if not call_format.repair:
+        if not call_format.repair or isinstance(first, UnknownTool):
             raise
         broken = [source.kept()]
         _exhaust(source.up_to(*call_format.closes, into=broken.append))

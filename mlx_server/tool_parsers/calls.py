@@ -24,7 +24,7 @@ from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.jsonish import loads, loads_value
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
 from mlx_server.schemas.fitting import is_made_of
@@ -77,6 +77,10 @@ class ToolCallEmitter:
 
     def knows(self, name: str) -> bool:
         return self.meant(name) is not None
+
+    def check_name(self, name: str) -> None:
+        """Raise UnknownTool unless the name means a tool of the request."""
+        self._tool(name)
 
     def tool_and_key(self, text: str) -> tuple[str, str]:
         """A tool's name and one of its parameters, with nothing that parts them; empty if none or
@@ -156,7 +160,7 @@ class ToolCallEmitter:
     def _tool(self, name: str) -> Tool:
         meant = self.meant(name)
         if meant is None:
-            raise Malformed(f"there is no tool {name!r}")
+            raise UnknownTool(name)
         return self._tools[meant]
 
     def meant(self, name: str) -> str | None:

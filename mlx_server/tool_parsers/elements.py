@@ -69,8 +69,7 @@ class Elements:
         if not (yield from source.up_to('">', self.sign, into=pieces.append)):
             raise Malformed("a tag has no end")
         name = "".join(pieces)
-        if not calls.knows(name):
-            raise Malformed(f"there is no tool {name!r}")
+        calls.check_name(name)
         call = calls.start(name)
         while True:
             yield from source.space()

@@ -9,7 +9,7 @@ from functools import partial
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.values import MemberSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values
@@ -83,7 +83,7 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         if name and not calls.knows(name):
             tool, key = calls.tool_and_key(name)
             if not (tool and (yield from source.comes(KEY_END))):
-                raise Malformed(f"there is no tool {name!r}")
+                raise UnknownTool(name)
             return tool, KEY, key
         yield from source.space()
         delimiter = yield from source.accept(KEY, CLOSE, "{")

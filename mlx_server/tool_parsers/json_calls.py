@@ -96,8 +96,7 @@ def _call_object(
             call = yield from values.arguments(source, JSON, start, closes or ())
         elif key in NAMES:
             name = _name_text((yield from values.value(source, JSON)))
-            if not calls.knows(name):
-                raise Malformed(f"there is no tool {name!r}")
+            calls.check_name(name)
         elif key in ARGUMENTS:
             held.append((yield from values.value(source, JSON)))
         elif key in frame and not (framed or name) and (yield from source.accept("{")):

@@ -104,8 +104,7 @@ class KeyedCallFormat:
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
         delimiter = yield from source.up_to(*ends, into=pieces.append)
         name = "".join(pieces).strip()
-        if not calls.knows(name):
-            raise Malformed(f"there is no tool {name!r}")
+        calls.check_name(name)
         if delimiter in (self.after_name, "\n"):
             yield from source.space()
             delimiter = yield from source.accept(self.key_opens, self.closes_call)

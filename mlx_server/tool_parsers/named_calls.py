@@ -193,8 +193,8 @@ class NamedCallFormat:
             if not found and source.cut and self.closes_call not in source.ahead():
                 source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
             name, id = calls.tool_made_of(found), None
-        if (self.numbered or not is_sure) and not calls.knows(name):
-            raise Malformed(f"there is no tool {name!r}")
+        if self.numbered or not is_sure:
+            calls.check_name(name)
 
         def start() -> ToolCallWriter:
             call = calls.start(name, id)

@@ -184,8 +184,7 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
 
 def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     name, attributes = yield from _head(source)
-    if not calls.knows(name):
-        raise Malformed(f"there is no tool {name!r}")
+    calls.check_name(name)
     if attributes.endswith("/"):
         calls.start(name).finish()
         return

@@ -16,7 +16,7 @@ from tests.hostile.corpus import Attack, Target, attacks
 VOCABULARY = 49_152
 """Of the demo model's tokenizer, and of its head."""
 BEYOND_ALL = 10_000_000
-"""For a server whose vocabulary nobody told us."""
+"""The vocabulary of a server that does not name its own."""
 
 
 def main(

@@ -41,7 +41,7 @@ class Server:
 
 
 class Started(Server):
-    """On a model of its own, in a process of its own; what it logs is nobody's."""
+    """On a model of its own, in a process of its own; its log is not kept."""
 
     def __init__(self, name: str, command: Sequence[str], model: str, folder: Path) -> None:
         self._command, self._folder, self._port = command, folder, _free_port()

@@ -1,6 +1,6 @@
 """`python -m bench_parts.loading FOLDER`: how long a stream waits while another model loads.
 
-The engine in this process, one model decoding, the same weights loaded beside it as another.
+The engine in this process, one model decoding, the same weights loaded next to it as another.
 Prints the largest gap between two tokens meanwhile, over the median of the steps before.
 """
 

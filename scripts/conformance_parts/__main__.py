@@ -132,7 +132,7 @@ def _log(text: str) -> Outcome:
 
 
 def _told(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """One by one, for whoever waits."""
+    """One by one, for the reader."""
     for each in outcomes:
         mark = {"passed": "+", "failed": "-", "skipped": "?"}[each.verdict]
         why = "" if each.verdict == "passed" else f"  {_why(each)}"

@@ -115,8 +115,14 @@ class Claude:
         eventually(self.server.idle, "the row is gone")
 
     def _command(self, prompt: str, options: tuple[str, ...], model: str) -> list[str]:
-        told = ("--output-format", "stream-json", "--verbose", "--permission-mode", "acceptEdits")
-        return [*self.program, "--model", model, *told, *options, "-p", prompt]
+        reported = (
+            "--output-format",
+            "stream-json",
+            "--verbose",
+            "--permission-mode",
+            "acceptEdits",
+        )
+        return [*self.program, "--model", model, *reported, *options, "-p", prompt]
 
     def _place(self) -> dict[str, Any]:
         environment = {

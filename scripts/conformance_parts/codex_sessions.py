@@ -65,9 +65,9 @@ class Codex:
 
     def __call__(self, model: str, *prompt: str) -> list[Json]:
         """The events of a session that ends by itself."""
-        told = ("--json", "--skip-git-repo-check", "--model", model)
+        reported = ("--json", "--skip-git-repo-check", "--model", model)
         free = ("--dangerously-bypass-approvals-and-sandbox",)
-        lines = self._run("exec", *told, *free, *prompt).splitlines()
+        lines = self._run("exec", *reported, *free, *prompt).splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def configure(self, server: LiveServer) -> None:

@@ -24,11 +24,11 @@ def comply(python: Path, model: str, url: str) -> Iterator[Outcome]:
             text=True,
             timeout=SECONDS,
         )
-        for told in json.loads(done.stdout)["results"]:
-            why = tuple(told.get("errors", ()))
-            yield Outcome(f"llm-comply {format}", model, told["id"], _verdict(told), why)
+        for reported in json.loads(done.stdout)["results"]:
+            why = tuple(reported.get("errors", ()))
+            yield Outcome(f"llm-comply {format}", model, reported["id"], _verdict(reported), why)
 
 
-def _verdict(told: dict[str, str]) -> Verdict:
+def _verdict(reported: dict[str, str]) -> Verdict:
     verdicts: dict[str, Verdict] = {"passed": "passed", "skipped": "skipped"}
-    return verdicts.get(told["status"], "failed")
+    return verdicts.get(reported["status"], "failed")

@@ -16,7 +16,7 @@ from conformance_parts.talks import QUIET
 
 SUITE = "llmprobe"
 SECONDS = 1800.0
-Told = dict[str, Any]
+Json = dict[str, Any]
 
 VERDICTS: dict[str, Verdict] = {"pass": "passed", "fail": "failed"}
 
@@ -37,12 +37,12 @@ def probe(command: Sequence[str], model: str, url: str) -> Iterator[Outcome]:
             last = (done.stderr or done.stdout).strip()[-500:]
             yield Outcome(SUITE, model, "all of it", "failed", (last,))
             return
-        told = json.loads(report.read_text("utf-8"))
-    yield from _conformance(told["conformance"]["results"], model)
-    yield from _coverage(told["coverage"]["entries"], model)
+        reported = json.loads(report.read_text("utf-8"))
+    yield from _conformance(reported["conformance"]["results"], model)
+    yield from _coverage(reported["coverage"]["entries"], model)
 
 
-def _conformance(results: Sequence[Told], model: str) -> Iterator[Outcome]:
+def _conformance(results: Sequence[Json], model: str) -> Iterator[Outcome]:
     for result in results:
         if result["outcome"] != "unsupported":  # which its coverage tells once
             why = [each["message"] for each in result["failures"]] or [result.get("reason", "")]
@@ -50,7 +50,7 @@ def _conformance(results: Sequence[Told], model: str) -> Iterator[Outcome]:
             yield Outcome(SUITE, model, result["id"], verdict, tuple(why))
 
 
-def _coverage(entries: Sequence[Told], model: str) -> Iterator[Outcome]:
+def _coverage(entries: Sequence[Json], model: str) -> Iterator[Outcome]:
     for entry in entries:
         if entry.get("probed", True):
             verdict: Verdict = "passed" if entry["supported"] else "failed"

@@ -27,7 +27,7 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "no_proxy": "127.0.0.1",
 }
-"""They are to talk to our server and to nobody else."""
+"""They are to talk to our server and to no other."""
 
 
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
@@ -67,6 +67,6 @@ def _outcomes(
             yield Outcome(SUITE, client, "all of them", "failed", (last,))
 
 
-def _outcome(told: dict[str, str]) -> Outcome:
-    verdict: Verdict = "failed" if told["error"] else "passed"
-    return Outcome(SUITE, told["client"], told["name"], verdict, (told["error"],))
+def _outcome(reported: dict[str, str]) -> Outcome:
+    verdict: Verdict = "failed" if reported["error"] else "passed"
+    return Outcome(SUITE, reported["client"], reported["name"], verdict, (reported["error"],))

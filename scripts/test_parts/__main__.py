@@ -16,6 +16,7 @@ from pathlib import Path
 
 from test_parts.outcomes import Outcomes
 
+SCRIPTS = Path(__file__).parents[1]
 MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
 SIDE_BY_SIDE = (*SPREAD, "--alone=without")
@@ -108,8 +109,9 @@ class Checks:
     def __init__(self, folder: Path) -> None:
         self._output = folder / "checks.txt"
         with self._output.open("wb") as output:
-            program = Path(__file__).parents[1] / "check"
-            self._process = subprocess.Popen([program], stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                [SCRIPTS / "check"], stdout=output, stderr=subprocess.STDOUT
+            )
 
     def wait(self) -> int:
         """The exit code."""
@@ -119,6 +121,13 @@ class Checks:
             sys.stdout.flush()
             self._output.unlink()
         return code
+
+
+def coverage() -> int:
+    """Runs scripts/coverage, and returns its exit code."""
+    sys.stdout.write("== scripts/coverage\n")
+    sys.stdout.flush()
+    return subprocess.call([SCRIPTS / "coverage"])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -134,8 +143,10 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, interrupt)
         tests = run.tests(arguments)
         checked = checks.wait()
+    if "--all" in arguments and not run.interrupted:
+        checked = coverage() or checked
     if checked and not run.interrupted:
-        sys.stdout.write("scripts/check failed, see above.\n")
+        sys.stdout.write("scripts/check or scripts/coverage failed, see above.\n")
     sys.stdout.write(run.summary(time.monotonic() - began) + "\n")
     return INTERRUPTED if run.interrupted else tests or checked
 

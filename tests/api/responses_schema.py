@@ -131,7 +131,7 @@ def _lasting(response: Json) -> Json:
 def folded(events: Sequence[Json]) -> list[Json]:
     """The items as a client puts them together from their pieces, checking each end against it."""
     items: dict[int, Json] = {}
-    told: dict[int, list[str]] = {}
+    reported: dict[int, list[str]] = {}
     done: set[int] = set()
     for event in events:
         if "output_index" not in event:
@@ -140,15 +140,15 @@ def folded(events: Sequence[Json]) -> list[Json]:
         assert place not in done
         if kind == "output_item.added":
             assert place == len(items)
-            items[place], told[place] = deepcopy(event["item"]), []
+            items[place], reported[place] = deepcopy(event["item"]), []
             continue
         item = items[place]
         if not kind.endswith(".delta"):
-            told[place].append(kind)
+            reported[place].append(kind)
         assert event.get("item_id", item["id"]) == item["id"]
         if kind == "output_item.done":
             _check_item(item, event["item"])
-            assert told[place] == _life(event["item"])
+            assert reported[place] == _life(event["item"])
             items[place] = deepcopy(event["item"])
             done.add(place)
         elif kind == "content_part.added":
@@ -189,21 +189,21 @@ def _add_to_part(part: Json, kind: str, event: Json) -> None:
         assert part.get("logprobs") == event.get("logprobs")
 
 
-def _check_item(made: Json, told: Json) -> None:
+def _check_item(made: Json, reported: Json) -> None:
     """What comes with the end alone is left out."""
     late = {"status", "encrypted_content", "output", "error", "tools"}
-    if told["type"] == "tool_search_call":
+    if reported["type"] == "tool_search_call":
         late.add("arguments")
     assert {k: v for k, v in made.items() if k not in late} == {
-        k: v for k, v in told.items() if k not in late
+        k: v for k, v in reported.items() if k not in late
     }
     if "status" in made:
         assert made["status"] == "in_progress"
-        assert told["status"] != "in_progress"
+        assert reported["status"] != "in_progress"
 
 
 def _life(item: Json) -> list[str]:
-    """What is told of such an item, its beginning and pieces aside."""
+    """The final events of such an item, without its beginning and pieces."""
     end = item.get("status")
     of_kind = {
         "message": ["content_part.added", "output_text.done", "content_part.done"],

@@ -6,12 +6,12 @@ from typing import Any
 from pydantic import BaseModel
 
 OURS = {"reasoning", "reasoning_content", "mlx_server"}
-"""What we send beside OpenAI's own fields, and where clients look for it: in messages and deltas
+"""What we send next to OpenAI's own fields, and where clients look for it: in messages and deltas
 (DeepSeek's name for it, and vLLM's), and on top of all, our own remarks."""
 
 
 def assert_strict(kind: type[BaseModel], body: Any, ours: Collection[str] = OURS) -> None:
-    """The types without conversion, and no field that nobody knows."""
+    """The types without conversion, and no unknown field."""
     found = kind.model_validate(body, strict=True)
     unknown = {name for name in _extra(found) if name.rpartition(".")[2] not in ours}
     assert not unknown, f"{kind.__name__} has no {unknown}"

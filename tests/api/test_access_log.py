@@ -83,16 +83,16 @@ class Lines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(json.loads(logs.JsonFormatter().format(record)))
+        self.reported.append(json.loads(logs.JsonFormatter().format(record)))
 
     def only(self, **facts: Any) -> None:
-        (line,) = self.told
+        (line,) = self.reported
         assert facts.items() <= line.items()
         assert 0 <= line["seconds"] < 60
-        self.told.clear()
+        self.reported.clear()
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_a_request_used(client: TestClient, lines: Lines, stream: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "headers", "told"),
+    ("method", "path", "headers", "reported"),
     [
         ("GET", "/health", {}, ("GET", "/health", 200)),
         (
@@ -141,13 +141,13 @@ def test_what_a_request_used(client: TestClient, lines: Lines, stream: bool) -> 
     ],
 )
 def test_every_answer_is_told_by_its_route_and_has_an_id(
-    client: TestClient, lines: Lines, method: str, path: str, headers: Any, told: Any
+    client: TestClient, lines: Lines, method: str, path: str, headers: Any, reported: Any
 ) -> None:
     for sent in (OWN_ID, {}, {"x-request-id": "x" * 1000}):
         answer = client.request(method, path, headers={**headers, **sent})
         id = answer.headers["x-request-id"]
         assert id == "mine" if sent == OWN_ID else id.startswith("req_")
-        lines.only(method=told[0], route=told[1], status=told[2], request_id=id)
+        lines.only(method=reported[0], route=reported[1], status=reported[2], request_id=id)
 
 
 def test_responses_over_a_websocket_are_told_one_by_one(client: TestClient, lines: Lines) -> None:
@@ -165,11 +165,11 @@ def test_responses_over_a_websocket_are_told_one_by_one(client: TestClient, line
             line.send_json(frame)
             while line.receive_json()["type"] != last:
                 pass
-    eventually(lambda: any(told["status"] == 101 for told in lines.told), "it has left")
-    assert all(told["request_id"] == "mine" for told in lines.told)
+    eventually(lambda: any(reported["status"] == 101 for reported in lines.reported), "it has left")
+    assert all(reported["request_id"] == "mine" for reported in lines.reported)
     found = [
-        (told["method"], told["route"], told["status"], told["completion_tokens"])
-        for told in lines.told
+        (reported["method"], reported["route"], reported["status"], reported["completion_tokens"])
+        for reported in lines.reported
     ]
     turns = [("WS", "/v1/responses", status, tokens) for _, _, status, tokens in frames]
     assert found == [*turns, ("GET", "/v1/responses", 101, 0)]
@@ -182,8 +182,8 @@ def test_other_lines_have_the_id_too(
     monkeypatch.setattr(caplog.handler, "formatter", logs.PlainFormatter())
     with wire.client(tiny_path, ScriptedEngine()) as client:
         client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)
-    (told,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]
-    assert told.endswith("ERROR   mlx_server: unexpected error in request mine mine")
+    (reported,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]
+    assert reported.endswith("ERROR   mlx_server: unexpected error in request mine mine")
 
 
 def test_a_line_is_one_line() -> None:

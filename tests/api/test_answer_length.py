@@ -12,7 +12,7 @@ ANSWERS = 300
 """Tokens of the longest answer that shall fit."""
 
 LEADS_ON = 32
-"""Tokens, more than any family puts behind an answer that has stopped too early."""
+"""Tokens, more than any family puts after an answer that has stopped too early."""
 
 ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Once"}]}
 CHAT = "/v1/chat/completions"

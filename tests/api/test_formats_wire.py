@@ -112,7 +112,7 @@ def test_formats(
     assert (request.format, request.format_param) == (format, param)
 
 
-def told(**asked: Any) -> Any:
+def reported(**asked: Any) -> Any:
     (conversation,) = chat(**asked).prompts
     assert isinstance(conversation, Conversation)
     return conversation.response_format
@@ -120,14 +120,14 @@ def told(**asked: Any) -> Any:
 
 def test_the_prompt_describes_every_format_but_a_grammar() -> None:
     asked = {"type": "json_schema", "json_schema": {**OF_SCHEMA["json_schema"], "description": "d"}}
-    assert told(response_format=asked) == {"name": "it", "description": "d", "schema": SCHEMA}
-    assert told(guided_json=SCHEMA) == {"name": None, "description": None, "schema": SCHEMA}
-    any_object = told(response_format={"type": "json_object"})
+    assert reported(response_format=asked) == {"name": "it", "description": "d", "schema": SCHEMA}
+    assert reported(guided_json=SCHEMA) == {"name": None, "description": None, "schema": SCHEMA}
+    any_object = reported(response_format={"type": "json_object"})
     assert any_object == {"name": None, "description": None, "schema": {"type": "object"}}
-    assert told(guided_regex="a") == {"regex": "a"}
-    assert told(structured_outputs={"choice": ["a", "b"]}) == {"choice": ["a", "b"]}
-    assert told(guided_grammar='root ::= "a"') is None
-    assert told() is None
+    assert reported(guided_regex="a") == {"regex": "a"}
+    assert reported(structured_outputs={"choice": ["a", "b"]}) == {"choice": ["a", "b"]}
+    assert reported(guided_grammar='root ::= "a"') is None
+    assert reported() is None
 
 
 @pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])

@@ -284,13 +284,13 @@ def fate_of(wire: type[WireModel], path: Path, body: Json) -> str:
     except BadRequest as error:
         return _fate_of_refused(path, error)
     above = {".".join(path[:end]) for end in range(1, len(path) + 1)}
-    return "told" if above & set(ignored) or is_known(parsed, path) else "silent"
+    return "found_reports" if above & set(ignored) or is_known(parsed, path) else "silent"
 
 
 def _fate_of_refused(path: Path, error: BadRequest) -> str:
     named = re.sub(r"\[\d+\]", "", error.param or "").split(".")
     shared = min(len(named), len(path))
-    return "told" if named[:shared] == list(path[:shared]) else "untried"
+    return "found_reports" if named[:shared] == list(path[:shared]) else "untried"
 
 
 # Every parameter of a query that OpenAI's SDK can send

@@ -43,10 +43,10 @@ def test_chunks_tell_who_asked_how_much_is_computed(
 ) -> None:
     body = {"model": MODEL, **BODIES[path], "stream": True}
     chunks = wire.events(client.post(path, json={**body, **asked}))
-    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert all(progress.pop("time_ms") >= 0 for progress in told)
+    reported = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert all(progress.pop("time_ms") >= 0 for progress in reported)
     total = len(engine.taken[-1].prompt)
-    assert told == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
+    assert reported == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
     texts = [chunk for chunk in chunks if "prompt_progress" not in chunk]
     assert len(texts) == len(wire.events(client.post(path, json=body)))
 
@@ -63,9 +63,11 @@ def test_a_prompt_that_is_in_the_cache_has_its_progress_once(
 
     monkeypatch.setattr(engine, "_said", known)
     body = {"model": MODEL, **BODIES.get(path, {"input": "hi"}), "stream": True}
-    told = re.findall('"prompt_progress": ?({.*?})', client.post(path, json=body | ASKED[0]).text)
+    reported = re.findall(
+        '"prompt_progress": ?({.*?})', client.post(path, json=body | ASKED[0]).text
+    )
     total = len(engine.taken[-1].prompt)
-    (progress,) = map(json.loads, told)
+    (progress,) = map(json.loads, reported)
     assert progress.pop("time_ms") >= 0
     assert progress == {"total": total, "cache": total - 1, "processed": total - 1}
 
@@ -107,10 +109,10 @@ def test_a_response_says_how_much_is_computed(client: TestClient, engine: Script
     kinds = [event.type for event in events]
     assert kinds[:4] == ["response.created", *["response.in_progress"] * 3]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    told = [event.model_extra["prompt_progress"] for event in events[2:4] if event.model_extra]
-    assert all(progress.pop("time_ms") >= 0 for progress in told)
+    reported = [event.model_extra["prompt_progress"] for event in events[2:4] if event.model_extra]
+    assert all(progress.pop("time_ms") >= 0 for progress in reported)
     total = len(engine.taken[-1].prompt)
-    assert told == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
+    assert reported == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
     assert (final.status, final.output_text) == ("completed", wire.TEXT)
 
 

@@ -204,8 +204,8 @@ def test_a_request_id(client: TestClient, more: int) -> None:
 def test_fields_without_a_meaning(client: TestClient) -> None:
     many: Json = {f"f{at:04}": 1 for at in range(limits.IGNORED_NAMES.value + 5)}
     assert len(list(chat(**many).ignored())) == limits.IGNORED_NAMES.value
-    told = fields.ignored_header(["x" * 1000])[fields.IGNORED_HEADER]
-    assert len(told) == limits.IGNORED_NAME_CHARACTERS.value
-    told = fields.ignored_header(many)[fields.IGNORED_HEADER]
-    assert len(told) == limits.IGNORED_HEADER_CHARACTERS.value
+    reported = fields.ignored_header(["x" * 1000])[fields.IGNORED_HEADER]
+    assert len(reported) == limits.IGNORED_NAME_CHARACTERS.value
+    reported = fields.ignored_header(many)[fields.IGNORED_HEADER]
+    assert len(reported) == limits.IGNORED_HEADER_CHARACTERS.value
     assert wire.MODEL in ok(client.get("/v1/models"))["data"][0]["id"]

@@ -309,7 +309,7 @@ ENDS = ("response.completed", "response.incomplete")
 
 
 def test_a_frames_request_has_its_size(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, told = sizes_of(monkeypatch), list[int]()
+    sizes, reported = sizes_of(monkeypatch), list[int]()
     with (
         suppress(*wire.CANCELLED),
         client.websocket_connect("ws://localhost/v1/responses") as socket,
@@ -320,5 +320,5 @@ def test_a_frames_request_has_its_size(client: TestClient, monkeypatch: pytest.M
                 pass
             assert size < min(sizes) <= max(sizes) < size + 500
             sizes.clear()
-            told.append(size)
-    assert told == [9000, 1000]
+            reported.append(size)
+    assert reported == [9000, 1000]

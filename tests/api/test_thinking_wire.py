@@ -47,7 +47,7 @@ def request_of(path: str, asked: Json) -> GenerateRequest:
 
 
 def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:
-    """The engine's budget, and what templates are told."""
+    """The engine's budget, and the templates' variables."""
     request = request_of(path, asked)
     (conversation,) = request.prompts
     assert isinstance(conversation, Conversation)
@@ -56,7 +56,7 @@ def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:
 
 @EVERYWHERE
 @pytest.mark.parametrize(
-    ("asked", "budget", "told"),
+    ("asked", "budget", "reported"),
     [
         ({}, None, {}),
         ({"thinking_budget": 5}, 5, {"thinking_budget": 5}),
@@ -99,8 +99,8 @@ def thinking(path: str = CHAT, **asked: Any) -> tuple[int | None, Json]:
         ),
     ],
 )
-def test_budgets_and_efforts(path: str, asked: Json, budget: int | None, told: Json) -> None:
-    assert thinking(path, **asked) == (budget, told)
+def test_budgets_and_efforts(path: str, asked: Json, budget: int | None, reported: Json) -> None:
+    assert thinking(path, **asked) == (budget, reported)
 
 
 @pytest.mark.parametrize(

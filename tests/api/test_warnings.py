@@ -37,7 +37,7 @@ UNMET = [{"index": 1, "what": "$: no"}]
 NOTHING: list[Event] = [Started("any", 1), TextDelta(0, "a"), TextDelta(1, "b"), *ENDS]
 
 
-async def told(events: Sequence[Event]) -> AsyncGenerator[Event]:
+async def reported(events: Sequence[Event]) -> AsyncGenerator[Event]:
     for event in events:
         yield event
 
@@ -48,12 +48,12 @@ def output(chat: bool) -> ChatOutput | CompletionOutput:
 
 
 def whole(events: Sequence[Event], chat: bool) -> Json:
-    return asyncio.run(output(chat).aggregate(told(events)))
+    return asyncio.run(output(chat).aggregate(reported(events)))
 
 
 def chunks(events: Sequence[Event], chat: bool) -> list[Json]:
     async def gathered() -> list[Json]:
-        return [chunk async for chunk in output(chat).chunks(told(events))]
+        return [chunk async for chunk in output(chat).chunks(reported(events))]
 
     return asyncio.run(gathered())
 
@@ -64,8 +64,8 @@ BOTH = pytest.mark.parametrize("chat", [True, False])
 @BOTH
 def test_a_body_tells_all_of_it(chat: bool) -> None:
     body = whole(MENDED, chat)
-    told = {"repairs": [*OF_0, *OF_1], "unenforced": UNENFORCED, "unmet": UNMET}
-    assert body["mlx_server"] == told
+    reported = {"repairs": [*OF_0, *OF_1], "unenforced": UNENFORCED, "unmet": UNMET}
+    assert body["mlx_server"] == reported
     assert_strict(ChatCompletion if chat else Completion, body)
 
 
@@ -97,7 +97,7 @@ def test_repairs_are_counted() -> None:
     metrics = Metrics(cast(Pool, None))
 
     async def observe() -> None:
-        async for _ in metrics.answers.observed(told(MENDED)):
+        async for _ in metrics.answers.observed(reported(MENDED)):
             pass
 
     asyncio.run(observe())

@@ -1,4 +1,4 @@
-"""What is read of mlx-lm's source without importing it, beside what mlx-lm itself does."""
+"""What is read of mlx-lm's source without importing it, next to what mlx-lm itself does."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is wrong with a transcript is told before a request meets it."""
+"""Mistakes in a transcript are reported before a request meets them."""
 
 from pathlib import Path
 

@@ -50,7 +50,7 @@ def load(
     return load_settings(path, models=models, overrides=overrides or {}, environ=environ)
 
 
-def told(text: str | bytes) -> list[tuple[int, str]]:
+def problems_of(text: str | bytes) -> list[tuple[int, str]]:
     return [(problem.line, str(problem)) for problem in check_file(written(text))]
 
 
@@ -233,7 +233,7 @@ def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> 
 def test_ranges_of_the_defaults(name: str, good: tuple[float, ...], bad: tuple[float, ...]) -> None:
     text = "models:\n  a:\n    source: x/y\n    defaults:\n      {}: {}\n"
     for value in good:
-        assert told(text.format(name, value)) == []
+        assert problems_of(text.format(name, value)) == []
     for value in bad:
         assert problem(text.format(name, value)).line == 5
 
@@ -279,7 +279,7 @@ def test_names_are_unique_across_the_file() -> None:
               - c
           a: {source: x/z}
     """
-    assert told(text) == [
+    assert problems_of(text) == [
         (4, "models.a.aliases[1]: the name is taken by `models.b`"),
         (9, "models.b.aliases[1]: the name is taken by `models.a`"),
         (10, "models.a: duplicate key, first on line 2"),
@@ -315,7 +315,7 @@ def test_hostile_files_are_refused_at_once(text: str | bytes, line: int, message
 
 @pytest.mark.parametrize("value", ["1" * 5000, ":".join(["59"] * 5000), "2024-99-99", "<<", "="])
 def test_values_that_yaml_chokes_on(value: str) -> None:
-    found = told(f"server:\n  host: h\n  port: {value}\n")
+    found = problems_of(f"server:\n  host: h\n  port: {value}\n")
     assert {line for line, _ in found} == {3}
     assert found[0][1].startswith("server.port: can't be read")
 
@@ -329,7 +329,12 @@ def test_a_missing_file_a_folder_and_an_empty_file(folder: Path) -> None:
         load(Path("gone.yaml"))
     with pytest.raises(SettingsError, match="can't be read: Is a directory"):
         load(folder)
-    assert told("") == told("# nothing\n") == told("\ufeffserver: {port: 1}\r\n") == []
+    assert (
+        problems_of("")
+        == problems_of("# nothing\n")
+        == problems_of("\ufeffserver: {port: 1}\r\n")
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -413,7 +418,7 @@ def test_without_bytes_on_disk_there_is_no_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problems_of"),
     [
         ("{disk: -1}", "disk"),
         ("{disk: 12TB}", "12GB"),
@@ -424,9 +429,9 @@ def test_without_bytes_on_disk_there_is_no_folder() -> None:
         ("{memory: 1GB}, prompt_cache_bytes: 1GB", "the same setting"),
     ],
 )
-def test_mistakes_about_the_prompt_cache_are_told(text: str, told: str) -> None:
+def test_mistakes_about_the_prompt_cache_are_told(text: str, problems_of: str) -> None:
     found = problem(f"server: {{prompt_cache: {text}}}\n" + MINIMAL)
-    assert (found.line, told in str(found)) == (1, True)
+    assert (found.line, problems_of in str(found)) == (1, True)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "'12'", "lots", "12 TB", "1.5", "0GB", "true", "-1GB"])
@@ -496,7 +501,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     text = (ROOT / "models.yaml").read_text()
-    assert told(text) == []
+    assert problems_of(text) == []
     assert load().models["smollm2-135m"].source == "demo:smollm2"
 
     written("", "qwen3.jinja")
@@ -507,7 +512,7 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.1"]}]
     written(json.dumps(hosts), "hosts.json")
     shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
-    assert told(shown) == []
+    assert problems_of(shown) == []
     settings = load()
     qwen, fake = settings.models["qwen3"], settings.models["fake"]
     assert settings.server.model_fields_set == set(type(settings.server).model_fields)
@@ -612,7 +617,7 @@ def test_adapters_are_a_path_a_hub_id_or_more(folder: Path) -> None:
 )
 def test_mistakes_in_adapters_are_told(entry: str, message: str) -> None:
     text = f"models:\n  m:\n    source: demo:smollm2\n    adapters:\n      {entry}\n"
-    (line, said), *rest = told(text)
+    (line, said), *rest = problems_of(text)
     assert said.startswith(message) or any(s.startswith(message) for _, s in rest)
     assert line == 5
 

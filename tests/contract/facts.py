@@ -122,7 +122,7 @@ FACTS: tuple[Fact, ...] = (
 
 
 @dataclass(frozen=True)
-class Told:
+class FactAnswer:
     fact: Fact
     text: str
     tokens: int
@@ -132,16 +132,16 @@ class Told:
         return self.fact.right(self.text)
 
 
-async def answers(server: LiveServer, model: str, together: int) -> list[Told]:
+async def answers(server: LiveServer, model: str, together: int) -> list[FactAnswer]:
     places = asyncio.Semaphore(together)
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=None) as http:
 
-        async def one(fact: Fact) -> Told:
+        async def one(fact: Fact) -> FactAnswer:
             async with places:
                 response = await http.post("/v1/chat/completions", json=fact.body(model))
             response.raise_for_status()
             completion = response.json()
             text = completion["choices"][0]["message"]["content"]
-            return Told(fact, text, completion["usage"]["completion_tokens"])
+            return FactAnswer(fact, text, completion["usage"]["completion_tokens"])
 
         return await asyncio.gather(*map(one, FACTS))

@@ -1,6 +1,6 @@
 """What a request may ask, every pair of it in some request, and what must then be true.
 
-A replay model here never means to do as it is told: what it keeps to, it is held to.
+A replay model here never follows instructions: what it keeps to, a grammar enforces.
 """
 
 import json

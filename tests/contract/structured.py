@@ -127,7 +127,7 @@ CALLS = "calls, required"
 
 
 @dataclass(frozen=True)
-class Told:
+class CheckedText:
     """An answer, and what is wrong with it."""
 
     text: str
@@ -138,12 +138,12 @@ class Told:
 @dataclass(frozen=True)
 class Outcome:
     case: str
-    told: list[Told]
+    reported: list[CheckedText]
     seconds: float
 
     @property
-    def faults(self) -> list[Told]:
-        return [each for each in self.told if each.fault]
+    def faults(self) -> list[CheckedText]:
+        return [each for each in self.reported if each.fault]
 
 
 def body(case: str, number: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def asking(text: str, seed: int) -> dict[str, Any]:
     }
 
 
-def judged(case: str, completion: Any) -> Told:
+def judged(case: str, completion: Any) -> CheckedText:
     (choice,) = completion["choices"]
     message = choice["message"]
     calls = [call["function"] for call in message.get("tool_calls", ())]
@@ -180,7 +180,7 @@ def judged(case: str, completion: Any) -> Told:
         fault = None
     except (ValueError, jsonschema.ValidationError) as error:
         fault = str(error).splitlines()[0]
-    return Told(text, completion["usage"]["completion_tokens"], fault)
+    return CheckedText(text, completion["usage"]["completion_tokens"], fault)
 
 
 def _check_calls(calls: Sequence[Mapping[str, Any]], finish: str) -> None:
@@ -204,19 +204,19 @@ async def asked(server: LiveServer, case: str, answers: int) -> Outcome:
     began = time.monotonic()
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=None) as http:
 
-        async def one(number: int) -> Told:
+        async def one(number: int) -> CheckedText:
             async with places:
                 response = await http.post("/v1/chat/completions", json=body(case, number))
             response.raise_for_status()
             return judged(case, response.json())
 
-        told = await asyncio.gather(*map(one, range(answers)))
-    return Outcome(case, told, time.monotonic() - began)
+        reported = await asyncio.gather(*map(one, range(answers)))
+    return Outcome(case, reported, time.monotonic() - began)
 
 
 def line(outcome: Outcome) -> str:
-    tokens = [each.tokens for each in outcome.told]
-    valid = len(outcome.told) - len(outcome.faults)
+    tokens = [each.tokens for each in outcome.reported]
+    valid = len(outcome.reported) - len(outcome.faults)
     return (
         f"{outcome.case:22} {valid:4} of {len(tokens):4} valid and ended; tokens: "
         f"{min(tokens)} to {max(tokens)}, median {median(tokens):.0f}; {outcome.seconds:.0f} s"
@@ -227,11 +227,11 @@ def count_facts(folder: Path, texts: bool) -> None:
     """Print how many of the facts are right with the schema in the prompt, and without."""
     with serving(folder, {"models": facts.MODELS}) as server:
         for model in facts.MODELS:
-            told = asyncio.run(facts.answers(server, model, TOGETHER))
-            right = sum(each.is_right for each in told)
-            tokens = sum(each.tokens for each in told)
-            print(f"{model:14} {right:3} of {len(told):3} right, {tokens} tokens", flush=True)
-            for each in told if texts else ():
+            reported = asyncio.run(facts.answers(server, model, TOGETHER))
+            right = sum(each.is_right for each in reported)
+            tokens = sum(each.tokens for each in reported)
+            print(f"{model:14} {right:3} of {len(reported):3} right, {tokens} tokens", flush=True)
+            for each in reported if texts else ():
                 print(f"  {'right' if each.is_right else 'wrong'}: {each.text!r}")
 
 
@@ -271,8 +271,8 @@ def main(
             times = len(SCHEMAS) if case == CALLS else 1
             outcome = asyncio.run(asked(server, case, answers * times))
             print(line(outcome), flush=True)
-            for told in outcome.told if texts else outcome.faults:
-                print(f"  {told.fault or 'valid'}: {told.text!r}")
+            for reported in outcome.reported if texts else outcome.faults:
+                print(f"  {reported.fault or 'valid'}: {reported.text!r}")
             faults += len(outcome.faults)
     raise typer.Exit(1 if faults else 0)
 

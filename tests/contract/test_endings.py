@@ -89,7 +89,7 @@ def test_whoever_reasons_can_be_led_out_of_it() -> None:
     ],
 )
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
-    """Its texts are looked for, whoever wrote it."""
+    """Its texts are looked for, in any message."""
     vocabulary = Vocabulary(demo_path, [2]).build()
     assert grammar_compiler._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
 

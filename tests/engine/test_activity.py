@@ -1,4 +1,4 @@
-"""What takes long is told once, and its end."""
+"""Work that takes long is reported once, and its end."""
 
 from mlx_server.engine.activity import LONG_SECONDS, EngineActivity
 
@@ -8,9 +8,9 @@ def test_what_takes_long_is_told_once_and_when_it_is_over() -> None:
     what = "reading the vocabulary of gpt-oss"
     assert doing.report(what, 10.0) is None
     assert doing.report(what, 10.0 + LONG_SECONDS - 0.1) is None
-    told = doing.report(what, 10.0 + LONG_SECONDS)
-    assert told
-    assert what in told
+    reported = doing.report(what, 10.0 + LONG_SECONDS)
+    assert reported
+    assert what in reported
     assert doing.report(what, 20.0) is None
     assert doing.seconds(20.0) == 10.0
     assert doing.report("compiling a grammar", 21.0) == f"{what} took 11.0 s"

@@ -212,7 +212,7 @@ async def test_a_grammar_that_can_t_be_used_fails_its_request_alone(tiny_path: P
     async with running() as engine:
         await engine.load("tiny", str(tiny_path), ignored, stop_tokens=[IM_END])
         good = ask(30, grammar="start: /[a-z]+/\n")
-        told, refused = await asyncio.gather(
+        reported, refused = await asyncio.gather(
             answered(engine, good),
             answered(engine, ask(grammar="start: foo\n")),
             return_exceptions=True,
@@ -220,9 +220,9 @@ async def test_a_grammar_that_can_t_be_used_fails_its_request_alone(tiny_path: P
         assert isinstance(refused, InvalidGrammar)
         assert refused.code == "invalid_json_schema"
         assert "foo" in refused.message
-        assert not isinstance(told, BaseException)
-        assert len(told[0]) == 30
-        # idle by now, it sleeps until the grammar is there, which takes no command to be told
+        assert not isinstance(reported, BaseException)
+        assert len(reported[0]) == 30
+        # idle by now, it sleeps until the grammar is there, and learns of that without a command
         (alone,) = await answered(engine, ask(3, grammar="start: /[0-9]+/\n"))
         assert len(alone) == 3
 
@@ -301,14 +301,14 @@ async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
 @asynchronous
 async def test_a_stream_goes_on_while_another_model_loads(tiny_path: Path, tmp_path: Path) -> None:
     large = tiny_llama(tmp_path / "large", hidden=1024, layers=4)
-    told: list[str] = []
+    reported: list[str] = []
     async with running(tiny_path) as engine, engine.generate([ask(ENDLESS)]) as feed:
         await first_token(feed)
-        engine.on_step = lambda step: told.append("step")
-        await engine.load("large", str(large), lambda done, total: told.append("piece"))
-    pieces = [at for at, what in enumerate(told) if what == "piece"]
+        engine.on_step = lambda step: reported.append("step")
+        await engine.load("large", str(large), lambda done, total: reported.append("piece"))
+    pieces = [at for at, what in enumerate(reported) if what == "piece"]
     assert len(pieces) > 4
-    assert all("step" in told[one:next] for one, next in pairwise(pieces))
+    assert all("step" in reported[one:next] for one, next in pairwise(pieces))
 
 
 @asynchronous
@@ -450,7 +450,7 @@ async def test_a_request_that_the_engine_could_not_read_is_not_sent(
         with pytest.raises(error):
             await until_it_fails(engine, ask(ENDLESS), row)
         assert not engine._rows
-        await answered(engine, ask(1))  # behind the word that cancels the row that was sent
+        await answered(engine, ask(1))  # after the command that cancels the row that was sent
         steps: list[StepOutput] = []
         engine.on_step = steps.append
         (tokens,) = await answered(engine, ask(3))

@@ -1,4 +1,4 @@
-"""What MLX's backends are told of a group."""
+"""The environment by which MLX's backends know a group."""
 
 import json
 

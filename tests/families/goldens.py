@@ -66,7 +66,7 @@ class Reads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     commentary: str = ""
     """The part of the text that is no answer yet."""
     built_in: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    """Calls of tools that nobody offered: each tool, and what was written to it."""
+    """Calls of tools that the request lacks: each tool, and what was written to it."""
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""How a chat template that nobody knows is understood: `scripts/golden --probe TEMPLATE.jinja`."""
+"""How a chat template of no known family is understood: `scripts/golden --probe TEMPLATE.jinja`."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Golden prompts: a conversation as a client sends it, and what each family makes of it.
 
 The templates are of our own writing, each after the manners of its family's. A prompt is a .txt
-beside the template, by the name of the conversation.
+next to the template, by the name of the conversation.
 """
 
 import json

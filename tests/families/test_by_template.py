@@ -1,4 +1,4 @@
-"""Models of types that nobody knows: their families are found by what their templates write."""
+"""Models of unknown types: their families are found by what their templates write."""
 
 import json
 from dataclasses import replace

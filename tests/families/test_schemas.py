@@ -194,7 +194,7 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "reported"),
     [
         ({"properties": {"a": {"pattern": "(^a$|^b$)"}}}, ["pattern at #/properties/a"]),
         ({**AB, "maxProperties": 1}, ["maxProperties at #"]),
@@ -212,10 +212,12 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
         ),
     ],
 )
-def test_what_does_not_hold_is_told(parameters: dict[str, Any], told: list[str]) -> None:
+def test_what_does_not_hold_is_told(parameters: dict[str, Any], reported: list[str]) -> None:
     for family in NOTATED:
         tool = Tool("f", "", parameters)
         expected = (
-            () if family.name in QUOTING and told[0].startswith("pattern at") else tuple(told)
+            ()
+            if family.name in QUOTING and reported[0].startswith("pattern at")
+            else tuple(reported)
         )
         assert family.unsupported_keywords(tool) == expected, family.name

@@ -30,7 +30,7 @@ WANDERS = 80
 """Tokens, and then it looks for an end."""
 
 GUIDES = ('"', "'", "}", "]", ")", '"}', "\n", "0", "a", ": ", ", ", "true")
-"""What a walk tries, beside the tags that the family's golden outputs show: chance alone does not
+"""What a walk tries, next to the tags that the family's golden outputs show: chance alone does not
 find the one text that ends another."""
 
 CLOSERS = ('"', "}", "]", ")", "'")

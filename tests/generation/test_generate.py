@@ -160,7 +160,7 @@ def answered(
 
 
 def refused(spec: ModelSpec, request: GenerateRequest) -> ServerError:
-    """What is wrong with it, told before any row is sent."""
+    """The error of a request, which comes before any row is sent."""
     pool, engine = pooled(spec)
 
     async def first() -> None:
@@ -404,8 +404,8 @@ def test_a_logprob_has_its_token_its_bytes_and_the_alternatives(
     )
     [entry] = [e for d in events if isinstance(d, TextDelta) for e in d.logprobs]
     assert (entry.token, entry.bytes, entry.logprob) == ("a", b"a", -0.25)
-    told = [(top.token, top.bytes, top.logprob, top.top) for top in entry.top]
-    assert told == [("a", b"a", -0.25, ()), ("�", b"\xf0", -1.5, ()), ("", b"", -9.0, ())]
+    reported = [(top.token, top.bytes, top.logprob, top.top) for top in entry.top]
+    assert reported == [("a", b"a", -0.25, ()), ("�", b"\xf0", -1.5, ()), ("", b"", -9.0, ())]
 
 
 def test_an_echo_begins_each_answer(spec: ModelSpec, tokenizer: Tokenizer) -> None:

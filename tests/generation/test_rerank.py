@@ -43,8 +43,8 @@ def test_the_prompt_is_the_models(prepared: PreparedModel) -> None:
         PROMPT.format(instruct=WEB, query="Salü?", document="🙂")
     )
     assert one[:5] == other[:5]
-    (told,) = tokenized(prepared, RerankRequest("m", "q", ("a",), "Find b."))
-    assert "<Instruct>: Find b.\n" in prepared.checkpoint.tokenizer.decode(told)
+    (reported,) = tokenized(prepared, RerankRequest("m", "q", ("a",), "Find b."))
+    assert "<Instruct>: Find b.\n" in prepared.checkpoint.tokenizer.decode(reported)
 
 
 @pytest.mark.parametrize("place", ["query", "document", "instruct"])

@@ -29,7 +29,7 @@ class Count:
 
 
 def counted(*, strict: bool) -> dict[str, Count]:
-    """Refused schemas are not tried; if not strict, invalid texts may be taken if told of."""
+    """Refused schemas are not tried; if not strict, reported invalid texts may be taken."""
     files = json.loads(gzip.decompress(DATA.read_bytes()))["files"]
     counts = {name: Count() for name in files}
     for name, cases in files.items():
@@ -44,7 +44,7 @@ def _add(count: Count, case: dict[str, Any], *, strict: bool) -> None:
     if matcher is None:
         count.refused += 1
         return
-    told = formats.unenforced(JsonFormat(case["schema"], strict=strict))
+    reported = formats.unenforced(JsonFormat(case["schema"], strict=strict))
     for test in case["tests"]:
         label = f"{case['description']}: {test['description']}"
         taken = any(matches(matcher, text) for text in spellings(test["data"]))
@@ -54,7 +54,7 @@ def _add(count: Count, case: dict[str, Any], *, strict: bool) -> None:
             count.valid_refused.append(label)
         elif not taken:
             count.invalid_refused += 1
-        elif not told:
+        elif not reported:
             count.invalid_taken.append(label)
 
 

@@ -150,9 +150,9 @@ def test_it_is_refused_or_cheap(name: str) -> None:
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2_000:]
-    told = json.loads(done.stdout)
-    assert told["seconds"] < MOST_SECONDS * slowness(), told
-    assert told["megabytes"] < MOST_MEGABYTES, told
+    reported = json.loads(done.stdout)
+    assert reported["seconds"] < MOST_SECONDS * slowness(), reported
+    assert reported["megabytes"] < MOST_MEGABYTES, reported
 
 
 def run(name: str) -> str:

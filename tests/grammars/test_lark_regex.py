@@ -97,7 +97,7 @@ def test_what_no_expression_can_say(grammar: str) -> None:
         ("start", "does not begin a rule"),
         ('"a": "b"', "does not begin a rule"),
         ('start: "a".."bc"', "two characters"),
-        ('start: "\\x"', "is no text"),
+        ('start: "\\x"', "is not a text"),
         ("start: *", "has no place"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is refused of a schema, by keyword and path, and what is told of as not enforced."""
+"""Keywords of schemas that are refused, and those that are reported as not enforced."""
 
 import json
 from typing import Any
@@ -128,7 +128,7 @@ def test_what_may_stand_around_a_schema(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         ({"not": {"type": "string"}}, ["not at #"]),
         ({"if": {}, "then": {"type": "string"}}, ["if at #", "then at #"]),
@@ -162,11 +162,11 @@ def test_what_may_stand_around_a_schema(found: dict[str, Any]) -> None:
     ],
 )
 def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
-    found: dict[str, Any], told: list[str]
+    found: dict[str, Any], reported: list[str]
 ) -> None:
-    assert list(schema.unenforced(found)) == told
+    assert list(schema.unenforced(found)) == reported
     schema.check(found, strict=False)
-    keyword, at = told[0].split(" at ")
+    keyword, at = reported[0].split(" at ")
     assert f"{at}/{keyword} " in refusal(found, strict=True)
     matcher_of(JsonFormat(found, strict=False))
 
@@ -348,3 +348,12 @@ def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> No
     source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
     assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
     assert matches(compiled(on_one_line(source)), text) is is_on_one_line
+
+
+def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
+    overlapping = {"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}
+    assert schema.unenforced(overlapping) == ("oneOf at #",)
+    matcher = matcher_of(JsonFormat(overlapping, strict=False))
+    assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
+        *("1", "2", '"a"')
+    ]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.grammars.suite import Count, counted, table
 
-TOLD = Path(__file__).parent / "SUITE.md"
+REPORTED = Path(__file__).parent / "SUITE.md"
 
 SHAPES_ONLY = {"optional/format/date-time", "optional/format/date", "optional/format/time"}
 """No regular expression of a date knows leap years, nor one of a time leap seconds."""
@@ -26,7 +26,7 @@ def test_nothing_invalid_is_taken_and_nothing_valid_refused_unless_listed(strict
     refused = {name for name, count in counts.items() if count.valid_refused}
     assert taken == SHAPES_ONLY
     assert refused == set(ELSEWHERE_UNDERSTOOD)
-    assert part(strict, counts) in TOLD.read_text(), "python -m tests.grammars.test_suite"
+    assert part(strict, counts) in REPORTED.read_text(), "python -m tests.grammars.test_suite"
 
 
 def part(strict: bool, counts: dict[str, Count]) -> str:
@@ -59,4 +59,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    TOLD.write_text(text())
+    REPORTED.write_text(text())

@@ -87,7 +87,7 @@ def _combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def _recursive(inner: Any) -> Any:
-    """Refers to itself, behind a member that need not be."""
+    """Refers to itself in an optional member."""
     tree = {"type": "object", "properties": {"v": inner, "more": {"$ref": "#/$defs/tree"}}}
     return {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}
 

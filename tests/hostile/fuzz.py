@@ -1,6 +1,6 @@
-"""Bad bodies without end at a real server: each gets an answer, and nobody else notices.
+"""Bad bodies without end at a real server: each gets an answer, and no other client notices.
 
-What fails is made as small as it goes, and told as a line for a shell.
+A failing input is made as small as it goes, and printed as a line for a shell.
 """
 
 import base64
@@ -226,7 +226,7 @@ def _judge_stream(route: Route, text: str) -> None:
         assert events[-1].partition("\n")[0] in ENDS, events[-1]
 
 
-def told(target: Target, route: Route, body: bytes) -> str:
+def reported(target: Target, route: Route, body: bytes) -> str:
     """The failure for a shell, as small as it goes."""
     try:
         found = json.loads(body)
@@ -263,7 +263,7 @@ def run(target: Target, route: Route, seed: int, numbers: range) -> Iterator[str
         if complaint := target.complaint(route, body):
             yield (
                 f"--seed {seed} --only {route.path} --number {number}: {complaint[:500]}\n"
-                + told(target, route, body)
+                + reported(target, route, body)
             )
     if (after := target.witness()) != before:
         yield f"--seed {seed} --only {route.path}: {before} before, {after} after"

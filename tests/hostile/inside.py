@@ -88,7 +88,7 @@ class Inside:
         return self.within(lambda: self.pool.rows)
 
     def given(self) -> int:
-        """Rows that the engine has not been told to forget."""
+        """Rows that the engine has not been asked to forget."""
         return self.within(lambda: len(self.pool.engine._rows))
 
     def is_free(self) -> bool:

@@ -76,7 +76,7 @@ class Client:
         self._post(NEW, {**asked, "conversation": made.json()["id"]}, 200)
 
     def schema(self) -> None:
-        """One that nobody asked for before."""
+        """One that no request has named before."""
         name = f"p{self._random.randrange(10**9)}"
         schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
         named = {"name": "s", "schema": {**schema, "additionalProperties": False}, "strict": True}

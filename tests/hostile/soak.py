@@ -1,4 +1,4 @@
-"""Requests of random shapes, thousands of them, and what they leave behind: `scripts/soak`."""
+"""Requests of random shapes, thousands of them, and what they leave in memory: `scripts/soak`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

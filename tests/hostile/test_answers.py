@@ -42,38 +42,38 @@ def body(row: int, *, stream: bool) -> dict[str, Any]:
 
 
 @dataclass
-class Told:
+class Reply:
     status: int
     text: str = ""
     error: Any = None
 
 
-def answers(client: TestClient, *, stream: bool) -> list[Told]:
+def answers(client: TestClient, *, stream: bool) -> list[Reply]:
     """To eight requests at once."""
 
-    async def all_of_them() -> list[Told]:
+    async def all_of_them() -> list[Reply]:
         asked = (asyncio.to_thread(answer, client, row, stream=stream) for row in range(ROWS))
         return await asyncio.gather(*asked)
 
     return asyncio.run(all_of_them())
 
 
-def answer(client: TestClient, row: int, *, stream: bool) -> Told:
+def answer(client: TestClient, row: int, *, stream: bool) -> Reply:
     response = client.post(CHAT, json=body(row, stream=stream))
     if not stream:
         found = response.json()
         if "error" in found:
-            return Told(response.status_code, error=found["error"])
-        return Told(response.status_code, found["choices"][0]["message"]["content"])
+            return Reply(response.status_code, error=found["error"])
+        return Reply(response.status_code, found["choices"][0]["message"]["content"])
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
-    told = Told(response.status_code)
+    reported = Reply(response.status_code)
     for chunk in map(json.loads, lines):
         if "error" in chunk:
-            told.error = chunk["error"]
+            reported.error = chunk["error"]
         else:
-            told.text += chunk["choices"][0]["delta"].get("content") or ""
-    return told
+            reported.text += chunk["choices"][0]["delta"].get("content") or ""
+    return reported
 
 
 class Fails:
@@ -93,11 +93,11 @@ class Fails:
 
 
 @pytest.fixture(scope="module")
-def unharmed(client: TestClient) -> list[Told]:
-    told = answers(client, stream=False)
-    assert all(each.status == 200 and each.text for each in told)
-    assert [each.text for each in answers(client, stream=True)] == [each.text for each in told]
-    return told
+def unharmed(client: TestClient) -> list[Reply]:
+    reported = answers(client, stream=False)
+    assert all(each.status == 200 and each.text for each in reported)
+    assert [each.text for each in answers(client, stream=True)] == [each.text for each in reported]
+    return reported
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -105,7 +105,7 @@ def unharmed(client: TestClient) -> list[Told]:
 @pytest.mark.parametrize("part", ["_parser", "_text"], ids=["parser", "detokenizer"])
 def test_an_answer_that_can_not_be_read_ends_alone(
     client: TestClient,
-    unharmed: list[Told],
+    unharmed: list[Reply],
     monkeypatch: pytest.MonkeyPatch,
     part: str,
     step: int,
@@ -118,10 +118,10 @@ def test_an_answer_that_can_not_be_read_ends_alone(
 
     made = OutputProcessor.__init__
     monkeypatch.setattr(OutputProcessor, "__init__", begin)
-    told = answers(client, stream=stream)
-    poisoned, wanted = told.pop(POISONED), list(unharmed)
+    reported = answers(client, stream=stream)
+    poisoned, wanted = reported.pop(POISONED), list(unharmed)
     assert wanted.pop(POISONED).text.startswith(poisoned.text)
-    assert told == wanted
+    assert reported == wanted
     assert (poisoned.status, poisoned.error["code"]) == (200 if stream else 500, "internal_error")
     assert "secret" not in str(poisoned.error)
     assert client.get("/v1/pool").json()["memory"]["kv_reserved"] == 0

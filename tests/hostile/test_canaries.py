@@ -230,8 +230,8 @@ def _nothing_is_logged(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def assert_silent(text: str, *canaries: str) -> None:
-    told = {canary: text[max(0, text.find(canary) - 200) :][:300] for canary in canaries}
-    assert not {canary: place for canary, place in told.items() if canary in text}
+    reported = {canary: text[max(0, text.find(canary) - 200) :][:300] for canary in canaries}
+    assert not {canary: place for canary, place in reported.items() if canary in text}
 
 
 def assert_discreet(response: httpx.Response) -> None:
@@ -307,13 +307,13 @@ def test_models_that_fail(http: httpx.Client, model: str) -> None:
 
 
 def test_the_log_tells_of_it_all(server: LiveServer) -> None:
-    for told in (
+    for reported in (
         f"POST {CHAT} 400 ",
         "GET /v1/responses/* 404",
         "* /* 404",
         "shapes could not be loaded",
     ):
-        assert told in server.log
+        assert reported in server.log
     for model in BROKEN_MODELS:
         assert f"{model}: " in server.log or model in {"said", "nan"}
     assert not re.search(r" (DEBUG|INFO) +(?!mlx_server)\S+:", server.log), "libraries tell more"
@@ -360,8 +360,8 @@ def test_errors_that_nobody_expected(
         for stream in (False, True):
             answer = client.post(path, json={**GOOD[path], "stream": stream})
             assert_silent(answer.text, PLACE, CODE)
-    told = "\n".join(style.format(record) for record in caplog.records)
-    assert "RuntimeError" in told
-    assert "FileNotFoundError: No such file or directory" in told
-    assert "tests/hostile/test_canaries.py:" in told
-    assert_silent(told, WORD, NAME, PLACE, CODE, sys.prefix)
+    reported = "\n".join(style.format(record) for record in caplog.records)
+    assert "RuntimeError" in reported
+    assert "FileNotFoundError: No such file or directory" in reported
+    assert "tests/hostile/test_canaries.py:" in reported
+    assert_silent(reported, WORD, NAME, PLACE, CODE, sys.prefix)

@@ -196,10 +196,12 @@ def assert_serves(server: Inside) -> None:
     """One request, for which the engine works alone."""
     server.steps.clear()
     assert answered(server, chat("regex"))["choices"][0]["message"]["content"] == "Yes."
-    told = [{token.row for token in step.tokens} for step in server.steps if step.tokens]
-    last = told[-1]
+    reported = [{token.row for token in step.tokens} for step in server.steps if step.tokens]
+    last = reported[-1]
     assert len(last) == 1
-    assert told[told.index(last) :] == [last] * told.count(last), "others are told of before it"
+    assert reported[reported.index(last) :] == [last] * reported.count(last), (
+        "others are reported before it"
+    )
     assert max(step.waiting for step in server.steps) <= 1
 
 

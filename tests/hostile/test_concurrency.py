@@ -89,7 +89,7 @@ def test_idle_connections(server: LiveServer, http: httpx.Client) -> None:
 
 
 def test_waiting_requests(server: LiveServer) -> None:
-    """Each is answered, or told that there are too many."""
+    """Each is answered, or refused because there are too many."""
     with ExitStack() as stack:
         lines = [stack.enter_context(connected(server)) for _ in range(WAITING)]
         for line in lines:

@@ -74,7 +74,7 @@ def head(*lines: str, method: str = "GET", path: str = "/v1/responses") -> bytes
 
 
 def line(clients: ExitStack, server: LiveServer, sent: bytes, at: str = "") -> socket.socket:
-    """From an address of loopback's own, if it is told."""
+    """A connection from an address of loopback, if one is given."""
     source = (at, 0) if at else None
     address = ("127.0.0.1", server.port)
     found = clients.enter_context(socket.create_connection(address, 20, source_address=source))

@@ -128,8 +128,8 @@ def streamed(client: httpx.Client) -> list[Json]:
     *events, done, end = answer.text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event[0] != ":"]
-    told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
-    return [step for logprobs in told if logprobs for step in logprobs["content"]]
+    reported = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
+    return [step for logprobs in reported if logprobs for step in logprobs["content"]]
 
 
 @contextmanager
@@ -182,5 +182,5 @@ def look_at(outcome: Outcome, attack: Attack) -> None:
         return
     error = error_of(json.loads(outcome.body))
     assert len(outcome.body) < 1000
-    told = {name: error[name] for name in attack.expected.error}
-    assert told == attack.expected.error
+    reported = {name: error[name] for name in attack.expected.error}
+    assert reported == attack.expected.error

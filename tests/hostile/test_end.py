@@ -1,4 +1,4 @@
-"""However many wait, and for whatever, a server that is told to end does: everyone is answered."""
+"""However many wait, and for whatever, a server ends when asked to: every client is answered."""
 
 import json
 import signal

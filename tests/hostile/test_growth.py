@@ -34,7 +34,7 @@ REQUESTS, QUIET, ROUNDS = 40, 3, 15
 LARGE, TIMES = 1 << 20, 5
 
 BLOCKS, BYTES = 1, 1024
-"""That a request may leave behind: of Python's, and of libraries' in other languages."""
+"""That a request may leave in memory: of Python's, and of libraries' in other languages."""
 
 POOLS = ("asyncio_", "AnyIO", "store", "disk", "ThreadPoolExecutor")
 """They may grow to their limits."""
@@ -86,7 +86,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Bytes by malloc; 0 where nobody counts them."""
+    """Bytes by malloc; 0 where they are not counted."""
     if sys.platform != "linux":
         return 0
     mallinfo = ctypes.CDLL(None).mallinfo2
@@ -135,7 +135,7 @@ def kept(server: Inside) -> Kept:
 
 
 def ask(server: Inside, http: httpx.Client) -> None:
-    """The same requests each time, which leave the same behind."""
+    """The same requests each time, which leave the same in memory."""
     for seed in range(REQUESTS):
         Client(http, seed).send()
     eventually(server.is_free, "nothing is asked of it any more")

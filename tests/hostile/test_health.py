@@ -1,4 +1,4 @@
-"""Whatever becomes of the engine: health says so, everyone is told, and it serves again."""
+"""Whatever becomes of the engine: health says so, every client hears it, and it serves again."""
 
 import json
 import time
@@ -19,7 +19,7 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOLD_SECONDS = 5.0
 """From when health is false until everyone has an answer."""
 BACK_SECONDS = 10.0
-"""From then until it serves, beside the time that its start takes."""
+"""From then until it serves, in addition to the time that its start takes."""
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ENDLESS: dict[str, Any] = {"model": "slow", "messages": MESSAGES}
@@ -62,18 +62,18 @@ def serves(http: httpx.Client) -> bool:
 
 @contextmanager
 def waiting(server: LiveServer) -> Iterator[list[Future[str]]]:
-    """Five clients, each in its way; what each is told at last. Only two are decoded at a time."""
+    """Five clients, each in its way; what each receives at last. Only two are decoded at a time."""
     whole = [(CHAT, ENDLESS), (CHAT, ENDLESS)]
     streams = [(CHAT, ENDLESS), (RESPONSES, {**ASKED, "background": True})]
     with server.http() as http, ThreadPoolExecutor(5) as threads:
-        told = [threads.submit(streamed, http, path, body) for path, body in streams]
-        told += [threads.submit(code_of, http, path, body) for path, body in whole]
-        told += [threads.submit(over_a_socket, server)]
+        reported = [threads.submit(streamed, http, path, body) for path, body in streams]
+        reported += [threads.submit(code_of, http, path, body) for path, body in whole]
+        reported += [threads.submit(over_a_socket, server)]
         with ended(server):
             # and some have a token: the engine is patient with the first steps of a model
             gauges = ("mlx_server_queue", "mlx_server_batch_size")
             eventually(lambda: all(server.gauge(g) >= 1 for g in gauges), "more wait than decode")
-            yield told
+            yield reported
 
 
 def code_of(http: httpx.Client, path: str, body: dict[str, Any]) -> str:
@@ -104,7 +104,7 @@ def over_a_socket(server: LiveServer) -> str:
 
 
 def told_in(events: list[str]) -> str:
-    """By an error, behind which a response may come that has failed."""
+    """By an error, after which a response may come that has failed."""
     for each in map(json.loads, events):
         if code := each.get("code") or (each.get("error") or {}).get("code"):
             return str(code)
@@ -143,10 +143,10 @@ def seldom(look: Callable[[], bool]) -> Callable[[], bool]:
     return looked
 
 
-def is_told_and_serves_again(place: Place, told: list[Future[str]]) -> None:
+def is_told_and_serves_again(place: Place, reported: list[Future[str]]) -> None:
     with place.server.http() as http:
         lost = lost_at(http)
-        assert {each.result(30) for each in told} == {"engine_died"}
+        assert {each.result(30) for each in reported} == {"engine_died"}
         assert time.monotonic() - lost < TOLD_SECONDS
         eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
         assert time.monotonic() - lost < place.start_seconds + BACK_SECONDS
@@ -154,16 +154,16 @@ def is_told_and_serves_again(place: Place, told: list[Future[str]]) -> None:
 
 
 def test_an_engine_that_is_killed(place: Place) -> None:
-    with waiting(place.server) as told:
+    with waiting(place.server) as reported:
         place.server.engine.kill()
-        is_told_and_serves_again(place, told)
+        is_told_and_serves_again(place, reported)
 
 
 @pytest.mark.parametrize("how", ["raise", "block"])
 def test_a_step_that_fails_or_does_not_end(place: Place, how: str) -> None:
-    with waiting(place.server) as told:
+    with waiting(place.server) as reported:
         place.knife.strike("step", how)
-        is_told_and_serves_again(place, told)
+        is_told_and_serves_again(place, reported)
 
 
 @pytest.mark.parametrize(("where", "body"), [("load", TO_LOAD), ("compile", TO_COMPILE)])
@@ -171,8 +171,8 @@ def test_a_deadlock_while_something_is_prepared(
     place: Place, where: str, body: dict[str, Any]
 ) -> None:
     place.knife.strike(where, "hold")
-    with one(place.server, body) as told:
-        is_told_and_serves_again(place, told)
+    with one(place.server, body) as reported:
+        is_told_and_serves_again(place, reported)
 
 
 IGNORED = (
@@ -186,13 +186,13 @@ NO_MEMORY = (
 
 
 def test_a_gpu_that_takes_no_more_work(place: Place) -> None:
-    """Only another process helps: also those are told whose model the error was not raised in."""
+    """Only another process helps: clients of other models get the error as well."""
     before = engine_pid(place)
-    with waiting(place.server) as told:
+    with waiting(place.server) as reported:
         place.knife.strike("compute", IGNORED)
         with place.server.http() as http:
             lost_at(http)
-            assert {each.result(30) for each in told} == {"engine_died"}
+            assert {each.result(30) for each in reported} == {"engine_died"}
             eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
     assert engine_pid(place) != before
 
@@ -210,9 +210,9 @@ def test_memory_that_runs_out_again_and_again(place: Place) -> None:
         assert engine_pid(place) == first
         assert memory(http)["budget"] == budget
         place.knife.strike("compute", NO_MEMORY)
-        told = http.post(CHAT, json={"model": "quick", "messages": MESSAGES})
-        assert told.status_code == 503
-        assert told.json()["error"]["code"] == "engine_died"
+        reported = http.post(CHAT, json={"model": "quick", "messages": MESSAGES})
+        assert reported.status_code == 503
+        assert reported.json()["error"]["code"] == "engine_died"
         eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
         assert engine_pid(place) != first
         lowered = memory(http)

@@ -137,9 +137,9 @@ def test_a_body_costs_less_than_ten_times_its_size(
     most_times = WIDE_TIMES if field == FITS else TIMES
     before = memory(server)
     with watched(server) as most, httpx.Client(base_url=server.url, timeout=60) as http:
-        told = http.post(PATH, content=body, headers={"content-type": "application/json"})
-    assert told.status_code in (200, 400), told.text[:200]
-    assert most[0] - before < most_times * len(body), told.text[:200]
+        reported = http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert reported.status_code in (200, 400), reported.text[:200]
+    assert most[0] - before < most_times * len(body), reported.text[:200]
 
 
 def test_six_that_hang_up_keep_no_newcomer_waiting(server: LiveServer) -> None:

@@ -268,8 +268,8 @@ def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
         watch.longest = 0.0
         with connect(address, open_timeout=60, proxy=None) as socket:
             socket.send(json.dumps(frame))
-            told = json.loads(socket.recv(120))
-        assert told["error"]["code"] == "context_length_exceeded"
+            reported = json.loads(socket.recv(120))
+        assert reported["error"]["code"] == "context_length_exceeded"
         if is_short(watch.longest):
             break
 
@@ -284,7 +284,7 @@ OFF_THE_LOOP: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", OFF_THE_LOOP)
 def test_work_off_the_loop_lets_others_run(name: str) -> None:
-    """Measured by the time that it takes itself, of which nobody may miss the half."""
+    """Measured by the time that it takes itself, of which no half may be missed."""
     assert any(is_work_that_lets_others_run(OFF_THE_LOOP[name]) for _ in range(TRIES))
 
 

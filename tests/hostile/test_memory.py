@@ -103,7 +103,7 @@ class Arena:
                 lines = answer.iter_lines()
                 assert next(lines).startswith("data: {")
                 yield
-                assert next(lines) == ""  # httpx hangs up when nobody holds them any more
+                assert next(lines) == ""  # httpx hangs up when no one holds them any more
 
     def memory(self, what: str) -> int:
         """By the server's own count."""

@@ -47,11 +47,11 @@ from tests.hostile.parameters.case import (
     DEAF,
     MESSAGES,
     NATIVE,
+    REPORTED,
     RESPONSES,
     SAID,
     SHORTEST,
     THINKS,
-    TOLD,
     Case,
     Json,
     Reply,
@@ -64,8 +64,8 @@ from tests.hostile.parameters.owning import (
     QUOTES,
     SCRIBBLES,
     SLIPS,
+    ReportedSetting,
     Setting,
-    Told,
 )
 from tests.hostile.routes import ROUTES
 from tests.live.server import LiveServer, serving
@@ -132,7 +132,7 @@ TRANSCRIPT = (
 def models(tiny: Path, adapter: Path) -> dict[str, Json]:
     """Those without a setting; and one with each."""
     bare: dict[str, Json] = {
-        TOLD: {
+        REPORTED: {
             "source": str(tiny),
             "chat_template": "sees_all.jinja",
             "adapters": {ADAPTER: str(adapter)},
@@ -142,7 +142,7 @@ def models(tiny: Path, adapter: Path) -> dict[str, Json]:
     }
     found = {
         f"{wire.__name__}.{name}": {**bare[setting.of], **setting.given}
-        for wire, name, setting in shown(Setting | Told)
+        for wire, name, setting in shown(Setting | ReportedSetting)
     }
     everything: dict[str, Json] = json.loads(json.dumps({**bare, **found}))
     return everything  # without references, which models.yaml does not have
@@ -184,8 +184,8 @@ class Asking:
         if answer.kind == "application/json":
             return Reply(answer.status, answer.kind, answer.ignored, json.loads(answer.content))
         events = answer.content.decode().split("\n\n")[:-2]
-        told = [json.loads(event.partition("data: ")[2]) for event in events]
-        return Reply(answer.status, answer.kind, answer.ignored, told)
+        reported = [json.loads(event.partition("data: ")[2]) for event in events]
+        return Reply(answer.status, answer.kind, answer.ignored, reported)
 
     def without(self, path: str, body: Json) -> Reply:
         """What the same question gets each time: what differs from it does not by chance."""
@@ -237,12 +237,19 @@ def nameless(reply: Reply) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [pytest.param(name, told, id=name) for _, name, told in shown(Told)]
+    ("name", "reported"),
+    [pytest.param(name, reported, id=name) for _, name, reported in shown(ReportedSetting)],
 )
-def test_it_is_told_of_its_model(server: LiveServer, name: str, told: Told) -> None:
+def test_it_is_shown_with_its_model(
+    server: LiveServer, name: str, reported: ReportedSetting
+) -> None:
     with server.http() as http:
         found = {model["id"]: model for model in http.get("/v1/pool").json()["models"]}
-    assert found[f"ModelSettings.{name}"][told.field] == told.value != found[told.of][told.field]
+    assert (
+        found[f"ModelSettings.{name}"][reported.field]
+        == reported.value
+        != found[reported.of][reported.field]
+    )
 
 
 @pytest.mark.parametrize("setting", [None, "pinned", "allow_other_base"])
@@ -251,10 +258,10 @@ def test_an_adapter_is_kept_as_its_owner_says(
 ) -> None:
     said = {setting: True} if setting else {}
     adapters = {ADAPTER: {"path": str(tmp_path), **said}}
-    models = {TOLD: {"source": str(tiny_path), "adapters": adapters}}
+    models = {REPORTED: {"source": str(tiny_path), "adapters": adapters}}
     config = tmp_path / "models.yaml"
     config.write_text(json.dumps({"models": models}))
-    made = prepare(spec_named(config, TOLD), lambda *progress: None, upcast=True)
+    made = prepare(spec_named(config, REPORTED), lambda *progress: None, upcast=True)
     assert made.adapters
     assert made.adapters.locations()[ADAPTER] == AdapterLocation(tmp_path, **said)
 
@@ -285,8 +292,8 @@ def test_a_server_is_what_was_asked_for() -> None:
                 param="tools[0]",
             ),
         )
-        (told,) = new_response(body, "resp_1", stored=False)["tools"]
-        assert told == {k: v for k, v in tool.items() if k not in ("headers", "authorization")}
+        (reported,) = new_response(body, "resp_1", stored=False)["tools"]
+        assert reported == {k: v for k, v in tool.items() if k not in ("headers", "authorization")}
 
 
 @pytest.mark.parametrize(

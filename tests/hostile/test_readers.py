@@ -1,4 +1,4 @@
-"""A client that does not read: little is kept for it, not for long, and nobody waits for it."""
+"""A client that does not read: little is kept for it, not for long, and no one waits for it."""
 
 import asyncio
 import json
@@ -147,7 +147,7 @@ def test_what_is_kept(server: Inside, kind: str) -> None:
         sizes = [len(step.tokens) for step in server.steps if step.tokens]
         assert sizes[-10:] == [1] * 10
         assert is_full(server)
-        # what is being told was unread before, and was as much
+        # the part in progress was unread before, and was as much
         kept = 2 * unread(server) + buffered(server) + kernel_bytes(server)
         assert kept < MOST_BYTES
 
@@ -208,9 +208,9 @@ def test_a_row_that_is_held_before_it_begins_says_nothing_yet(tiny_path: Path) -
 
 def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine would remember it for ever."""
-    engine, told = EngineClient(), list[Command]()
+    engine, reported = EngineClient(), list[Command]()
     monkeypatch.setattr(engine, "_serves", True)
-    monkeypatch.setattr(engine, "_send", told.append)
+    monkeypatch.setattr(engine, "_send", reported.append)
     much = Logprobs(0.0, [(1, 0.0)] * (limits.UNREAD_BYTES.value // ITEM_BYTES))
 
     async def leave() -> None:
@@ -218,7 +218,7 @@ def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch
             engine._dispatch(StepOutput("tiny", [Token(0, 1, "length", much)], 0, 0, 0))
 
     asyncio.run(leave())
-    assert told[1:] == [PauseRows([0]), UnpauseRows([0])]
+    assert reported[1:] == [PauseRows([0]), UnpauseRows([0])]
 
 
 def of_ended(reports: list[Report]) -> set[int]:

@@ -139,7 +139,7 @@ class Poison:
     patch: Patch
     said: str
     lost: int = 0
-    """Tokens: a grammar is asked for the next one before the last one is told."""
+    """Tokens: a grammar is asked for the next one before the previous one is reported."""
 
 
 def logits_of(value: float) -> Patch:
@@ -201,8 +201,8 @@ def test_a_row_that_goes_wrong_ends_alone(
     (failed,) = of(RowFailed, reports)
     assert failed.row == POISONED
     assert poison.said in failed.message
-    told = ids(tokens_of(POISONED, unharmed))[: max(0, step - poison.lost)]
-    assert ids(tokens_of(POISONED, reports)) == told
+    reported = ids(tokens_of(POISONED, unharmed))[: max(0, step - poison.lost)]
+    assert ids(tokens_of(POISONED, reports)) == reported
     assert not engine._batches["tiny"].rows
 
 
@@ -223,9 +223,9 @@ def test_a_row_that_is_cancelled_ends_alone(
     reports += engine.handle(CancelRows([POISONED])) + drain(engine)
     assert_unmoved(reports, unharmed)
     assert not failures(reports)
-    told = tokens_of(POISONED, reports)
-    assert step <= len(told) < TOKENS
-    assert ids(told) == ids(tokens_of(POISONED, unharmed))[: len(told)]
+    reported = tokens_of(POISONED, reports)
+    assert step <= len(reported) < TOKENS
+    assert ids(reported) == ids(tokens_of(POISONED, unharmed))[: len(reported)]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -128,9 +128,9 @@ def test_a_store_that_can_not_be_opened(
         asked = {"model": "said", "input": "Hi"}
         refused = http.post("/v1/responses", json=asked)
         assert refused.status_code == 503
-        told = server.log + refused.text
-    assert "store" in told
-    assert not [place for place in NOWHERE if place in told], told
+        reported = server.log + refused.text
+    assert "store" in reported
+    assert not [place for place in NOWHERE if place in reported], reported
 
 
 def test_a_port_that_is_taken_and_nothing_stays(tmp_path: Path) -> None:

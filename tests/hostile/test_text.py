@@ -146,7 +146,7 @@ def twin(text: str) -> str:
 
 
 def own_marks(name: str) -> list[str]:
-    """A vocabulary of a thousand of a kind is told by a few."""
+    """A few entries stand for a thousand of a kind."""
     marks = [mark for mark in checkpoint_of(name).tokenizer.control_tokens.values() if mark.strip()]
     return marks if len(marks) < 100 else [*marks[:30], *marks[-3:]]
 

@@ -157,7 +157,7 @@ def test_templates_that_are_no_templates(cage: Path, beast: str) -> None:
 
 @pytest.mark.parametrize("name", lora.HOSTILE)
 def test_adapters_that_are_refused(tmp_path: Path, name: str) -> None:
-    """What each of them is told stands in the test of the catalogue."""
+    """The messages themselves stand in the test of the catalogue."""
     folder = lora.mlx_adapter(tmp_path / "cage")
     lora.HOSTILE[name][0](folder)
     with bounded(folder), pytest.raises(AdapterInvalid):

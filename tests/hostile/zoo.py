@@ -14,7 +14,7 @@ Break = Callable[[Path], object]
 Zoo = Mapping[str, tuple[Break, str]]
 
 MARK = "evil-ran"
-"""A file beside the model's folder that only the model's own code would make."""
+"""A file next to the model's folder that only the model's own code would make."""
 
 EVIL = f"import pathlib\n(pathlib.Path(__file__).parent.parent / '{MARK}').touch()\n"
 HUGE = 10**12

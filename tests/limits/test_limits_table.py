@@ -1,4 +1,4 @@
-"""Every limit is enforced, tested and told, and there are no others."""
+"""Every limit is enforced, tested and documented, and there are no others."""
 
 import ast
 import re

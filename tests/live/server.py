@@ -145,7 +145,7 @@ def _stdout(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def stop(server: LiveServer) -> None:
-    """As an init system does; a clean stop exits with 0 and leaves no process behind."""
+    """As an init system does; a clean stop exits with 0 and leaves no process running."""
     left = children(server.process.pid)
     server.process.send_signal(signal.SIGTERM)
     try:

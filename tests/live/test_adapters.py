@@ -1,4 +1,4 @@
-"""LoRA adapters on the demo model, behind a real server: the two samples, beside the base."""
+"""LoRA adapters on the demo model, on a real server: the two samples, next to the base."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Real architectures with tiny random weights, behind a real server: everything a request may ask
+"""Real architectures with tiny random weights, on a real server: everything a request may ask
 for is computed, together, and whatever nonsense they say is an answer."""
 
 import asyncio

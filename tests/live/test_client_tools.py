@@ -115,10 +115,10 @@ def test_a_text_is_called_with(client: OpenAI, model: str) -> None:
         "call_id": call["call_id"],
         "output": "result",
     }
-    told = client.responses.create(
+    reported = client.responses.create(
         model=model, input=[result], previous_response_id=made["id"], tools=[custom()]
     )
-    assert told.output_text == "Done."
+    assert reported.output_text == "Done."
 
 
 @EVERYWHERE

@@ -40,8 +40,10 @@ TOOL: Any = {
 
 def tags(*cities: str) -> str:
     calls = ({"name": "warmth", "arguments": {"city": city}} for city in cities)
-    told = (f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls)
-    return "<think>\nI have to look.\n</think>\n\n" + "\n".join(told)
+    reported = (
+        f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls
+    )
+    return "<think>\nI have to look.\n</think>\n\n" + "\n".join(reported)
 
 
 def harmony(city: str) -> str:
@@ -94,8 +96,8 @@ def model(request: pytest.FixtureRequest, client: OpenAI) -> str:
 
 def plain(found: Any) -> Json:
     """As it came over the wire."""
-    told: Json = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return told
+    reported: Json = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return reported
 
 
 def converse(client: OpenAI, model: str, ask: Ask) -> None:
@@ -134,9 +136,9 @@ def test_one_by_one(client: OpenAI, model: str) -> None:
 def test_streamed(client: OpenAI, model: str) -> None:
     def ask(**asked: Any) -> Response:
         stream: Any = client.responses.create(model=model, tools=[TOOL], stream=True, **asked)
-        told = list(stream)
-        assert_stream([plain(event) for event in told])
-        response: Response = told[-1].response
+        reported = list(stream)
+        assert_stream([plain(event) for event in reported])
+        response: Response = reported[-1].response
         return response
 
     converse(client, model, ask)
@@ -149,11 +151,11 @@ def test_over_a_websocket(client: OpenAI, model: str, store: bool) -> None:
 
         def ask(**asked: Any) -> Response:
             line.response.create(model=model, tools=[TOOL], store=store, **asked)
-            told = []
+            reported = []
             for event in line:
-                told.append(plain(event))
+                reported.append(plain(event))
                 if event.type == "response.completed":
-                    assert_stream(told)
+                    assert_stream(reported)
                     return event.response
             raise AssertionError("the line ended")
 

@@ -134,10 +134,10 @@ def test_an_answer_has_as_many_tokens_as_it_may(
     server: LiveServer, model: str, most: int, budget: int | None
 ) -> None:
     tokenizer = built_in_tokenizer(family_named(model))
-    told = tokenizer.decode(tokenizer.encode(SAID).ids[:most])
+    reported = tokenizer.decode(tokenizer.encode(SAID).ids[:most])
     asking = body(model, max_response_tokens=most, thinking_budget=budget)
     answer, _ = answered(server, asking)
-    assert (answer.text, answer.finish) == (told, "length")
+    assert (answer.text, answer.finish) == (reported, "length")
 
 
 @pytest.mark.parametrize("model", [*THINKING, *OTHERS])
@@ -442,7 +442,7 @@ def test_calls_that_no_grammar_can_hold_are_the_models_own(server: LiveServer, b
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "told"),
+    ("tools", "choice", "reported"),
     [
         ([tool(UNIQUE)], "auto", [NOT_UNIQUE]),
         ([tool(UNIQUE)], "required", [NOT_UNIQUE]),
@@ -453,13 +453,13 @@ def test_calls_that_no_grammar_can_hold_are_the_models_own(server: LiveServer, b
     ],
 )
 def test_what_a_grammar_leaves_out_of_a_tool_is_told(
-    server: LiveServer, tools: list[Any], choice: Any, told: list[str]
+    server: LiveServer, tools: list[Any], choice: Any, reported: list[str]
 ) -> None:
     named = {"type": "function", "function": {"name": "f"}}
     asking = body(HELD, tools=tools, tool_choice=named if choice == NAMED else choice)
     calls, unenforced = remarks(server, asking)
     assert calls == ([] if choice == "none" else [{"a": [1, 1]}])
-    assert unenforced == told
+    assert unenforced == reported
 
 
 def test_of_calls_that_nobody_wants_held_nothing_is_told(server: LiveServer) -> None:

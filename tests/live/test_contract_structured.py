@@ -5,7 +5,7 @@ import asyncio
 import httpx
 
 from tests.contract.answers import PATH
-from tests.contract.structured import CALLS, SCHEMAS, Told, body, judged
+from tests.contract.structured import CALLS, SCHEMAS, CheckedText, body, judged
 from tests.live.server import LiveServer
 
 SHORT = 110
@@ -15,14 +15,14 @@ ASKED = [*((case, 0) for case in CASES), *((case, 1) for case in CASES[:2]), (CA
 
 
 def test_answers_are_valid_and_come_to_their_end(server: LiveServer) -> None:
-    async def all_of_them() -> list[Told]:
+    async def all_of_them() -> list[CheckedText]:
         async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as http:
 
-            async def one(case: str, number: int) -> Told:
+            async def one(case: str, number: int) -> CheckedText:
                 asking = {**body(case, number), "max_tokens": SHORT}
                 response = await http.post(PATH, json=asking)
                 return judged(case, response.raise_for_status().json())
 
             return await asyncio.gather(*(one(*each) for each in ASKED))
 
-    assert [told for told in asyncio.run(all_of_them()) if told.fault] == []
+    assert [reported for reported in asyncio.run(all_of_them()) if reported.fault] == []

@@ -1,4 +1,4 @@
-"""`POST /generate` behind a real server: thinking, text and calls apart, in two notations."""
+"""`POST /generate` on a real server: thinking, text and calls apart, in two notations."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How servers begin and end, and what their clients are told."""
+"""How servers begin and end, and what their clients receive then."""
 
 import json
 import signal

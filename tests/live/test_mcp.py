@@ -1,4 +1,4 @@
-"""MCP servers behind a real server: how they are configured, and that they go with it."""
+"""MCP servers on a real server: how they are configured, and that they go with it."""
 
 import json
 import signal

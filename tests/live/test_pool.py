@@ -1,4 +1,4 @@
-"""Two models in room for one, a stream beside a load, and engines that die: from outside."""
+"""Two models in room for one, a stream next to a load, and engines that die: from outside."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def model_of(server: LiveServer, id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Their weights are large beside the KV cache of a short answer."""
+    """Their weights are large next to the KV cache of a short answer."""
     root = tmp_path_factory.mktemp("pair")
     return {id: tiny_llama(root / id, seed=seed, hidden=256) for seed, id in enumerate(("a", "b"))}
 
@@ -88,12 +88,12 @@ def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, P
 
     with serving(tmp_path, config(pair, 1.7)) as server, server.openai() as client:
         with Watch(server, look) as watch:
-            told: dict[str, set[str]] = {"a": set(), "b": set()}
+            reported: dict[str, set[str]] = {"a": set(), "b": set()}
             for id in "ababab":
-                told[id].add(asked(client, id).choices[0].message.content)
+                reported[id].add(asked(client, id).choices[0].message.content)
                 assert model_of(server, id)["state"] == "ready"
-            assert [len(texts) for texts in told.values()] == [1, 1], "the same each time"
-            assert told["a"] != told["b"]
+            assert [len(texts) for texts in reported.values()] == [1, 1], "the same each time"
+            assert reported["a"] != reported["b"]
             with ThreadPoolExecutor(6) as threads:
                 crowd = [threads.submit(asked, client, id) for id in "abbaab"]
                 assert "".join(each.result().model for each in crowd) == "abbaab"

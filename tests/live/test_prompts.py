@@ -1,4 +1,4 @@
-"""What the prompt says, behind a real server: tools, schemas, and messages to be continued."""
+"""What the prompt says, on a real server: tools, schemas, and messages to be continued."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reasoning and calls behind a real server, beyond what the golden outputs show."""
+"""Reasoning and calls on a real server, beyond what the golden outputs show."""
 
 import json
 import re
@@ -189,8 +189,8 @@ def test_what_is_led_on_is_held_to_what_was_asked_for(
         assert text
         assert "<tool_call>" not in text
     else:
-        (told, *_) = arguments(found) if stream else called(found)
-        assert type(json.loads(told)["to"]) is int
+        (reported, *_) = arguments(found) if stream else called(found)
+        assert type(json.loads(reported)["to"]) is int
     assert led_on(server, HELD) == before + 1
 
 
@@ -212,8 +212,8 @@ def test_harmony_may_call_after_its_reasoning_was_ended(
 ) -> None:
     asking: Any = {"tools": [COUNT], "temperature": 0, "stream": stream, "extra_body": limit}
     found = asked(client, model, "thinks and calls", **asking)
-    (told,) = arguments(found) if stream else called(found)
-    assert json.loads(told) == {"to": 7}
+    (reported,) = arguments(found) if stream else called(found)
+    assert json.loads(reported) == {"to": 7}
     found = asked(client, model, "thinks and says", **asking)
     reasoning, text, end = streamed(found) if stream else said(found)
     assert (text, end) == ("I count.\nSeven.", "stop")
@@ -226,7 +226,7 @@ def test_harmony_may_call_after_its_reasoning_was_ended(
 def test_a_piece_of_reasoning_is_no_answer(
     client: OpenAI, model: str, budget: int, stream: bool
 ) -> None:
-    """The model has nothing to say behind it."""
+    """The model has nothing to say after it."""
     asking: Any = {"extra_body": {"thinking_budget": budget}, "stream": stream}
     found = asked(client, model, "thinks aloud", **asking)
     reasoning, text, end = streamed(found) if stream else said(found)

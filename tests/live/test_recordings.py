@@ -145,7 +145,7 @@ def refused(client: OpenAI, text: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("said", "entry", "told"),
+    ("said", "entry", "reported"),
     [
         ("leaves", 1, r'after "\{\\"city\\": \\"Paris\\", \\"p": it has "o", .* takes "e"\.'),
         ("ends early", 2, r"it has the end of the answer \(<\|endoftext\|>\), .* takes \",\","),
@@ -153,12 +153,12 @@ def refused(client: OpenAI, text: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_recording_that_leaves_the_grammar_is_an_error(
-    client: OpenAI, said: str, entry: int, told: str, stream: bool
+    client: OpenAI, said: str, entry: int, reported: str, stream: bool
 ) -> None:
     first = refused(client, said, response_format=FORMAT, stream=stream)
     assert first["code"] == "recording_left_grammar"
     assert first["message"].startswith(f"The output of entry {entry} of said.yaml (line ")
-    assert re.search(told, first["message"]), first["message"]
+    assert re.search(reported, first["message"]), first["message"]
     assert first["param"] == "response_format.json_schema.schema"
     assert refused(client, said, response_format=FORMAT, stream=stream) == first
 
@@ -319,7 +319,7 @@ def test_what_matched_is_logged_and_no_text_of_the_request(
 
 
 @pytest.mark.parametrize(
-    ("transcript", "told"),
+    ("transcript", "reported"),
     [
         ("- output: a\n- outptu: b\n", "said.yaml:2: entry 2: unknown key `outptu`: did you mean"),
         ("- output: a: b\n", "said.yaml:1: this is not YAML"),
@@ -328,7 +328,7 @@ def test_what_matched_is_logged_and_no_text_of_the_request(
     ],
 )
 def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
-    tmp_path: Path, transcript: str | None, told: str
+    tmp_path: Path, transcript: str | None, reported: str
 ) -> None:
     if transcript is not None:
         (tmp_path / "said.yaml").write_text(transcript)
@@ -336,8 +336,8 @@ def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
     config = _config(tmp_path, {"fake": replay, "same": dict(replay)})
     serve = _run("serve", "--config", str(config), "--port", "0")
     assert serve.returncode == 2
-    assert serve.stderr.count(told) == 1
-    assert f"fake: {told}" in serve.stderr.replace("The transcript can't be played: ", "")
+    assert serve.stderr.count(reported) == 1
+    assert f"fake: {reported}" in serve.stderr.replace("The transcript can't be played: ", "")
 
 
 def test_doctor_checks_transcripts(tmp_path: Path) -> None:

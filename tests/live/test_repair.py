@@ -23,7 +23,7 @@ REPEATED = [{"index": 0, "what": "$: [1, 1] has non-unique elements"}]
 TOWN = "A town"
 LONG = '{"the_name_of_the_town": "Rome"}'
 LIMIT = 20
-"""A token is a byte: fewer than even an empty name can be told in."""
+"""Fewer tokens than even an empty name takes; a token is a byte."""
 CONTEXT = 200
 
 
@@ -40,7 +40,7 @@ def named(key: str, *, strict: bool = True) -> Any:
     return {"response_format": {"type": "json_schema", "json_schema": wanted}}
 
 
-TOLD = named("the_name_of_the_town")
+REPORTED = named("the_name_of_the_town")
 LOOSE = named("the_name_of_the_town", strict=False)
 LONGER = named("the_name_of_the_town_" + "and_of_its_river_" * 2)
 
@@ -73,7 +73,7 @@ SAID = [
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
-    # to who is told what was wrong with that
+    # by the model that gets the error of that
     {"match": "regex:unique", "output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
 ]
 
@@ -110,13 +110,13 @@ def asked(client: OpenAI, model: str, question: str, **more: Any) -> Any:
 
 
 def repairs(body: Any) -> list[tuple[str, str]]:
-    told = (body.model_extra or {}).get("mlx_server", {"repairs": []})
-    return [(repair["what"], repair["where"]) for repair in told["repairs"]]
+    reported = (body.model_extra or {}).get("mlx_server", {"repairs": []})
+    return [(repair["what"], repair["where"]) for repair in reported["repairs"]]
 
 
 def unmet(body: Any) -> list[Any]:
-    told: list[Any] = (body.model_extra or {}).get("mlx_server", {}).get("unmet", [])
-    return told
+    reported: list[Any] = (body.model_extra or {}).get("mlx_server", {}).get("unmet", [])
+    return reported
 
 
 def streamed(client: OpenAI, model: str, **more: Any) -> tuple[str, str, list[tuple[str, str]]]:
@@ -179,8 +179,8 @@ def test_an_answer_without_a_gap_in_its_grammar_is_not_held_back(client: OpenAI)
 def test_each_of_several_answers_is_checked_by_itself(client: OpenAI) -> None:
     body = asked(client, "live", QUESTION, response_format=FORMAT, n=2)
     assert [choice.message.content for choice in body.choices] == ["[1, 2]"] * 2
-    told = body.model_extra["mlx_server"]["repairs"]
-    assert sorted(repair["index"] for repair in told) == [0, 1]
+    reported = body.model_extra["mlx_server"]["repairs"]
+    assert sorted(repair["index"] for repair in reported) == [0, 1]
 
 
 def test_a_call_in_reasoning_is_made_and_is_never_the_text(client: OpenAI) -> None:
@@ -236,7 +236,7 @@ CUT = [("cut", "content")]
 @both_ways
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("short", TOLD), ("short", LOOSE), ("short_held", LOOSE), ("short_thrice", TOLD)],
+    [("short", REPORTED), ("short", LOOSE), ("short_held", LOOSE), ("short_thrice", REPORTED)],
     ids=["strict", "not strict", "held back", "more room"],
 )
 def test_json_that_a_limit_cuts_short_goes_on(
@@ -261,11 +261,11 @@ def metric(server: LiveServer, name: str) -> float:
     [
         ("short", TOWN, LONGER, 2 * LIMIT),
         ("short", TOWN, {}, LIMIT),
-        ("short", "Think of a town", TOLD, LIMIT),
-        ("short_for_good", TOWN, TOLD, LIMIT),
-        ("short", TOWN, {**TOLD, "max_tokens": LIMIT}, LIMIT),
-        ("short", TOWN, {**TOLD, "extra_body": {"max_response_tokens": LIMIT + 5}}, LIMIT + 5),
-        ("live", TOWN, {**TOLD, "max_tokens": LIMIT}, LIMIT),
+        ("short", "Think of a town", REPORTED, LIMIT),
+        ("short_for_good", TOWN, REPORTED, LIMIT),
+        ("short", TOWN, {**REPORTED, "max_tokens": LIMIT}, LIMIT),
+        ("short", TOWN, {**REPORTED, "extra_body": {"max_response_tokens": LIMIT + 5}}, LIMIT + 5),
+        ("live", TOWN, {**REPORTED, "max_tokens": LIMIT}, LIMIT),
     ],
     ids=[
         *("cut again", "no JSON", "only reasoning", "not allowed by the owner"),
@@ -288,13 +288,13 @@ def test_json_goes_on_as_far_as_the_context_has_room(client: OpenAI, stream: boo
     prompt = asked(client, "short_narrow", asks, max_tokens=1).usage.prompt_tokens
     for room in (LIMIT - 5, LIMIT + 5):
         filled = asks + "!" * (CONTEXT - room - prompt)
-        text, reason, used, mended = ends(client, "short_narrow", filled, stream, **TOLD)
+        text, reason, used, mended = ends(client, "short_narrow", filled, stream, **REPORTED)
         assert (text, reason, used, mended) == (LONG[:room], "length", room, [])
 
 
 @both_ways
 def test_what_goes_on_is_brought_to_its_end_too(client: OpenAI, stream: bool) -> None:
-    text, reason, used, mended = ends(client, "short", "A long name", stream, **TOLD)
+    text, reason, used, mended = ends(client, "short", "A long name", stream, **REPORTED)
     assert (reason, mended) == ("stop", CUT)
     assert LIMIT < used <= 2 * LIMIT
     assert list(json.loads(text)) == ["the_name_of_the_town"]
@@ -308,7 +308,7 @@ def test_json_that_can_end_within_the_limit_does(client: OpenAI) -> None:
 
 
 def test_each_of_several_answers_goes_on_by_itself(client: OpenAI) -> None:
-    body = asked(client, "short", TOWN, n=2, logprobs=True, **TOLD)
+    body = asked(client, "short", TOWN, n=2, logprobs=True, **REPORTED)
     assert [choice.message.content for choice in body.choices] == [LONG] * 2
     assert repairs(body) == CUT * 2
     for choice in body.choices:

@@ -1,4 +1,4 @@
-"""Replay models of two families, behind a real server, as OpenAI's own client sees them."""
+"""Replay models of two families, on a real server, as OpenAI's own client sees them."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def assert_next(client: OpenAI, model: str, word: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("poem", (POEM, "stop")),
         ("longer", (LONG, "stop")),
@@ -91,13 +91,13 @@ def assert_next(client: OpenAI, model: str, word: str) -> None:
     ],
 )
 def test_streaming_equals_not_streaming(
-    client: OpenAI, model: str, text: str, told: tuple[str, str]
+    client: OpenAI, model: str, text: str, reported: tuple[str, str]
 ) -> None:
     whole = asked(client, model, text)
     *chunks, last = asked(client, model, text, stream=True, stream_options={"include_usage": True})
-    assert said(whole) == said_streaming(chunks) == [told]
+    assert said(whole) == said_streaming(chunks) == [reported]
     assert (whole.model, last.model) == (model, model)
-    tokens = len(told[0].encode()) + (told[1] == "stop")
+    tokens = len(reported[0].encode()) + (reported[1] == "stop")
     assert whole.usage.completion_tokens == last.usage.completion_tokens == tokens
     assert whole.usage.prompt_tokens == last.usage.prompt_tokens > len(text)
 
@@ -143,21 +143,21 @@ def test_models_that_share_a_file_take_turns_of_their_own(client: OpenAI) -> Non
 def test_n_answers_take_the_next_entries(client: OpenAI, model: str, stream: bool) -> None:
     assert_next(client, model, "three")
     found = asked(client, model, "?", n=4, stream=stream)
-    told = said_streaming(found, 4) if stream else said(found)
-    assert told == [(word, "stop") for word in ("one", "two", "three", "one")]
+    reported = said_streaming(found, 4) if stream else said(found)
+    assert reported == [(word, "stop") for word in ("one", "two", "three", "one")]
 
 
 @BOTH
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("stop", "told"),
+    ("stop", "reported"),
     [("\n\n", POEM[: POEM.index("\n")]), (["</b>", "zz"], POEM[: POEM.index("</b>")])],
 )
 def test_stop_strings(
-    client: OpenAI, model: str, stop: str | list[str], told: str, stream: bool
+    client: OpenAI, model: str, stop: str | list[str], reported: str, stream: bool
 ) -> None:
     found = asked(client, model, "poem", stop=stop, stream=stream)
-    assert (said_streaming(found) if stream else said(found)) == [(told, "stop")]
+    assert (said_streaming(found) if stream else said(found)) == [(reported, "stop")]
 
 
 @BOTH
@@ -264,8 +264,8 @@ def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str
 def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
     texts = ("poem", "longest", "cut", "nothing")
     streams = [asked(client, model, text, stream=True) for text in texts]
-    told = [said_streaming(stream)[0] for stream in streams]
-    assert told == [(POEM, "stop"), (LONG, "stop"), ("It was cut he", "length"), ("", "stop")]
+    reported = [said_streaming(stream)[0] for stream in streams]
+    assert reported == [(POEM, "stop"), (LONG, "stop"), ("It was cut he", "length"), ("", "stop")]
 
 
 def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:

@@ -72,14 +72,14 @@ def test_a_chain(client: OpenAI, server: LiveServer) -> None:
     assert second.instructions is None
     lengths = [made.usage.input_tokens for made in (first, second, third)]
     assert lengths[2] > lengths[1]
-    told = [*first.output, *second.output]
+    reported = [*first.output, *second.output]
     anew = ask(
         client,
         [
             {"role": "user", "content": "one"},
-            told[0].to_dict(),
+            reported[0].to_dict(),
             {"role": "user", "content": "two"},
-            told[1].to_dict(),
+            reported[1].to_dict(),
             {"role": "user", "content": "three"},
         ],
     )
@@ -186,10 +186,10 @@ def test_a_stream_is_taken_up_at_every_event(client: OpenAI) -> None:
         "response.in_progress",
     ]
     assert while_running[-1].type == "response.completed"
-    told = [event.to_dict() for event in while_running]
-    for place in range(len(told)):
+    reported = [event.to_dict() for event in while_running]
+    for place in range(len(reported)):
         again = client.responses.retrieve(id, stream=True, starting_after=place)
-        assert [event.to_dict() for event in again] == told[place + 1 :]
+        assert [event.to_dict() for event in again] == reported[place + 1 :]
     whole = client.responses.retrieve(id)
     assert whole.to_dict() == while_running[-1].response.to_dict()
 
@@ -290,8 +290,10 @@ def test_compaction(client: OpenAI) -> None:
     assert [user.type for user in users] == ["message", "message"]
     assert item.type == "compaction"
     assert short.usage.output_tokens > 0
-    told = [item.to_dict(warnings=False) for item in short.output]  # no output has users' messages
-    again = ask(client, [*told, {"role": "user", "content": "x"}])
+    reported = [
+        item.to_dict(warnings=False) for item in short.output
+    ]  # no output has users' messages
+    again = ask(client, [*reported, {"role": "user", "content": "x"}])
     assert again.output_text == "Yes."
 
 

@@ -1,4 +1,4 @@
-"""Replay models behind a real server, as OpenAI's own client sees them through Responses."""
+"""Replay models on a real server, as OpenAI's own client sees them through Responses."""
 
 import json
 from collections.abc import Iterator
@@ -85,8 +85,8 @@ BOTH = pytest.mark.parametrize("model", [GPT_OSS, QWEN])
 
 def plain(found: Any) -> Json:
     """As it came over the wire."""
-    told: Json = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return told
+    reported: Json = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return reported
 
 
 @BOTH
@@ -96,11 +96,11 @@ def test_streaming_equals_not_streaming(client: OpenAI, model: str, asked: str) 
     assert_response(plain(whole))
     stream = client.responses.create(model=model, input=asked, tools=[ADD], stream=True)
     response = assert_stream([plain(event) for event in stream])
-    for body in (told := [timeless(plain(whole)), timeless(response)]):
+    for body in (reported := [timeless(plain(whole)), timeless(response)]):
         for item in body["output"]:
             item.pop("call_id", None)
         body["usage"].pop("input_tokens_details")  # the second one finds the first one's prompt
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 @BOTH

@@ -110,10 +110,10 @@ def test_one_after_another_in_order(line: ClientConnection) -> None:
     for text in ("steady", "poem", "steady", "other"):
         create(line, text)
     answers = [events(line) for _ in range(4)]
-    told = [said(told[-1]["response"]) for told in answers]
+    reported = [said(reported[-1]["response"]) for reported in answers]
     steady = "One, two, three, four."
-    assert told == [steady, "Roses are red.", steady, "Yes."]
-    ids = [{e["response"]["id"] for e in told if "response" in e} for told in answers]
+    assert reported == [steady, "Roses are red.", steady, "Yes."]
+    ids = [{e["response"]["id"] for e in reported if "response" in e} for reported in answers]
     assert [len(one) for one in ids] == [1, 1, 1, 1]
 
 
@@ -200,9 +200,9 @@ def test_what_is_ignored_is_told_in_the_response(line: ClientConnection) -> None
 
 def test_warming_up(line: ClientConnection) -> None:
     create(line, "one", generate=False, store=False)
-    told = events(line)
-    warm = told[-1]["response"]
-    assert (warm["status"], warm["output"], len(told)) == ("completed", [], 3)
+    reported = events(line)
+    warm = reported[-1]["response"]
+    assert (warm["status"], warm["output"], len(reported)) == ("completed", [], 3)
     assert answer(line, "two", previous_response_id=warm["id"], store=False)["output"]
 
 
@@ -341,9 +341,9 @@ def test_a_server_that_leaves_says_so(tmp_path: Path) -> None:
             assert closed.value.rcvd
             assert closed.value.rcvd.code in (1001, 1012)
             assert events(quick)[-1]["type"] == "response.completed", "it drains"
-            while (told := event(slow))["type"] != "response.failed":
+            while (reported := event(slow))["type"] != "response.failed":
                 pass
-            assert told["response"]["error"]
+            assert reported["response"]["error"]
         assert server.process.wait(20) == 0
 
 

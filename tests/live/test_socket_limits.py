@@ -54,7 +54,7 @@ def handshake(server: LiveServer) -> tuple[socket.socket, bytes]:
 
 
 async def flood(server: LiveServer, data: bytes) -> None:
-    """Eight frames at once, as far as they are read, beside an answer that takes its time."""
+    """Eight frames at once, as far as they are read, next to an answer that takes its time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")
@@ -110,9 +110,9 @@ def test_a_message_that_never_ends_is_cut(server: LiveServer, part: bytes) -> No
     while time.monotonic() - began < 20:
         try:
             line.sendall(frame(b"", 0, last=False))  # and goes on by nothing
-            if not (told := line.recv(65536)):
+            if not (reported := line.recv(65536)):
                 break
-            closed += told
+            closed += reported
         except TimeoutError:
             continue
         except OSError:
@@ -136,9 +136,9 @@ def test_a_message_in_a_million_fragments(server: LiveServer) -> None:
     time.sleep(0.5)
     assert process.memory_info().rss - before < 10 * MEGABYTE
     line.sendall(small[-1])
-    told = b""
-    while b"response.completed" not in told:
-        told += line.recv(65536)
+    reported = b""
+    while b"response.completed" not in reported:
+        reported += line.recv(65536)
     line.close()
 
 
@@ -146,10 +146,10 @@ def test_tiny_frames_in_crowds_close_it(server: LiveServer) -> None:
     line, _ = handshake(server)
     with line:
         line.sendall(b"\x81\x80\0\0\0\0" * 1000)
-        told = b""
+        reported = b""
         while more := line.recv(65536):
-            told += more
-    assert told == b"\x88\x1f\x03\xf0too many messages are waiting"  # 1008
+            reported += more
+    assert reported == b"\x88\x1f\x03\xf0too many messages are waiting"  # 1008
 
 
 def test_text_that_is_none_closes_it(server: LiveServer) -> None:
@@ -212,10 +212,10 @@ def test_idle_sockets_leave_room_for_others(
                 socket.create_connection(("127.0.0.1", server.port), timeout=20)
             )
             line.sendall(head)
-            told = line.recv(65536)
-            (kept if told.startswith(b"HTTP/1.1 101") else refused).append(told)
+            reported = line.recv(65536)
+            (kept if reported.startswith(b"HTTP/1.1 101") else refused).append(reported)
         assert len(kept) == DESCRIPTORS // 4
-        assert all(told.startswith(b"HTTP/1.1 503") for told in refused)
+        assert all(reported.startswith(b"HTTP/1.1 503") for reported in refused)
         assert b"too_many_websockets" in refused[-1]
         assert b"retry-after: 1" in refused[-1].lower()
         with server.openai(api_key="c") as client:

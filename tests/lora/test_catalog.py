@@ -565,7 +565,7 @@ def test_conversions_of_a_model_have_one_name(model: str, name: str) -> None:
 TINY = BaseModelShapes(SHAPES, True, frozenset({"tiny-1b"}))
 
 
-def told(catalog: AdapterCatalog, name: str) -> str:
+def message_of(catalog: AdapterCatalog, name: str) -> str:
     with pytest.raises(AdapterInvalid) as caught:
         catalog.find(name)
     return caught.value.message
@@ -603,15 +603,15 @@ def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
 def test_another_base_needs_the_owners_word(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     folder = mlx_adapter(adapters / "a", model="org/Other-7B")
-    said = told(AdapterCatalog(TINY, folder=adapters), "a")
+    said = message_of(AdapterCatalog(TINY, folder=adapters), "a")
     assert "org/Other-7B" in said
     assert "allow_other_base: true" in said
-    assert told(AdapterCatalog(TINY, {"a": AdapterLocation(folder)}), "a") == said
+    assert message_of(AdapterCatalog(TINY, {"a": AdapterLocation(folder)}), "a") == said
     allowed = AdapterCatalog(TINY, {"a": AdapterLocation(folder, allow_other_base=True)})
     assert allowed.find("a").base == "org/Other-7B"
 
     misfit = mlx_adapter(tmp_path / "b", mlx_tensors("model.layers.9.x"), model="org/Other-7B")
-    assert "no layer" in told(
+    assert "no layer" in message_of(
         AdapterCatalog(TINY, {"b": AdapterLocation(misfit, allow_other_base=True)}), "b"
     )
 
@@ -625,7 +625,7 @@ def test_a_link_out_of_the_folder_must_be_listed(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "a").symlink_to(mlx_adapter(tmp_path / "elsewhere"))
-    assert "is a link to outside" in told(AdapterCatalog(TINY, folder=adapters), "a")
+    assert "is a link to outside" in message_of(AdapterCatalog(TINY, folder=adapters), "a")
     listed = AdapterCatalog(TINY, {"a": AdapterLocation(tmp_path / "elsewhere")}, adapters)
     assert listed.find("a").rank == RANK
 
@@ -633,7 +633,7 @@ def test_a_link_out_of_the_folder_must_be_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a:b", "-a", "a b", "ä", "a" * 129])
 def test_names_that_a_request_could_not_spell(tmp_path: Path, name: str) -> None:
     mlx_adapter(tmp_path / name)
-    assert "can't be the name" in told(AdapterCatalog(TINY, folder=tmp_path), name)
+    assert "can't be the name" in message_of(AdapterCatalog(TINY, folder=tmp_path), name)
 
 
 def test_the_hubs_cache_may_link_to_its_blobs_only(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ def test_a_changed_file_is_noticed_and_an_unchanged_one_is_not_read_again(
     third = catalog.find("a")
     assert len({first.digest, second.digest, third.digest}) == 3
     replaced(folder / CONFIG, b"[]")
-    assert "JSON object" in told(catalog, "a")
+    assert "JSON object" in message_of(catalog, "a")
     mlx_adapter(folder)
     assert catalog.find("a").digest == first.digest
     (folder / CONFIG).unlink()

@@ -68,7 +68,7 @@ def _played(row: Generate) -> Iterator[Item]:
 async def playing(
     folder: Path, family: str, *outputs: str, **spec: Any
 ) -> AsyncIterator[tuple[Pool, Playing]]:
-    """The outputs come one after the other, whoever asks."""
+    """The outputs come one after the other, for any client."""
     transcript = folder / "said.jsonl"
     lines = (json.dumps({"output": output}) for output in outputs)
     transcript.write_text("\n".join(lines), "utf-8")

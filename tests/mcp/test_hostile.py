@@ -258,7 +258,7 @@ async def test_a_server_whose_guard_is_stopped_ends_with_its_request(
 
 @pytest.mark.parametrize("harm", ["kill", "suspend"])
 def test_servers_of_harmed_guards_go_when_we_are_killed(tmp_path: Path, harm: str) -> None:
-    """At the same moment: nobody but the other guard is left to see to it."""
+    """At the same moment: only the other guard is left to see to it."""
     file = tmp_path / "pids"
     with ours_with("harms its guards", file) as ours:
         started = processes(file)

@@ -259,8 +259,8 @@ async def test_it_is_told_who_we_are() -> None:
 
     async with served(Noting(quiet)) as url, opened(McpServer("wild", url=url)):
         pass
-    told = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
-    assert told == [{"name": "mlx-server", "version": __version__}]
+    reported = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
+    assert reported == [{"name": "mlx-server", "version": __version__}]
 
 
 async def test_redirects_stay_where_they_were_sent_from() -> None:
@@ -406,7 +406,7 @@ async def test_it_connects_to_the_address_that_was_checked(
 ) -> None:
     async def checked(host: str, port: int, *, allow_private: bool) -> list[str]:
         assert (host, allow_private) == ("rebound.invalid", False)
-        return ["127.0.0.2", "127.0.0.1"]  # at the first one nobody answers
+        return ["127.0.0.2", "127.0.0.1"]  # the first one does not answer
 
     monkeypatch.setattr("mlx_server.mcp.http.resolved", checked)
     wild = Wild(quiet)

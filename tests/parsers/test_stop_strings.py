@@ -88,7 +88,7 @@ def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
     ]
     emitted = [int(entry.token) for delta in deltas for entry in delta.logprobs]
     assert emitted == before_the_cut[: len(emitted)]
-    # tokens of no text that stand at the cut itself are neither before nor behind it
+    # tokens of no text that stand at the cut itself are neither before nor after it
     assert len(emitted) >= sum(cut is None or begin < cut for begin in begins)
 
 

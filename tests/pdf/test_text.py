@@ -28,6 +28,10 @@ def test_scanned_pages_have_no_text() -> None:
     assert "no text" in refusal(pdf(b""))
 
 
+def test_a_file_without_a_table_of_its_objects_is_read() -> None:
+    assert text_of(pdf("Hello").rpartition(b"xref\n0")[0] + b"trailer<</Root 1 0 R>>") == "Hello"
+
+
 LOOP = assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"])
 NESTED = assembled(
     [

@@ -139,7 +139,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.states = dict.fromkeys(self.ids, "unloaded")
         self.on_disk = dict(zip(self.ids, sizes, strict=True))
         self.weights = dict.fromkeys(self.ids, 0)
-        """As far as is known: of a model whose files nobody has looked at, nothing."""
+        """As far as is known: of a model whose files were not read yet, nothing."""
         self.beside = dict.fromkeys(self.ids, 0)
         """What stays in memory with a model."""
         self.waiting: dict[int, Ask] = {}

@@ -94,7 +94,9 @@ Test = Callable[[Desk], Coroutine[Any, Any, None]]
 def run(test: Test) -> None:
     async def whole() -> None:
         unheard: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, told: unheard.append(told))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, reported: unheard.append(reported)
+        )
         await test(Desk())
         await turns()
         assert unheard == []
@@ -369,7 +371,7 @@ def test_a_lost_engine_can_unload_nothing() -> None:
 
 
 class Known(AdapterCatalog):
-    """Finds whatever it is told of."""
+    """Finds every adapter that it is given."""
 
     def __init__(self, **places: AdapterLocation) -> None:
         super().__init__(BaseModelShapes(), places)

@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 
 class SlowDisk:
-    """Its files are read when it is told to answer."""
+    """A source whose files are read when the test lets it answer."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()

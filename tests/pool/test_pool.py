@@ -78,13 +78,13 @@ class Bytes(KvCost):
 BYTES = Bytes(1)
 
 ONE = PoolLimits(budget=100)
-"""Room for one model, and a little beside it."""
+"""Room for one model, and a little next to it."""
 
 TWO = PoolLimits(budget=200)
 
 
 class Machine:
-    """What engine processes do, and what was asked of them; keeps its replies back if told to."""
+    """What engine processes do, and what was asked of them; can keep its replies back."""
 
     def __init__(self) -> None:
         self.engines: list[EngineClient] = []
@@ -1011,7 +1011,7 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
                 assert machine.log[-1] == "shrink to 10"
                 assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned"]
             await used(pool, "pinned", pinned=True)
-            assert pool.memory()["prompt_cache"] == 10, "counted as it was told to shrink"
+            assert pool.memory()["prompt_cache"] == 10, "counted by its new limit"
 
     run(test)
 
@@ -1242,7 +1242,7 @@ def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
             async def generating() -> None:
                 async with pool.lease(prepared, asks(30)):
                     reached.set()
-                    _ = pool.engine  # as whoever has a lease does next
+                    _ = pool.engine  # as the owner of a lease does next
 
             task = asyncio.create_task(generating())
             await waiting(pool, 1)
@@ -1367,9 +1367,9 @@ def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
             await waiting(pool, 3)
             error = ShuttingDown("Closing for today.")
             await pool.stop(error)
-            told = await results(*tasks)
-            assert [str(each) for each in told] == ["Closing for today."] * 3
-            assert [type(each) for each in told] == [ShuttingDown] * 3
+            reported = await results(*tasks)
+            assert [str(each) for each in reported] == ["Closing for today."] * 3
+            assert [type(each) for each in reported] == [ShuttingDown] * 3
             engine = machine.engines[-1]
             assert isinstance(engine, Engine)
             assert engine.ended_with == [error]

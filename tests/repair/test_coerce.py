@@ -78,7 +78,7 @@ def same(found: Any, wanted: Any) -> bool:
         (STRING, ExactFloat("3.10"), "3.10"),
         (STRING, ExactFloat("12345678901234567890.12"), "12345678901234567890.12"),
         (STRING, ExactFloat("1e999"), math.inf),
-        (STRING, 0.5, 0.5),  # nobody knows how it was written
+        (STRING, 0.5, 0.5),  # its spelling is lost
         (STRING, True, "true"),
         (STRING, None, None),
         (STRING, 10**400, "1" + "0" * 400),

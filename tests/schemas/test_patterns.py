@@ -1,4 +1,4 @@
-"""Patterns that clients write: what the compiler would refuse is told by its name before."""
+"""Patterns that clients write: what the compiler would refuse is named before."""
 
 import json
 
@@ -26,9 +26,9 @@ UNREAD = [
 
 
 def compiles(pattern: str) -> bool:
-    told = json.dumps({"type": "string", "pattern": patterns.as_rust(pattern)})
+    reported = json.dumps({"type": "string", "pattern": patterns.as_rust(pattern)})
     try:
-        return bool(compiled(f"start: %json {told}\n"))
+        return bool(compiled(f"start: %json {reported}\n"))
     except Refused:
         return False
 

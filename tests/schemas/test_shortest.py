@@ -52,3 +52,14 @@ def test_the_shortest_instance(schema: Any, text: str) -> None:
 def test_without_an_instance(schema: Any) -> None:
     found = ShortestInstances(schema).text(schema)
     assert found is None or schema == {"$ref": "#/$defs/nowhere"}
+
+
+def test_an_instance_that_depends_on_an_open_one_is_improved() -> None:
+    inner = {"anyOf": [{"$ref": "#"}, {"const": "a long text"}]}
+    within = {"type": "object", "properties": {"b": inner}, "required": ["b"]}
+    instances = ShortestInstances({"anyOf": [within, {"const": 0}]})
+    assert (instances.text(inner_of(instances)), instances.text(instances.schemas[0])) == ("0", "0")
+
+
+def inner_of(instances: ShortestInstances) -> Any:
+    return next(schema for schema in instances.schemas if {"$ref": "#"} in schema.get("anyOf", ()))

@@ -453,7 +453,7 @@ def test_a_hub_that_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    """Told as what it is, wherever in the hub client it is met."""
+    """The error is named as what it is, wherever the hub client meets it."""
     from mlx_server.sources import hub as hub_module
 
     full = OSError(errno.ENOSPC, "No space left on device")

@@ -414,7 +414,7 @@ def test_half_a_character_is_no_text(tmp_path: Path, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "no entries"),
         ("# nothing yet\n", "no entries"),
@@ -428,14 +428,16 @@ def test_half_a_character_is_no_text(tmp_path: Path, field: str) -> None:
         ("[" * 100_000, ""),
     ],
 )
-def test_a_file_that_is_no_list_of_entries_is_told(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_is_no_list_of_entries_is_told(
+    tmp_path: Path, text: str, reported: str
+) -> None:
     message = refused(tmp_path, text)
     assert message.startswith("The transcript can't be played: said.yaml:")
-    assert told in message
+    assert reported in message
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "no entries"),
         ("\n\n", "no entries"),
@@ -444,10 +446,10 @@ def test_a_file_that_is_no_list_of_entries_is_told(tmp_path: Path, text: str, to
         ("[" * 100_000, ""),
     ],
 )
-def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, told: str) -> None:
+def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, reported: str) -> None:
     message = refused(tmp_path, text, ".jsonl")
     assert message.startswith("The transcript can't be played: said.jsonl:")
-    assert told in message
+    assert reported in message
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:

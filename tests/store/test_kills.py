@@ -77,6 +77,7 @@ async def check(path: Path, acknowledged: Acknowledged) -> None:
     db.close()
 
 
+@pytest.mark.live
 def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     rng = random.Random(7)

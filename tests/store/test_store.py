@@ -183,8 +183,8 @@ async def test_a_conversation_takes_the_items_of_what_was_answered(path: Path) -
     for id, status in (("r", "completed"), ("s", "failed"), ("t", "incomplete")):
         await store.begin(response(id, "in_progress", conversation="c"), "me", items("1", f"{id}i"))
         await store.put(response(id, status, items(f"{id}o")), "me")
-    told = (await store.conversation_items("c", "me", order="asc")).items
-    assert told == items("1", "ri", "ro", "ti", "to")
+    reported = (await store.conversation_items("c", "me", order="asc")).items
+    assert reported == items("1", "ri", "ro", "ti", "to")
     await store.delete_conversation("c", "me")
     assert (await store.input_items("r", "me", order="asc")).items == items("1", "ri")
     await store.close()

@@ -1,4 +1,4 @@
-"""How many files may be open: raised as far as it goes, and told of when it is too few."""
+"""The limit on open files is raised as far as it goes, and reported when it is too low."""
 
 import resource
 from collections.abc import Callable

@@ -172,22 +172,22 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     lower(monkeypatch, "TEMPLATE_SECONDS", 2)
     hostile = ChatTemplate(ATTACKS["loops in loops"])
-    told: list[BaseException] = []
+    reported: list[BaseException] = []
 
     def attack() -> None:
         try:
             hostile.render({})
         except BadRequest as error:
-            told.append(error)
+            reported.append(error)
 
     threads = [threading.Thread(target=attack) for _ in range(3)]
     for thread in threads:
         thread.start()
     says_hello()
-    assert not told  # all three are still under way
+    assert not reported  # all three are still under way
     for thread in threads:
         thread.join()
-    assert len(told) == 3
+    assert len(reported) == 3
 
 
 def takes_little_time(source: str) -> bool:

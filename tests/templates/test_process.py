@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
@@ -95,19 +97,24 @@ def test_a_request_that_got_no_processor_time_may_be_sent_again(
             asked.result()
 
 
+@pytest.mark.alone
 def test_a_slow_start_is_no_time_of_the_first_request() -> None:
     own = WarmProcess(PROGRAM)
     os.kill(own.pid, signal.SIGSTOP)
-    Timer(1.5, lambda: os.kill(own.pid, signal.SIGCONT)).start()  # after 4 * 0.05 s and 1 s
+    # after 4 * 0.05 s and 1 s
+    Timer(1.5, own._process.send_signal, [signal.SIGCONT]).start()
     reply, _ = ask(own, child.CompileTemplate(b"", "a", 0.05))
     assert isinstance(reply, child.CompiledReply)
     own.end()
 
 
-def test_one_that_does_not_start_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_start_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(parent, "START_SECONDS", 0.1)
-    own = WarmProcess(PROGRAM)
-    os.kill(own.pid, signal.SIGSTOP)
+    program = tmp_path / "waits.py"
+    program.write_text("import signal; signal.pause()")
+    own = WarmProcess(replace(PROGRAM, file=str(program)))
     with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
         ask(own, child.CompileTemplate(b"", "a", 2))
     assert not own.is_alive
@@ -118,9 +125,9 @@ def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Sig
     with ThreadPoolExecutor(1) as thread:
         own, asked = at_work(thread)
         os.kill(own.pid, blow)
-        with pytest.raises(TemplatesUnavailable, match="was ended") as told:
+        with pytest.raises(TemplatesUnavailable, match="was ended") as reported:
             asked.result()
-    assert told.value.status == 503
+    assert reported.value.status == 503
 
 
 @pytest.mark.parametrize("what", ["socketpair", "Process"])
@@ -151,9 +158,9 @@ def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(
         TemplatesUnavailable, match="can't be started: Resource temporarily"
-    ) as told:
+    ) as reported:
         ChatTemplate("a")
-    assert told.value.status == 503
+    assert reported.value.status == 503
 
 
 DYING = f"""
@@ -172,6 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_none_outlives_a_server_that_is_killed(state: str) -> None:
     command = [sys.executable, "-c", DYING, state]

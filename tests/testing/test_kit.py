@@ -1,4 +1,4 @@
-"""The fixture as a test of an app has it, and the server behind it."""
+"""The fixture as a test of an app has it, and its server."""
 
 import json
 import os

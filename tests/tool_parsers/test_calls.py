@@ -199,7 +199,7 @@ def test_a_repair_goes_on_where_the_call_was_broken(heard: Heard) -> None:
 )
 def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None:
     heard.calls.start("write").text("text", "half a t")
-    told = list(heard.events)
+    reported = list(heard.events)
     with pytest.raises(Malformed):
         heard.calls.add_repaired(found)
-    assert heard.events == told
+    assert heard.events == reported

@@ -95,8 +95,8 @@ def test_a_delimiter_of_the_vocabulary_counts_only_as_its_token(units: Units, si
     found = played(pieces, SINGLE, sections("<a>", "</a>", "[X]"))
     spelled = "".join(units)
     assert "".join(text + delimiter for text, delimiter in found) == spelled
-    told = [delimiter for _, delimiter in found if delimiter in SINGLE]
-    assert told == [unit for unit in units if isinstance(unit, Token)]
+    reported = [delimiter for _, delimiter in found if delimiter in SINGLE]
+    assert reported == [unit for unit in units if isinstance(unit, Token)]
     # between the tokens, text is text
     parts = "".join(u if not isinstance(u, Token) else "\0" for u in units).split("\0")
     assert [m for _, m in found if m == "</a>"] == re.findall("</a>", "\0".join(parts))

@@ -178,10 +178,12 @@ def test_a_string_comes_as_it_is_written() -> None:
     for number, letter in enumerate(text, start=1):
         source.feed(letter)
         next(steps, None)
-        told = sum(len(e.arguments) for e in events if isinstance(e, ToolCallDelta))
+        reported = sum(len(e.arguments) for e in events if isinstance(e, ToolCallDelta))
         read = text[:number].count("a") + text[:number].count("b")
         if 100 < number < 1000:
-            assert told > read - 20, f"nothing but a tag that has begun is held: {text[:number]!r}"
+            assert reported > read - 20, (
+                f"nothing but a tag that has begun is held: {text[:number]!r}"
+            )
     assert isinstance(events[-1], ToolCallFinished)
 
 

@@ -197,7 +197,7 @@ def joined(parts: Iterable[str | None]) -> str:
     return "".join(part or "" for part in parts)
 
 
-Told = Callable[[TestClient, Json], Json]
+AnswerReader = Callable[[TestClient, Json], Json]
 """Asks, and returns the answer as `fold` shows it."""
 
 
@@ -224,13 +224,13 @@ def in_chunks(client: TestClient, body: Json) -> Json:
         known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
         for key in known:
             known[key] += call["function"].get(key) or ""
-    told = [chunk["mlx_server"] for chunk in chunks if chunk.get("mlx_server")]
+    found_reports = [chunk["mlx_server"] for chunk in chunks if chunk.get("mlx_server")]
     return {
         "reasoning": joined(each.get("reasoning_content") for each in deltas),
         "text": joined(each.get("content") for each in deltas),
         "calls": [_call(call) for call in calls.values()],
         "finish": choices[-1]["finish_reason"],
-        **_warnings(told[-1] if told else None),
+        **_warnings(found_reports[-1] if found_reports else None),
     }
 
 

@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 from mlx_server.upstream import connection
 from tests.upstream.playing import (
     SSE,
+    AnswerReader,
     Json,
     PlayingServer,
     Reply,
-    Told,
     as_message,
     as_response,
     chat,
@@ -469,12 +469,12 @@ def client(upstream: PlayingServer) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("told", [in_one, in_chunks, as_response, as_message])
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
 def test_it_reads(
-    dialect: Dialect, told: Told, client: TestClient, upstream: PlayingServer
+    dialect: Dialect, read_answer: AnswerReader, client: TestClient, upstream: PlayingServer
 ) -> None:
     upstream.plays(dialect.reply)
-    found = told(client, {"model": dialect.family, "tools": [WEATHER, TIME]})
+    found = read_answer(client, {"model": dialect.family, "tools": [WEATHER, TIME]})
     assert found == {key: dialect.expected[key] for key in found}
 
 

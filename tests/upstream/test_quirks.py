@@ -9,10 +9,10 @@ from starlette.testclient import TestClient
 
 from tests.upstream.playing import (
     USAGE,
+    AnswerReader,
     Json,
     PlayingServer,
     Reply,
-    Told,
     as_message,
     as_response,
     delta,
@@ -461,12 +461,12 @@ def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
 
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
-@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
 def test_it_reads(
-    quirk: Quirk, told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+    quirk: Quirk, read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer
 ) -> None:
     upstream.plays(quirk.reply)
-    assert told(clients[quirk.family], {"tools": [WEATHER, TIME]}) == quirk.expected
+    assert read_answer(clients[quirk.family], {"tools": [WEATHER, TIME]}) == quirk.expected
 
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
@@ -478,26 +478,26 @@ def test_it_is_read_for_messages(
     assert found == {key: quirk.expected[key] for key in found}
 
 
-@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
 def test_an_upstream_that_does_not_stream(
-    told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+    read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer
 ) -> None:
     message = {"role": "assistant", "content": "Yes", "reasoning": "Hm."}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
-    found = told(clients["gpt_oss"], {})
+    found = read_answer(clients["gpt_oss"], {})
     assert (found["reasoning"], found["text"], found["repairs"]) == ("Hm.", "Yes", [])
 
 
-@pytest.mark.parametrize("told", [in_one, in_chunks, as_response])
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
 def test_the_calls_of_a_whole_message_stand_alone_however_they_are_numbered(
-    told: Told, clients: dict[str, TestClient], upstream: PlayingServer
+    read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer
 ) -> None:
     made = [call(PARIS_JSON), call('{"x": 1}', name="launch")]
     message = {"content": None, "tool_calls": [each["tool_calls"][0] for each in made]}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
-    found = told(clients["gpt_oss"], {"tools": [WEATHER, TIME]})
+    found = read_answer(clients["gpt_oss"], {"tools": [WEATHER, TIME]})
     assert found["calls"] == [PARIS]
     assert found["text"].startswith('{"name": "launch"')
     assert len(found["unmet"]) == 1

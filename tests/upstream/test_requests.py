@@ -247,9 +247,9 @@ def test_a_schema_for_a_model_that_knows_none(client: TestClient, upstream: Play
 
 def test_an_empty_answer_is_asked_for_again(client: TestClient, upstream: PlayingServer) -> None:
     empty = streamed(delta(reasoning="Hm."), delta("stop"), USAGE)
-    for told in (in_one, in_chunks):
+    for reported in (in_one, in_chunks):
         upstream.plays(empty, says("Yes"))
-        found = told(client, {})
+        found = reported(client, {})
         assert (found["text"], found["repairs"]) == ("Yes", ["empty content"])
         assert upstream.bodies[1]["messages"][-1]["role"] == "user"
     upstream.plays(streamed(delta("stop"), USAGE))

@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 
 from tests.upstream.playing import (
     USAGE,
+    AnswerReader,
     PlayingServer,
     Reply,
-    Told,
     answered,
     chat,
     delta,
@@ -59,7 +59,7 @@ def cut(finish: str = "length", **said: Any) -> Reply:
     ids=["cut", "cut in the text", "ended", "ended in the text", "not streamed"],
 )
 def test_thoughts_end_and_the_answer_follows(
-    first: Reply, ask: Told, client: TestClient, upstream: PlayingServer
+    first: Reply, ask: AnswerReader, client: TestClient, upstream: PlayingServer
 ) -> None:
     upstream.plays(first, says("Paris."))
     found = ask(client, {**BUDGET, "stop": ["!"], "max_tokens": 20})

@@ -1,4 +1,4 @@
-"""The beginnings of next prompts are computed while nobody waits, and answers stay the same."""
+"""The beginnings of next prompts are computed while no request waits, and answers stay the same."""
 
 from collections.abc import Iterator
 from pathlib import Path

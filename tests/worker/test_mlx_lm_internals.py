@@ -1,4 +1,4 @@
-"""What another version of mlx-lm has changed is told when the engine starts."""
+"""Changes in another version of mlx-lm are reported when the engine starts."""
 
 import pytest
 
@@ -16,9 +16,9 @@ def test_this_version_has_all_of_it() -> None:
 
 def test_a_method_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mlx_lm_internals.KVCache, "trim")
-    with pytest.raises(WrongMlxLm, match="KVCache has no trim") as told:
+    with pytest.raises(WrongMlxLm, match="KVCache has no trim") as reported:
         check()
-    assert "pip install 'mlx-lm" in str(told.value)
+    assert "pip install 'mlx-lm" in str(reported.value)
 
 
 def test_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,7 +268,7 @@ def test_a_row_takes_half_the_memory_or_less() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("gpt-oss", "attention sinks"), ("mamba2", "of no use"), ("lfm2", "multiples of 32")],
+    [("gpt-oss", "attention sinks"), ("mamba2", "no effect"), ("lfm2", "multiples of 32")],
 )
 def test_a_model_whose_cache_has_no_such_form_is_refused(
     tmp_path: Path, name: str, why: str

@@ -51,6 +51,7 @@ def test_an_unknown_pair_is_told_with_those_that_are_known() -> None:
             pair(named)
 
 
+@pytest.mark.live
 def test_any_server_on_mlx_lm_takes_the_time_of_the_named_model(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN)
@@ -58,7 +59,7 @@ def test_any_server_on_mlx_lm_takes_the_time_of_the_named_model(tmp_path: Path) 
     simulated = {"MLX_SIMULATED": "mine:mine", "MLX_SIMULATED_FILE": str(own)}
     environment = {**os.environ, **simulated, "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-c", ASKS]
-    told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    token, offset, took = told.stdout.split()
+    reported = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    token, offset, took = reported.stdout.split()
     assert (token, offset) == ("100", "3")
     assert float(took) >= 2.5

@@ -37,9 +37,8 @@ def to_request(body: ChatBody) -> GenerateRequest:
     )
     return GenerateRequest(
         model=body.model,
-        **body.adapter_choice(),
+        **body.shared_fields(),
         include_raw=body.include_raw,
-        on_disk=body.store is not False,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
@@ -47,10 +46,6 @@ def to_request(body: ChatBody) -> GenerateRequest:
         prompts=(conversation,),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        stop=body.stops(),
-        choices=body.choices(),
-        logit_bias=body.biases(),
-        seed=body.seed,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tool_choice=tool_choice,
         thinking_budget=body.budget(),

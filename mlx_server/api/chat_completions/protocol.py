@@ -200,6 +200,8 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     modalities: Items[str] | None = None
     reasoning_effort: Effort | None = None
     reasoning: EffortParam | None = None
+    include_reasoning: bool | None = None
+    """vLLM's name, and OpenRouter's older one, for whether the answer shows its reasoning."""
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
     metadata: dict[str, Any] | None = None
@@ -222,7 +224,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
 
     @property
     def hides_reasoning(self) -> bool:
-        return bool(self.reasoning and self.reasoning.exclude)
+        return self.include_reasoning is False or bool(self.reasoning and self.reasoning.exclude)
 
     @property
     def effort_param(self) -> str:

@@ -20,9 +20,8 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
     return GenerateRequest(
         model=body.model,
-        **body.adapter_choice(),
+        **body.shared_fields(),
         include_raw=body.include_raw,
-        on_disk=body.store is not False,
         **body.constrained(),
         buffered=not body.stream,
         progress=body.include_progress,
@@ -30,10 +29,6 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         prompts=_prompts(body.prompt),
         n=n,
         max_tokens=_most_tokens(body.max_tokens),
-        stop=body.stops(),
-        choices=body.choices(),
-        logit_bias=body.biases(),
-        seed=body.seed,
         logprobs=body.logprobs,
         echo=bool(body.echo),
     )

@@ -48,17 +48,12 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
     )
     return GenerateRequest(
         model=model,
-        **body.adapter_choice(),
+        **body.shared_fields(),
         include_raw=body.include_raw,
-        on_disk=body.store is not False,
         **constrained,
         **_limits(body),
         buffered=True,
         prompts=(conversation,),
-        stop=body.stops(),
-        choices=body.choices(),
-        logit_bias=body.biases(),
-        seed=body.seed,
         tool_choice=choice,
         param_names={"chat_template_kwargs.thinking_budget": "max_thinking_tokens"},
     )

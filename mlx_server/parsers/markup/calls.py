@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mlx_server.events import Event, RepairKind, ToolCallFinished
+from mlx_server.events import Event, RepairKind, ToolCallFinished, Violation
 from mlx_server.parsers.markup.delimiters import MarkupDelimiters
 from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.mixed_blocks import mixed_block
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
 
@@ -23,6 +24,7 @@ class MarkupCallReader:
         source: Source,
         output: MarkupOutput,
     ) -> None:
+        self._index, self._tools = context.index, context.tools
         self._holds_calls = context.holds_calls
         self.calls = ToolCallEmitter(
             context.index,
@@ -63,8 +65,10 @@ class MarkupCallReader:
                 yield from self._doubled(call_format)
                 yield from call_format.read(self._source, self.calls)
                 self._output.whitespace.after_delimiter()
-            except Malformed:
-                following = yield from self._broken(call_format, already, into)
+            except Malformed as error:
+                is_mixed = isinstance(error, UnknownTool) and bool(call_format.opens)
+                if not (is_mixed and (yield from self._mixed(call_format, already))):
+                    following = yield from self._broken(call_format, already, into)
             self._source.kept()
             self._source.quoted = False
             self.calls.give_up()
@@ -80,6 +84,32 @@ class MarkupCallReader:
             yield from self._source.space()
             yield from self._source.expect(*call_format.opens)
             self.calls.misplaced = ("format", *self.calls.misplaced)
+
+    def _mixed(self, call_format: CallFormat, already: str) -> Steps[bool]:
+        """Make the calls of known tools in a block that calls unknown ones too, and report those.
+        Without any it is no block of calls, and nothing is read."""
+        begun = self._source.kept()
+        self._source.keep(begun)
+        ahead = self._source.lookahead()
+        others = call_format.opens if call_format.closes else self._delimiters.formats
+        rest = yield from ahead.text_up_to(*call_format.closes, *others)
+        closing = yield from ahead.accept(*call_format.closes)
+        inside = _without_opening(begun, already, call_format.opens)
+        if call_format.closes and not closing:
+            return False
+        try:
+            block = mixed_block(call_format, inside + rest + closing, self._tools)
+        except Malformed:
+            return False
+        self._source.take(block.size - len(inside))
+        self.calls.give_up()
+        for call in block.calls:
+            self.calls.whole(call["name"], call["arguments"])
+        for name in block.unknown:
+            what = f"tool_calls: the model called {name!r}, which is no tool of this request"
+            self._output.emit(Violation(self._index, what))
+        self._output.whitespace.after_delimiter()
+        return True
 
     def _broken(self, call_format: CallFormat, already: str, into: Into) -> Steps[str]:
         """Repair a malformed call once it is complete. If that fails it becomes text, unless the

@@ -19,6 +19,8 @@ class MarkupLayout:
     name identifies within a text."""
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
+    literal: tuple[str, ...] = ()
+    """Those of `dropped` that open a message to the user, which may show what a call looks like."""
     transparent: tuple[str, ...] = ()
     """Delimiters that are removed from a text, while the white space around them stays."""
     trims: bool = True

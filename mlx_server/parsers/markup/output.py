@@ -9,6 +9,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from mlx_server.parsers.code_fence import CodeFence
 from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.whitespace import PieceSeparator, WhitespaceTrimmer
 
@@ -31,10 +32,16 @@ class MarkupOutput:
         self._events: list[Event] = []
         self._repairs: set[Repaired] = set()
         self._reasoning: list[str] = []
+        self._fence = CodeFence()
 
     @property
     def reasoning(self) -> str:
         return "".join(self._reasoning)
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the text ends in a block of code."""
+        return bool(self._fence.open)
 
     def take(self) -> list[Event]:
         events, self._events = self._events, []
@@ -72,8 +79,9 @@ class MarkupOutput:
         match event:
             case ReasoningDelta():
                 self._reasoning.append(event.separated)
-            case TextDelta(_, text) if text.strip():
-                self.answered = True
+            case TextDelta():
+                self._fence.feed(event.separated)
+                self.answered = self.answered or bool(event.text.strip())
             case ToolCallStarted():
                 self.answered = True
             case ToolCallFinished():

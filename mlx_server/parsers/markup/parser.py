@@ -16,6 +16,7 @@ from mlx_server.parsers.code_fence import open_fence
 from mlx_server.parsers.markup.calls import MarkupCallReader
 from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.mentions import Mentions
 from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
@@ -26,8 +27,9 @@ from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]
 
+FENCES = " \t\r\n`~"
+"""What may follow the call with which a thought ends: a block of code may be around it."""
 ANYTHING = re.compile(r"(?s:.)+")
-BLANKS = re.compile(r"[ \t]+")
 
 
 class MarkupParser:
@@ -48,6 +50,7 @@ class MarkupParser:
             layout, context, self._delimiters, self._source, self._output
         )
         self._calls = self._reader.calls
+        self._mentions = Mentions(self._source, self._delimiters, self._output)
         self._misplaced = MisplacedCallReader(
             self._calls,
             context.tools,
@@ -159,15 +162,15 @@ class MarkupParser:
     def _read_delimiter(self) -> Steps[str]:
         """Read text up to and including the next delimiter, which is returned."""
         if not self._formatted:
-            return (yield from self._read_free_text())
+            return (yield from self._read_free_text(self._delimiters.all))
         self._output.add((yield from self._source.space()))
         if delimiter := (yield from self._source.accept(*self._delimiters.all)):
             return delimiter
         yield from self._source.match(ANYTHING, self._output.add)
         return ""
 
-    def _read_free_text(self) -> Steps[str]:
-        delimiters, calls = self._delimiters.all, self._misplaced.in_text
+    def _read_free_text(self, delimiters: tuple[str, ...]) -> Steps[str]:
+        calls = self._misplaced.in_text
         # a delimiter may begin with a bracket like a call
         after_line = tuple(f"\n{each}" for each in delimiters if each.startswith(("[", "{")))
         while True:
@@ -207,7 +210,11 @@ class MarkupParser:
             )  # the text is about tags
             self._output.add(delimiter)
             return
-        if self._is_stray(delimiter) and (yield from self._is_mentioned(delimiter)):
+        if self._is_stray(delimiter):
+            is_shown = yield from self._mentions.is_mentioned(delimiter, self._unclosed)
+        else:
+            is_shown = yield from self._mentions.is_example(delimiter)
+        if is_shown:
             self._output.add(delimiter)
             return
         self._output.line_begun = False
@@ -220,6 +227,8 @@ class MarkupParser:
             yield from self._reader.read(
                 self._delimiters.formats[delimiter], space + delimiter, self._output.add
             )
+        elif delimiter in self._layout.literal:
+            yield from self._literal_message()
         elif delimiter == self._unclosed:
             self._unclosed = ""
         elif delimiter in self._delimiters.untaught_closes:
@@ -232,6 +241,18 @@ class MarkupParser:
         elif self._verbatim:
             self._output.add_text(space)
 
+    def _literal_message(self) -> Steps[None]:
+        """Read a message in which a call is text, unless the message begins with it."""
+        own = self._delimiters.own
+        ends = (*own, *own.values(), *self._layout.dropped)
+        while not (yield from self._source.after_space(*self._delimiters.formats)):
+            self._output.texts.interrupt()
+            end = yield from self._read_free_text(ends)
+            if end not in self._layout.literal:
+                if end:
+                    yield from self._read_delimited(end)
+                return
+
     def _is_stray(self, delimiter: str) -> bool:
         """Whether nothing was opened before. After calls, their closing delimiters may remain."""
         if delimiter in self._delimiters.own or delimiter in self._delimiters.formats:
@@ -239,21 +260,6 @@ class MarkupParser:
         if delimiter in self._layout.dropped:
             return False
         return not self._calls.finished or delimiter in self._delimiters.own.values()
-
-    def _is_mentioned(self, delimiter: str) -> Steps[bool]:
-        """Whether the delimiter just read is part of a text about delimiters. It then stands in
-        quotes or within a line, while one that ends a thought stands in a line of its own."""
-        output, delimiters = self._output, self._delimiters
-        if output.line_begun and delimiter in delimiters.closing_tags:
-            return delimiter != self._unclosed
-        if output.texts.last in QUOTES and not output.whitespace.holds:
-            return bool((yield from self._source.comes(*QUOTES)))
-        if not output.line_begun or delimiter in delimiters.tokens.values():
-            return False
-        ahead = self._source.lookahead()
-        yield from ahead.run(BLANKS)
-        begun = yield from self._source.after_space(*delimiters.all)
-        return not begun and (yield from ahead.peek()) not in ("", "\n")
 
     def _worded_reasoning(self) -> Steps[None]:
         pairs = dict(self._layout.worded_reasoning)
@@ -269,8 +275,8 @@ class MarkupParser:
             self._output.add(space)
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """Report the call of an answer that is only reasoning, if it contains exactly one: the
-        model expects its result."""
+        """Report the call of an answer that is only reasoning, if it contains exactly one and ends
+        with it: the model expects its result."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
         opening = yield from source.up_to(*openings, into=discard)
@@ -281,8 +287,8 @@ class MarkupParser:
         self._calls.misplaced = (*self._delimiters.formats[opening].repairs, "reasoning")
         with suppress(Malformed):
             yield from self._delimiters.formats[opening].read(source, self._calls)
-            another = yield from source.up_to(*openings, into=discard)
-            if self._calls.finished == 1 and not another:
+            rest = yield from source.lookahead().text_up_to()
+            if self._calls.finished == 1 and not rest.strip(FENCES):
                 before += self._output.take()
         self._output.put_back(before)
 

@@ -31,22 +31,22 @@ ENDLESS = 100_000
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds."""
+    """One server on one simulated machine and model."""
 
     pair: str
     server: str
     alone: float
-    """A long prompt's first token, with nobody else,"""
+    """Seconds to a long prompt's first token, alone."""
     beside: float
-    """... and next to a stream."""
+    """Seconds to that token next to a stream."""
     gap: float
-    """The longest of that stream meanwhile."""
+    """The stream's longest pause meanwhile, in seconds."""
     speed: float
-    """Of that stream meanwhile, over its own."""
+    """The stream's speed meanwhile, over its speed alone."""
     first_of_8: tuple[float, float]
-    """The mean of eight prompts at once, with short answers and with long ones,"""
+    """Mean seconds to the first token of eight prompts, with short and with long answers."""
     all_of_8: tuple[float, float]
-    """... and until all are done."""
+    """Seconds until all eight are done, with short and with long answers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sixteen short prompts at once on a simulated Mac, with nobody else and next to a stream."""
+"""Sixteen short prompts at once on a simulated Mac, alone and next to a stream."""
 
 import asyncio
 from collections.abc import Iterator

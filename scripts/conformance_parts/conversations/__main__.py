@@ -21,8 +21,8 @@ def main(client: str) -> None:
     for number, (name, talk) in enumerate(conversations):
         for family in FAMILIES:
             error = _error(talk, model_of(family, client, number))
-            told = {"client": packages, "name": f"{name}, {family}", "error": error}
-            sys.stdout.write(json.dumps(told) + "\n")
+            reported = {"client": packages, "name": f"{name}, {family}", "error": error}
+            sys.stdout.write(json.dumps(reported) + "\n")
             sys.stdout.flush()
 
 

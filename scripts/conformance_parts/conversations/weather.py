@@ -51,5 +51,5 @@ MOST = 16
 
 
 def model_of(family: str, client: str, number: int) -> str:
-    """Which plays the answers to this one conversation, and to none beside it."""
+    """Which plays the answers to this one conversation, and to none next to it."""
     return f"{family}-{client}-{number}"

@@ -52,7 +52,7 @@ def conversation(**asked: Any) -> Conversation:
     return found
 
 
-async def told(events: Sequence[Event]) -> AsyncGenerator[Event]:
+async def reported(events: Sequence[Event]) -> AsyncGenerator[Event]:
     for event in [Started("m", 1), *events, Finished(0, "tool_calls", 1, 0)]:
         yield event
 
@@ -62,7 +62,7 @@ def output() -> ChatOutput:
 
 
 async def deltas(events: Sequence[Event]) -> list[Json]:
-    chunks = [chunk async for chunk in output().chunks(told(events))]
+    chunks = [chunk async for chunk in output().chunks(reported(events))]
     found = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in chunks]
     return [call for calls in found if calls for call in calls]
 
@@ -76,7 +76,7 @@ def test_a_custom_tool_has_one_argument() -> None:
 
 
 def test_a_call_is_answered_as_text() -> None:
-    body = asyncio.run(output().aggregate(told(CALLED)))
+    body = asyncio.run(output().aggregate(reported(CALLED)))
     assert_strict(ChatCompletion, body)
     assert body["choices"][0]["message"]["tool_calls"] == [
         {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},

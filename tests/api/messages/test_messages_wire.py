@@ -29,7 +29,7 @@ IGNORED = "x-mlx-server-ignored"
 COUNT = f"{PATH}/count_tokens"
 TOOL: Json = {"name": "f", "input_schema": {"type": "object"}}
 
-# What is asked for beside BODY, in all of which streaming equals not streaming.
+# What is asked for next to BODY, in all of which streaming equals not streaming.
 REQUESTS: dict[str, Json] = {
     "plain": {},
     "cut off": {"max_tokens": 4},

@@ -224,13 +224,13 @@ def test_a_failure_is_its_status(client: TestClient, engine: ScriptedEngine) -> 
 
 
 def gathered(*events: Event, reason: FinishReason = "stop") -> Json:
-    async def told() -> AsyncIterator[Event]:
+    async def reported() -> AsyncIterator[Event]:
         yield Started("any", 3)
         for event in events:
             yield event
         yield Finished(0, reason, 10, 0, reasoning_tokens=4)
 
-    return asyncio.run(NativeOutput(model="any").aggregate(told()))
+    return asyncio.run(NativeOutput(model="any").aggregate(reported()))
 
 
 def call(number: int, arguments: str, *, whole: bool = True) -> Sequence[Event]:

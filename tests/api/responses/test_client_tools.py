@@ -79,8 +79,8 @@ def output(**asked: Any) -> ResponseOutput:
 
 def streamed(events: Sequence[Event], reason: Any = "tool_calls", **asked: Any) -> list[Json]:
     made = output(**asked)
-    told = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
-    return [chunk for event in told for chunk in made.feed(event)]
+    reported = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
+    return [chunk for event in reported for chunk in made.feed(event)]
 
 
 def item(events: Sequence[Event], reason: Any = "tool_calls", **asked: Any) -> Json:
@@ -130,10 +130,10 @@ def test_a_call_has_its_name_and_its_namespace() -> None:
 
 def test_a_call_with_a_namespace_is_taken_back() -> None:
     made = item(call("mcp__docs__f", "{}"), tools=[docs(F)])
-    told = conversation([wire(read_items([made])[0])], tools=[docs(F)]).messages
-    assert told[0].tool_calls == (ToolCall("c1", "mcp__docs__f", "{}"),)
+    reported = conversation([wire(read_items([made])[0])], tools=[docs(F)]).messages
+    assert reported[0].tool_calls == (ToolCall("c1", "mcp__docs__f", "{}"),)
     later = conversation([made], tools=[F]).messages  # when the tool is not offered any more
-    assert later[0].tool_calls == told[0].tool_calls
+    assert later[0].tool_calls == reported[0].tool_calls
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_a_custom_tool_may_be_in_a_namespace() -> None:
 def test_a_custom_call_and_its_output_are_taken_back() -> None:
     made = item(call("apply_patch", '{"input": "é\\n"}'), tools=[PATCH])
     result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."}
-    told = conversation(input=[USER, made, result], tools=[PATCH]).messages
-    assert told[1].tool_calls == (ToolCall("c1", "apply_patch", '{"input": "é\\n"}'),)
-    assert told[2] == Message("tool", "Done.", tool_call_id="c1")
+    reported = conversation(input=[USER, made, result], tools=[PATCH]).messages
+    assert reported[1].tool_calls == (ToolCall("c1", "apply_patch", '{"input": "é\\n"}'),)
+    assert reported[2] == Message("tool", "Done.", tool_call_id="c1")
 
 
 def test_a_custom_tool_can_be_forced() -> None:
@@ -286,9 +286,9 @@ def test_a_deferred_tool_is_offered_once_it_is_found() -> None:
     items = [USER, SEARCHED, FOUND]
     assert names(input=items, tools=[SEARCH, LATER]) == ["tool_search", "later", "mcp__docs__f"]
     assert names(items, tools=[SEARCH, LATER]) == ["tool_search", "later", "mcp__docs__f"]
-    _, asked, told = conversation(input=items, tools=[SEARCH, LATER]).messages
+    _, asked, reported = conversation(input=items, tools=[SEARCH, LATER]).messages
     assert asked.tool_calls == (ToolCall("s1", "tool_search", '{"query": "x"}'),)
-    assert told.content == "These tools can be called now: later, mcp__docs__f"
+    assert reported.content == "These tools can be called now: later, mcp__docs__f"
 
 
 @pytest.mark.parametrize("search", [[], [{"type": "tool_search"}]])

@@ -187,12 +187,12 @@ def summary(response: Json) -> list[Json]:
 
 
 def _summary(item: Json) -> Json:
-    told = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
-    if content := told.pop("content", []):
-        told["text"] = "".join(part["text"] for part in content)
-    if told["status"] == "completed":
-        del told["status"]
-    return told
+    found_reports = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
+    if content := found_reports.pop("content", []):
+        found_reports["text"] = "".join(part["text"] for part in content)
+    if found_reports["status"] == "completed":
+        del found_reports["status"]
+    return found_reports
 
 
 def without_call_ids(response: Json) -> Json:
@@ -232,7 +232,7 @@ def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str)
     )
     said = completion["choices"][0]["message"]
     of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
-    if "call" not in name:  # nobody offered it there
+    if "call" not in name:  # the request lacks it there
         assert said["content"] == "\n".join(of_messages)
     whole = [item for item in BECOME[name] if item in (REASONING, incomplete(REASONING))]
     thought = "Hm" if name == "reasoning, cut" else "\n".join(item["text"] for item in whole)
@@ -406,8 +406,8 @@ def test_messages_are_told_at_the_end_of_a_stream(client: TestClient, name: str)
     response = assert_stream(events, is_open=False)
     assert "input_messages" not in events[0]["response"]
     whole = answered(client, name, **RAW)
-    for told in ("input_messages", "output_messages"):
-        assert response[told] == whole[told]
+    for found_reports in ("input_messages", "output_messages"):
+        assert response[found_reports] == whole[found_reports]
     assert whole["output_messages"]
     assert texts(whole["input_messages"])[-1] == name
 

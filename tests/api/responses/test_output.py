@@ -289,8 +289,8 @@ def test_the_model_that_answered_is_told_from_the_first_event_on() -> None:
         yield STOPPED
 
     chunks = asyncio.run(_chunks(output(), events()))
-    told = [chunk["response"]["model"] for chunk in chunks if "response" in chunk]
-    assert told == ["tiny:french"] * 3
+    reported = [chunk["response"]["model"] for chunk in chunks if "response" in chunk]
+    assert reported == ["tiny:french"] * 3
 
 
 def test_how_it_was_sampled_is_told_whoever_chose_it() -> None:
@@ -322,9 +322,9 @@ def test_reasoning_is_its_own_summary_for_those_who_ask(kind: str) -> None:
     for item, text in zip(thoughts, ["Grüezi, 世界", "Und?"], strict=True):
         assert item["summary"] == [{"type": "summary_text", "text": text}]
         assert item["content"] == [{"type": "reasoning_text", "text": text}]
-    told = [c["type"] for c in chunks if c.get("item_id") == thoughts[1]["id"]]
+    reported = [c["type"] for c in chunks if c.get("item_id") == thoughts[1]["id"]]
     summary, reasoning = "response.reasoning_summary_", "response.reasoning_text."
-    assert told == [
+    assert reported == [
         "response.content_part.added",
         f"{summary}part.added",
         f"{reasoning}delta",

@@ -30,7 +30,7 @@ REQUESTS: dict[str, Json] = {
     "cut off inside a character": {"max_output_tokens": 5, **INCLUDED},
     "a stop string": {"stop": "!", **INCLUDED},
     "a stop string at once": {"stop": TEXT[0], **INCLUDED},
-    "everything that is told again": {
+    "every field that is repeated": {
         "metadata": {"a": "b"},
         "user": "u",
         "safety_identifier": "s",
@@ -139,7 +139,7 @@ def test_an_answer(client: TestClient) -> None:
 
 
 def test_what_is_told_again(client: TestClient) -> None:
-    asked = REQUESTS["everything that is told again"]
+    asked = REQUESTS["every field that is repeated"]
     body = ok(post(client, **asked))
     same = set(asked) - {"service_tier", "tools", "reasoning"}
     assert {name: body[name] for name in same} == {name: asked[name] for name in same}

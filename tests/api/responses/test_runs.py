@@ -69,19 +69,21 @@ def test_an_end_is_stored_when_that_is_possible_again(
     with wire.client(tiny_path, ScriptedEngine()) as client:
         broken.add("put")
         response = client.post(PATH, json={**ASKED, "stream": stream})
-        told = last(response.text) if stream else ok(response)
-        assert (told["status"], told["store"]) == ("completed", False), "nobody is told a lie"
-        place = f"{PATH}/{told['id']}"
-        assert ok(client.get(place)) == {**told, "store": True}, "from memory"
+        reported = last(response.text) if stream else ok(response)
+        assert (reported["status"], reported["store"]) == ("completed", False), (
+            "no client gets a false report"
+        )
+        place = f"{PATH}/{reported['id']}"
+        assert ok(client.get(place)) == {**reported, "store": True}, "from memory"
         app: Any = client.app
-        assert app.state.runs.find(told["id"], "")
+        assert app.state.runs.find(reported["id"], "")
         broken.clear()
         for _ in range(1000):
-            if not app.state.runs.find(told["id"], ""):
+            if not app.state.runs.find(reported["id"], ""):
                 break
             client.get("/health")
-        assert not app.state.runs.find(told["id"], "")
-        assert ok(client.get(place)) == {**told, "store": True}, "from the store"
+        assert not app.state.runs.find(reported["id"], "")
+        assert ok(client.get(place)) == {**reported, "store": True}, "from the store"
 
 
 def last(text: str) -> Json:

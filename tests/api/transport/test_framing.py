@@ -105,7 +105,7 @@ def test_trailers_are_counted() -> None:
 
 @pytest.mark.parametrize("extension", [1000, limits.HEAD_BYTES.value * 2])
 def test_extensions_of_chunks_are_passed_over_or_refused(extension: int) -> None:
-    """They reach nobody, and they are a part of what a chunk's head may have."""
+    """They reach no reader, and they are a part of what a chunk's head may have."""
     one = b"100;" + b"a" * extension + b"\r\n" + b"x" * 256 + b"\r\n"
     if extension < limits.HEAD_BYTES.value:
         assert body_bytes(one * 3 + b"0\r\n\r\n") == 3 * 256

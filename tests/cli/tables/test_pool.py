@@ -67,9 +67,9 @@ def test_a_server_without_models() -> None:
 
 def test_a_pipe_gets_every_line_whole() -> None:
     source, error = "/models/" + "long" * 100, "It can't be read. " * 30
-    _, line, told, _ = shown(pool({"source": source, "error": error}))
+    _, line, reported, _ = shown(pool({"source": source, "error": error}))
     assert source in line
-    assert told == f"tiny failed: {error}".rstrip()
+    assert reported == f"tiny failed: {error}".rstrip()
 
 
 def test_a_terminal_gets_a_table_that_fits() -> None:
@@ -97,34 +97,36 @@ def test_no_control_characters_get_through() -> None:
 def test_what_failed_says_so_and_why(terminal: bool) -> None:
     error = "The checkpoint lacks model*.safetensors. " * 4
     found = pool({"state": "unloaded", "error": error})
-    _, line, *told, last = shown(found, terminal=terminal)
+    _, line, *reported, last = shown(found, terminal=terminal)
     assert "failed" in cells(line)
-    assert "".join(told) == f"tiny failed: {error}".rstrip()
+    assert "".join(reported) == f"tiny failed: {error}".rstrip()
     assert last.startswith("1.5 GB of")
 
 
 @pytest.mark.parametrize(
-    ("state", "done", "total", "told"),
+    ("state", "done", "total", "reported"),
     [
         ("loading", 1, 3, "loading 33 %"),
         ("preparing", 0, 10, "preparing 0 %"),
         ("loading", 10, 10, "loading 100 %"),
     ],
 )
-def test_progress_is_a_percentage(state: str, done: int, total: int, told: str) -> None:
+def test_progress_is_a_percentage(state: str, done: int, total: int, reported: str) -> None:
     progress = {"what": "downloading", "done": done, "total": total}
     _, line, _ = shown(pool({"state": state, "progress": progress}))
-    assert told in cells(line)
+    assert reported in cells(line)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "reported"),
     [(-5, "0 s"), (5, "5 s"), (59, "59 s"), (60, "1 min"), (7300, "2 h"), (300_000, "3 d")],
 )
-def test_when_it_was_last_used(seconds: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_it_was_last_used(
+    seconds: float, reported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_000_000_000.0)
     _, line, _ = shown(pool({"last_used": 1_000_000_000.0 - seconds}))
-    assert cells(line)[-1] == f"{told} ago"
+    assert cells(line)[-1] == f"{reported} ago"
 
 
 def answering(response: httpx.Response) -> httpx.Client:

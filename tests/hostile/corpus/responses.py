@@ -73,7 +73,7 @@ def groups(target: Target) -> list[Group]:
                 "a server's headers that are none": case(set={"tools": [mcp("http://127.0.0.1/", headers=["x"])]}),
             },
         ),
-        # Servers that nobody is told of, inside this network: the response says that they can't be reached.
+        # Servers inside this network, which no client may find: the response says that they can't be reached.
         Group(
             case("200|400|424", to="/v1/responses", everywhere=False, body={"model": "replayed", "input": "hi", "max_output_tokens": 2, "store": False}),
             attacks={

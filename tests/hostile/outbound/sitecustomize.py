@@ -54,7 +54,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         address = args[1]
         if isinstance(address, tuple) and address and isinstance(address[0], str):
             _check(event, address[0])
-    elif event in LOOKUPS and not _is_numeric(args[0]):  # which asks nobody
+    elif event in LOOKUPS and not _is_numeric(args[0]):  # without a request
         _check(event, args[0])
 
 

@@ -10,8 +10,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NATIVE, RESPONSES = "/generate", "/v1/responses"
 CONVERSATIONS, MESSAGES = "/v1/conversations", "/v1/messages"
 
-TOLD, SAID = "told", "said"
-"""Random weights, and all that it is told in its prompt; a replay model that thinks and calls."""
+REPORTED, SAID = "reported", "said"
+"""Random weights, and all that its prompt says; a replay model that thinks and calls."""
 DEAF = "deaf"
 """Random weights, and a template without a place for tools."""
 ADAPTER = "odd"
@@ -21,18 +21,18 @@ A = 67
 
 HI: Json = {"role": "user", "content": "Hi"}
 SHORTEST: Mapping[str, Json] = {
-    CHAT: {"model": TOLD, "messages": [HI], "max_tokens": 8, "temperature": 0},
-    COMPLETIONS: {"model": TOLD, "prompt": "Hi", "max_tokens": 8, "temperature": 0},
-    NATIVE: {"model": TOLD, "messages": [HI], "max_response_tokens": 8, "temperature": 0},
+    CHAT: {"model": REPORTED, "messages": [HI], "max_tokens": 8, "temperature": 0},
+    COMPLETIONS: {"model": REPORTED, "prompt": "Hi", "max_tokens": 8, "temperature": 0},
+    NATIVE: {"model": REPORTED, "messages": [HI], "max_response_tokens": 8, "temperature": 0},
     RESPONSES: {
-        "model": TOLD,
+        "model": REPORTED,
         "input": "Hi",
         "max_output_tokens": 8,
         "temperature": 0,
         "store": False,
     },
     CONVERSATIONS: {},
-    MESSAGES: {"model": TOLD, "messages": [HI], "max_tokens": 8, "temperature": 0},
+    MESSAGES: {"model": REPORTED, "messages": [HI], "max_tokens": 8, "temperature": 0},
 }
 
 
@@ -51,7 +51,7 @@ NEVER_THE_SAME = {
     *("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
 }
 ECHO = {"output", "usage", "status", "incomplete_details", "error"}
-"""What of a response is not what was asked, told again."""
+"""Fields of a response that do not repeat the request."""
 
 
 def whole(reply: Reply) -> Any:
@@ -62,8 +62,8 @@ def said(reply: Reply) -> Any:
     is_response = isinstance(reply.body, dict) and reply.body.get("object") == "response"
     if not is_response:
         return whole(reply)
-    told = {name: value for name, value in reply.body.items() if name in ECHO}
-    return reply.status, reply.kind, reply.ignored, _bare(told)
+    reported = {name: value for name, value in reply.body.items() if name in ECHO}
+    return reply.status, reply.kind, reply.ignored, _bare(reported)
 
 
 def _bare(node: Any) -> Any:

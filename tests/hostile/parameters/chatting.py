@@ -106,7 +106,7 @@ def answered(call: Json | None = None, result: Json | None = None, **more: Any) 
 
 
 def calling(id: str) -> Json:
-    """And nobody has answered yet."""
+    """And no answer is there yet."""
     made = {"id": id, "function": {"name": "f", "arguments": "{}"}}
     return {"messages": [HI, {"role": "assistant", "tool_calls": [made]}, HI]}
 
@@ -184,6 +184,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "function_call": Case({"function_call": {"name": "f"}}, OLDER),
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
+        "include_reasoning": Case({"include_reasoning": False}, asked(THINKS)),
         "verbosity": Case({"verbosity": "low"}),
         "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),

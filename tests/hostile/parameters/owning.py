@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mlx_server.config import settings
-from tests.hostile.parameters.case import DEAF, SAID, THINKS, TOLD, Case, Json
+from tests.hostile.parameters.case import DEAF, REPORTED, SAID, THINKS, Case, Json
 from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered, schema
 
 TYPED = offered(
@@ -25,17 +25,17 @@ class Setting:
     given: Json
     asked: Json = field(default_factory=dict)
     """Of the model with the setting, and of the same model without it."""
-    of: str = TOLD
+    of: str = REPORTED
 
 
 @dataclass(frozen=True)
-class Told:
-    """How a model is kept, as the owner is told."""
+class ReportedSetting:
+    """A setting of a model, as the server reports it to the owner."""
 
     given: Json
     field: str
     value: Any
-    of: str = TOLD
+    of: str = REPORTED
 
 
 def default(name: str) -> Setting:
@@ -49,13 +49,13 @@ def repaired(name: str, text: str) -> Setting:
     return Setting({"repair": {name: False}}, asked(text, **TYPED), SAID)
 
 
-OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
+OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] = {
     settings.ModelSettings: {
         "source": Setting({"source": "replay:other.jsonl"}, asked(THINKS), SAID),
         "family": Setting({"family": "mistral"}, asked(THINKS), SAID),
         "chat_template": Setting({"chat_template": "other.jinja"}),
         "revision": "tests/sources/test_source.py::test_a_revision_is_fetched_and_found_again",
-        "aliases": Told({"aliases": ["nick"]}, "aliases", ["nick"]),
+        "aliases": ReportedSetting({"aliases": ["nick"]}, "aliases", ["nick"]),
         "context_length": Setting({"context_length": 64}, {"max_tokens": 100}),
         "tokenizer": Setting({"tokenizer": "checkpoint"}, asked(THINKS), SAID),
         "template_kwargs": Setting({"template_kwargs": {"color": "red"}}),
@@ -82,8 +82,8 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | Told | str]] = {
         "task": f"{EMBEDDINGS}::test_they_are_those_of_a_plain_computation",
         "matryoshka": f"{EMBEDDINGS}::test_fewer_dimensions",
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
-        "pinned": Told({"pinned": True}, "pinned", True),
-        "ttl": Told({"ttl": 3600.0}, "ttl", 3600.0),
+        "pinned": ReportedSetting({"pinned": True}, "pinned", True),
+        "ttl": ReportedSetting({"ttl": 3600.0}, "ttl", 3600.0),
     },
     settings.KvCacheSettings: {
         "bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",

@@ -71,7 +71,7 @@ def given(*items: Json) -> Json:
 
 
 class Item:
-    """One that stands behind a user's, and what a change of it changes."""
+    """One that follows a user's, and what a change of it changes."""
 
     def __init__(self, base: Json, *before: Json, behind: tuple[Json, ...] = ()) -> None:
         self.base, self.before, self.behind = base, before, behind

@@ -48,10 +48,10 @@ def played(tokens: list[int], tools: tuple[Tool, ...] = TOOLS, *, cut: bool = Fa
 
 def heard(output: str, tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Any]:
     """Text as it is, reasoning and calls marked, neighbours joined."""
-    return told(played(ids(output), tools, cut=cut))
+    return content_of(played(ids(output), tools, cut=cut))
 
 
-def told(events: list[Event]) -> list[Any]:
+def content_of(events: list[Event]) -> list[Any]:
     found: list[Any] = []
     for event in events:
         match event:
@@ -150,7 +150,7 @@ def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
     events = [
         e for t in ids(CALL.replace("note", "other") + '{"a": 1') for e in reading.feed(t, "")
     ]
-    assert told(events) == [["text", '{"a": 1']]
+    assert content_of(events) == [["text", '{"a": 1']]
 
 
 FINAL = "<|channel|>final<|message|>"
@@ -171,8 +171,8 @@ FINAL = "<|channel|>final<|message|>"
 def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) -> None:
     reading = parser()
     events = [event for token in ids(FINAL + text) for event in reading.feed(token, "")]
-    assert told(events) == ([["text", text]] if passed_on else [])
-    assert told(events + reading.finish("", cut=True)) == [["text", text]]
+    assert content_of(events) == ([["text", text]] if passed_on else [])
+    assert content_of(events + reading.finish("", cut=True)) == [["text", text]]
 
 
 @pytest.mark.parametrize("reading", [ParseContext(), ParseContext(tools=TOOLS, formatted=True)])
@@ -182,7 +182,7 @@ def test_where_nothing_can_be_called_no_text_is_a_call(reading: ParseContext) ->
     of_text = HarmonyParser(encoding(), reading)
     for token in ids(FINAL + text):
         events += of_text.feed(token, "")
-    assert told(events) == [["text", text]]
+    assert content_of(events) == [["text", text]]
     assert of_text.finish("", cut=False) == []
 
 
@@ -260,12 +260,12 @@ def test_messages(output: str, messages: list[Any]) -> None:
     for token in ids(output):
         reading.feed(token, "")
     if not output.endswith(" b"):  # a header that is still open is none
-        assert told_of(reading) == messages, "those that have not ended are told of"
+        assert messages_of(reading) == messages, "messages that have not ended are reported"
     reading.finish("", cut=False)
-    assert told_of(reading) == messages
+    assert messages_of(reading) == messages
 
 
-def told_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
+def messages_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
     return [
         (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
         for m in reading.messages()
@@ -318,14 +318,14 @@ def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
     end = ids("<|return|>") if ended else []
     events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
-    assert "".join(text for _, text in told(events)) == whole.decode("utf-8", "replace")
+    assert "".join(text for _, text in content_of(events)) == whole.decode("utf-8", "replace")
 
 
 @given(st.text(max_size=40))
 def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
     plain: list[int] = encoding().encode(text, disallowed_special=())
     events = played([*ids("<|channel|>final<|message|>"), *plain])
-    assert "".join(text for _, text in told(events)) == text
+    assert "".join(text for _, text in content_of(events)) == text
     assert all("\ufffd" not in e.text for e in events if isinstance(e, TextDelta)) or (
         "\ufffd" in text
     )
@@ -399,7 +399,7 @@ def continued(header: str, output: str) -> list[Any]:
     context = ParseContext(tools=TOOLS, ends_with=header, continues=True)
     reading = HarmonyParser(encoding(), context)
     events = [event for token in ids(output) for event in reading.feed(token, "")]
-    return told([*events, *reading.finish("", cut=False)])
+    return content_of([*events, *reading.finish("", cut=False)])
 
 
 WHOLE_CALL = '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"n": 1}<|call|>'

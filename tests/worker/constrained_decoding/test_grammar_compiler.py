@@ -1,4 +1,4 @@
-"""Rows that follow a grammar, beside rows that follow none."""
+"""Rows that follow a grammar, next to rows that follow none."""
 
 import json
 import random
@@ -127,8 +127,8 @@ def test_nor_where_what_is_allowed_was_pushed_far_away(
 
 
 def test_reported_log_probabilities_are_the_model_s_own(engine: Engine) -> None:
-    told = SamplingParams(temperature=0, logprobs=2)
-    reports = run(engine, ask(0, sampling=told), ask(1, grammar=DIGITS, sampling=told))
+    reported = SamplingParams(temperature=0, logprobs=2)
+    reports = run(engine, ask(0, sampling=reported), ask(1, grammar=DIGITS, sampling=reported))
     free, guided = tokens_of(0, reports)[0], tokens_of(1, reports)[0]
     assert guided.id != free.id
     assert free.logprobs

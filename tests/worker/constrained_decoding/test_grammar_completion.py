@@ -379,7 +379,7 @@ def test_other_grammars_in_long_tokens(demo: World, name: str, wish: str) -> Non
 
 @pytest.mark.parametrize("limit", [1, 2, 40, 100])
 def test_free_text_runs_into_its_limit(demo: World, limit: int) -> None:
-    """It may stop anywhere, so nobody stops it."""
+    """It may stop anywhere, so the search need not end it."""
     lark = Lark(demo.control)
     grammar = lark.source(lark.anything())
     said = say(demo, grammar, limit, "text", 3)

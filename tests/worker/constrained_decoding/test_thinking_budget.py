@@ -70,7 +70,7 @@ def test_a_mark_may_begin_a_longer_one() -> None:
         ([0, 1, 2, 4, 5, 5, 5], 5),
         ([0, 5, 5, 5], 3),
         ([0, 1, 5, 5], 3),
-        ([0, 1, 2, 5, 5], 4),  # more than two, since nobody could tell
+        ([0, 1, 2, 5, 5], 4),  # more than two, since the count is not certain
     ]:
         counted = ThinkingBudget(Thinking(2, False, opens, [b"</c>"], []), text)
         assert until_used_up(counted, said) == taken

@@ -63,7 +63,7 @@ EVERY_KIND = (*(kind for kind in KINDS if kind.name not in ALIKE), GPT_OSS_4BIT,
 
 
 @dataclass(frozen=True)
-class Told:
+class RowRequest:
     """One request: what it says, with which adapter and how much of it."""
 
     prompt: list[int]
@@ -99,11 +99,11 @@ class Desk:
         reports = self._noted(self.engine.handle(UnloadAdapter("m", adapter)))
         assert reports[-1] == AdapterUnloaded("m", adapter)
 
-    def begin(self, told: Told, tokens: int = TOKENS, **rest: Any) -> int:
+    def begin(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
         row = len(self.answers)
         self.answers[row] = []
-        asked = Generate(row, "m", told.prompt, tokens, [], GREEDY, **rest)
-        asked.adapter, asked.adapter_scale = told.adapter, told.scale
+        asked = Generate(row, "m", row_request.prompt, tokens, [], GREEDY, **rest)
+        asked.adapter, asked.adapter_scale = row_request.adapter, row_request.scale
         self._noted(self.engine.handle(asked))
         return row
 
@@ -116,8 +116,8 @@ class Desk:
             reports += self.step()
         return reports
 
-    def together(self, tolds: Sequence[Told], tokens: int = TOKENS) -> list[list[int]]:
-        rows = [self.begin(told, tokens) for told in tolds]
+    def together(self, row_requests: Sequence[RowRequest], tokens: int = TOKENS) -> list[list[int]]:
+        rows = [self.begin(row_request, tokens) for row_request in row_requests]
         self.finish()
         return [self.answers[row] for row in rows]
 
@@ -192,23 +192,25 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return a_case(TIED.save(folder / "base"), folder)
 
 
-def mixed() -> list[Told]:
+def mixed() -> list[RowRequest]:
     uses: list[tuple[str | None, float]] = [(None, 1.0), ("one", 1.0), ("two", 1.0), ("two", 0.5)]
     lengths = [5, 40, 300, 2, 70, 9, 33, 1]
-    return [Told(a_prompt(n, seed=i), *uses[i % 4]) for i, n in enumerate(lengths)]
+    return [RowRequest(a_prompt(n, seed=i), *uses[i % 4]) for i, n in enumerate(lengths)]
 
 
 @pytest.mark.tables
 def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
     """Prompts short and long: experts sort the tokens of the long ones."""
     references = each.references
-    tolds = mixed()
-    for told, use in zip(list(tolds), [*references] * 2, strict=True):
-        tolds.append(replace(told, adapter=use[0], scale=use[1]))
+    row_requests = mixed()
+    for row_request, use in zip(list(row_requests), [*references] * 2, strict=True):
+        row_requests.append(replace(row_request, adapter=use[0], scale=use[1]))
     desk = Desk(each.path).loaded(one=each.one, two=each.two)
-    answers = desk.together(tolds)
-    for told, answer in zip(tolds, answers, strict=True):
-        assert_same(answer, references[told.adapter, told.scale].answer(told.prompt))
+    answers = desk.together(row_requests)
+    for row_request, answer in zip(row_requests, answers, strict=True):
+        assert_same(
+            answer, references[row_request.adapter, row_request.scale].answer(row_request.prompt)
+        )
 
 
 @pytest.mark.tables
@@ -216,9 +218,14 @@ def test_rows_of_one_adapter_answer_as_alone(each: Case) -> None:
     references = each.references
     desk = Desk(each.path).loaded(one=each.one, two=each.two)
     for adapter, scales in [("one", [1.0] * 3), ("two", [0.5] * 3), ("two", [1.0, 0.5, 1.0])]:
-        tolds = [Told(a_prompt(40, seed=n), adapter, scale) for n, scale in enumerate(scales)]
-        for told, answer in zip(tolds, desk.together(tolds), strict=True):
-            assert_same(answer, references[told.adapter, told.scale].answer(told.prompt))
+        row_requests = [
+            RowRequest(a_prompt(40, seed=n), adapter, scale) for n, scale in enumerate(scales)
+        ]
+        for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
+            assert_same(
+                answer,
+                references[row_request.adapter, row_request.scale].answer(row_request.prompt),
+            )
 
 
 def test_the_adapters_change_the_answers(case: Case) -> None:
@@ -230,17 +237,27 @@ def test_the_adapters_change_the_answers(case: Case) -> None:
 def test_a_scale_of_nothing_is_the_base(case: Case) -> None:
     desk = Desk(case.path, 1 << 20).loaded(one=case.one)
     prompt = a_prompt(40)
-    (base,), (nothing,) = desk.together([Told(prompt)]), desk.together([Told(prompt, "one", 0.0)])
+    (base,), (nothing,) = (
+        desk.together([RowRequest(prompt)]),
+        desk.together([RowRequest(prompt, "one", 0.0)]),
+    )
     assert nothing == base
     assert desk.cached == {0: 0, 1: 39}
 
 
 def test_prompts_of_a_token_or_two_keep_their_adapters(case: Case) -> None:
     references = case.references
-    tolds = [Told([7]), Told([8, 9], "one"), Told([11, 12], "two"), Told([3], "two", 0.5)]
-    answers = Desk(case.path).loaded(one=case.one, two=case.two).together(tolds)
-    for told, answer in zip(tolds, answers, strict=True):
-        assert_same(answer, references[told.adapter, told.scale].answer(told.prompt))
+    row_requests = [
+        RowRequest([7]),
+        RowRequest([8, 9], "one"),
+        RowRequest([11, 12], "two"),
+        RowRequest([3], "two", 0.5),
+    ]
+    answers = Desk(case.path).loaded(one=case.one, two=case.two).together(row_requests)
+    for row_request, answer in zip(row_requests, answers, strict=True):
+        assert_same(
+            answer, references[row_request.adapter, row_request.scale].answer(row_request.prompt)
+        )
 
 
 Formats = Callable[[Path, Path], Path]
@@ -260,17 +277,19 @@ def test_both_formats_of_an_adapter_agree(
     ours = mlx_adapter(tmp_path / "mlx", tiny_path, dora=dora)
     theirs = FORMATS[form](tmp_path / "peft", ours)
     prompts = [a_prompt(30, seed=n) for n in range(3)]
-    tolds = [Told(prompt, adapter) for prompt in prompts for adapter in ("ours", "theirs")]
+    row_requests = [
+        RowRequest(prompt, adapter) for prompt in prompts for adapter in ("ours", "theirs")
+    ]
     desk = Desk(tiny_path).loaded(ours=ours, theirs=theirs)
     reference = Reference(tiny_path, ours)
-    for told, answer in zip(tolds, desk.together(tolds), strict=True):
-        assert_same(answer, reference.answer(told.prompt))
+    for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
+        assert_same(answer, reference.answer(row_request.prompt))
 
 
 def test_an_embedding_from_peft_leaves_a_shared_head_alone(case: Case, tmp_path: Path) -> None:
     ours = mlx_adapter(tmp_path / "mlx", case.path, keys=["model.embed_tokens"])
     desk = Desk(case.path).loaded(peft=peft_adapter(tmp_path / "peft", ours), ours=ours)
-    (peft, mlx) = desk.together([Told(a_prompt(9), "peft"), Told(a_prompt(9), "ours")])
+    (peft, mlx) = desk.together([RowRequest(a_prompt(9), "peft"), RowRequest(a_prompt(9), "ours")])
     # the embedding's sum with what was learnt, and the head as it was
     model = network(case.path)
     config, tensors = contents(ours)
@@ -293,11 +312,15 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
     lora = mlx_adapter(tmp_path / "lora", path, seed=6)
     desk = Desk(path).loaded(dora=dora, lora=lora)
     folders = {None: None, "dora": dora, "lora": lora}
-    tolds = [Told(a_prompt(30, seed=n), adapter) for n in range(2) for adapter in folders]
-    only = [Told(a_prompt(30), "dora"), Told(a_prompt(31), "dora")]
-    for batch in (tolds, only):
-        for told, answer in zip(batch, desk.together(batch), strict=True):
-            assert_same(answer, Reference(path, folders[told.adapter]).answer(told.prompt))
+    row_requests = [
+        RowRequest(a_prompt(30, seed=n), adapter) for n in range(2) for adapter in folders
+    ]
+    only = [RowRequest(a_prompt(30), "dora"), RowRequest(a_prompt(31), "dora")]
+    for batch in (row_requests, only):
+        for row_request, answer in zip(batch, desk.together(batch), strict=True):
+            assert_same(
+                answer, Reference(path, folders[row_request.adapter]).answer(row_request.prompt)
+            )
 
 
 @pytest.mark.tables
@@ -308,12 +331,12 @@ def test_rows_come_and_go(coming: "Coming", cache_bytes: int, seed: int) -> None
     """They join, finish and are cancelled at any step; prompts begin alike and are repeated."""
     dice = random.Random(seed)
     desk = Desk(coming.path, cache_bytes).loaded(**coming.folders)
-    asked: dict[int, tuple[Told, int]] = {}
+    asked: dict[int, tuple[RowRequest, int]] = {}
     cancelled = set()
     for _ in range(60):
         if dice.random() < 0.3:
-            told, tokens = coming.told(dice), dice.randrange(1, 12)
-            asked[desk.begin(told, tokens)] = told, tokens
+            row_request, tokens = coming.row_request(dice), dice.randrange(1, 12)
+            asked[desk.begin(row_request, tokens)] = row_request, tokens
         if asked and dice.random() < 0.05:
             row = dice.choice(list(asked))
             cancelled.add(row)
@@ -321,10 +344,10 @@ def test_rows_come_and_go(coming: "Coming", cache_bytes: int, seed: int) -> None
         desk.step()
     desk.finish()
     assert not desk.failed
-    for row, (told, tokens) in asked.items():
+    for row, (row_request, tokens) in asked.items():
         answer = desk.answers[row]
         assert row in cancelled or len(answer) == tokens
-        assert_same(answer, coming.answer(told)[: len(answer)])
+        assert_same(answer, coming.answer(row_request)[: len(answer)])
 
 
 class Coming:
@@ -343,20 +366,25 @@ class Coming:
             **{(name, 1.0): Reference(path, self.folders[name]) for name in names},
             **{(name, 0.5): Reference(path, halves[name]) for name in names},
         }
-        self._answers: dict[Told, list[Token]] = {}
+        self._answers: dict[RowRequest, list[Token]] = {}
         self._known: dict[tuple[int, int, str | None, float], list[Token]] = {}
         self._prompts = [
             [*a_prompt(20), *a_prompt(n, seed=s)] for n in (1, 20, 60) for s in range(2)
         ]
 
-    def told(self, dice: random.Random) -> Told:
-        return Told(dice.choice(self._prompts), *dice.choice(list(self._references)))
+    def row_request(self, dice: random.Random) -> RowRequest:
+        return RowRequest(dice.choice(self._prompts), *dice.choice(list(self._references)))
 
-    def answer(self, told: Told) -> list[Token]:
-        which = len(told.prompt), told.prompt[-1], told.adapter, told.scale
+    def answer(self, row_request: RowRequest) -> list[Token]:
+        which = (
+            len(row_request.prompt),
+            row_request.prompt[-1],
+            row_request.adapter,
+            row_request.scale,
+        )
         if which not in self._known:
-            reference = self._references[told.adapter, told.scale]
-            self._known[which] = reference.answer(told.prompt, 12)
+            reference = self._references[row_request.adapter, row_request.scale]
+            self._known[which] = reference.answer(row_request.prompt, 12)
         return self._known[which]
 
 
@@ -371,10 +399,10 @@ def test_a_prompt_is_known_only_to_what_computed_it(case: Case) -> None:
     references = case.references
     prompt = a_prompt(60)
     desk = Desk(case.path, 1 << 26).loaded(one=case.one, two=case.two)
-    tolds = [Told(prompt, *use) for use in references]
-    for told in tolds * 2:  # one after the other
-        (answer,) = desk.together([told])
-        assert_same(answer, references[told.adapter, told.scale].answer(prompt))
+    row_requests = [RowRequest(prompt, *use) for use in references]
+    for row_request in row_requests * 2:  # one after the other
+        (answer,) = desk.together([row_request])
+        assert_same(answer, references[row_request.adapter, row_request.scale].answer(prompt))
     assert list(desk.cached.values()) == [0] * 4 + [59] * 4
 
 
@@ -386,15 +414,15 @@ def test_other_weights_never_meet_the_old_prompts(case: Case, tmp_path: Path) ->
     for digest, source in [("first", case.one), ("second", case.two)]:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         desk.loaded(**{digest: folder})
-        (answer,) = desk.together([Told(prompt, digest)])
+        (answer,) = desk.together([RowRequest(prompt, digest)])
         assert_same(answer, Reference(case.path, source).answer(prompt))
     assert desk.cached == {0: 0, 1: 0}
 
 
 def test_what_is_unloaded_leaves_no_prompts_behind(case: Case) -> None:
     desk = Desk(case.path, 1 << 26).loaded(one=case.one, two=case.two)
-    tolds = [Told(a_prompt(60), *use) for use in case.references]
-    desk.together(tolds)
+    row_requests = [RowRequest(a_prompt(60), *use) for use in case.references]
+    desk.together(row_requests)
     cache = desk.engine._cache
     kept = cache.nbytes
     desk.unload("two")
@@ -410,8 +438,8 @@ def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:
     prompt = a_prompt(150)
     desk = Desk(case.path).loaded(one=case.one, two=case.two)
     for (adapter, scale), reference in case.references.items():
-        told = Told(prompt, adapter, scale)
-        row = desk.begin(told, prompt_logprobs=True)
+        row_request = RowRequest(prompt, adapter, scale)
+        row = desk.begin(row_request, prompt_logprobs=True)
         (scored,) = [report for report in desk.finish() if isinstance(report, PromptLogprobs)]
         exact = list(_scored(reference.model, prompt))
         assert [entry.chosen for entry in scored.logprobs] == pytest.approx(exact, abs=1e-3)
@@ -440,7 +468,7 @@ REFUSED = {
 def test_a_row_that_can_not_have_its_adapter_fails_alone(case: Case, name: str) -> None:
     fields, said = REFUSED[name]
     desk = Desk(case.path).loaded(one=case.one)
-    row = desk.begin(Told(a_prompt(9), "one"))
+    row = desk.begin(RowRequest(a_prompt(9), "one"))
     desk.step()
     asked = Generate(99, "m", a_prompt(9), 5, [], GREEDY, **fields)  # type: ignore[arg-type]
     (failed,) = desk.engine.handle(asked)
@@ -453,17 +481,19 @@ def test_a_row_that_can_not_have_its_adapter_fails_alone(case: Case, name: str) 
 
 def test_unloading_fails_the_rows_that_use_it_and_no_others(case: Case) -> None:
     desk = Desk(case.path).loaded(one=case.one, two=case.two)
-    tolds = [Told(a_prompt(9, seed=n), adapter) for n, adapter in enumerate((None, "one", "two"))]
-    decoding = [desk.begin(told) for told in tolds]
+    row_requests = [
+        RowRequest(a_prompt(9, seed=n), adapter) for n, adapter in enumerate((None, "one", "two"))
+    ]
+    decoding = [desk.begin(row_request) for row_request in row_requests]
     while desk.engine._batches["m"].waiting:
         desk.step()
-    waiting, scored = desk.begin(tolds[1]), desk.begin(tolds[1], prompt_logprobs=True)
+    waiting, scored = desk.begin(row_requests[1]), desk.begin(row_requests[1], prompt_logprobs=True)
     desk.unload("one")
     assert set(desk.failed) == {decoding[1], waiting, scored}
     desk.finish()
     for number in (0, 2):
         folder = [None, None, case.two][number]
-        reference = Reference(case.path, folder).answer(tolds[number].prompt)
+        reference = Reference(case.path, folder).answer(row_requests[number].prompt)
         assert_same(desk.answers[decoding[number]], reference)
 
 
@@ -486,7 +516,7 @@ def test_a_model_that_is_not_loaded_takes_no_adapter(case: Case) -> None:
 @pytest.mark.tables
 def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Case) -> None:
     desk = Desk(each.path)
-    (before,) = desk.together([Told(a_prompt(300))])
+    (before,) = desk.together([RowRequest(a_prompt(300))])
     parameters = {name: id(array) for name, array in tree_flatten(desk.model.parameters())}
     types = {name: type(module) for name, module in desk.model.named_modules()}
     mx.clear_cache()
@@ -495,7 +525,7 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     assert mx.get_active_memory() > memory
     desk.together(mixed())
     desk.unload("two")
-    assert desk.together([Told(a_prompt(300))]) == [before]
+    assert desk.together([RowRequest(a_prompt(300))]) == [before]
     desk.unload("one")
     assert {name: type(module) for name, module in desk.model.named_modules()} == types
     assert not any(hasattr(m, "slots") or hasattr(m, "head") for m in desk.model.modules())
@@ -504,7 +534,7 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     gc.collect()
     mx.clear_cache()
     assert mx.get_active_memory() <= memory + 4096
-    assert desk.together([Told(a_prompt(300))]) == [before]
+    assert desk.together([RowRequest(a_prompt(300))]) == [before]
 
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -622,7 +652,7 @@ def test_files_that_can_not_be_read_are_refused(tiny_path: Path, tmp_path: Path,
 
 def assert_refused(path: Path, folder: Path, said: str) -> None:
     desk = Desk(path)
-    row = desk.begin(Told(a_prompt(9)))
+    row = desk.begin(RowRequest(a_prompt(9)))
     desk.step()
     types = {name: type(module) for name, module in desk.model.named_modules()}
     failed = desk.load("bad", folder)
@@ -635,16 +665,18 @@ def assert_refused(path: Path, folder: Path, said: str) -> None:
 
 def test_rows_go_on_while_adapters_come_and_go(case: Case) -> None:
     desk = Desk(case.path).loaded(one=case.one)
-    tolds = [Told(a_prompt(9, seed=n), adapter) for n, adapter in enumerate([None, "one"])]
-    rows = [desk.begin(told, 40) for told in tolds]
+    row_requests = [
+        RowRequest(a_prompt(9, seed=n), adapter) for n, adapter in enumerate([None, "one"])
+    ]
+    rows = [desk.begin(row_request, 40) for row_request in row_requests]
     for _ in range(4):
         desk.step()
         desk.loaded(two=case.two)
-        desk.begin(Told(a_prompt(5), "two"), 3)
+        desk.begin(RowRequest(a_prompt(5), "two"), 3)
         for _ in range(8):
             desk.step()
         desk.unload("two")
     desk.finish()
-    for told, row in zip(tolds, rows, strict=True):
-        folder = case.one if told.adapter else None
-        assert_same(desk.answers[row], Reference(case.path, folder).answer(told.prompt, 40))
+    for row_request, row in zip(row_requests, rows, strict=True):
+        folder = case.one if row_request.adapter else None
+        assert_same(desk.answers[row], Reference(case.path, folder).answer(row_request.prompt, 40))

@@ -11,7 +11,7 @@ import mlx_lm
 import pytest
 
 from mlx_server.engine.blas import fast_blas
-from tests.worker.lora.test_adapters import Desk, Told
+from tests.worker.lora.test_adapters import Desk, RowRequest
 from tests.worker.test_batch import CLOSE
 
 pytestmark = pytest.mark.soak
@@ -43,16 +43,18 @@ def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(
 
 def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> None:
     prompts = _prompts(base, [question for question, _ in rows])
-    tolds = [Told(prompt, adapter) for prompt, (_, adapter) in zip(prompts, rows, strict=True)]
+    row_requests = [
+        RowRequest(prompt, adapter) for prompt, (_, adapter) in zip(prompts, rows, strict=True)
+    ]
     desk = Desk(base).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
-    answers = desk.together(tolds, tokens)
+    answers = desk.together(row_requests, tokens)
     assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
     assert [len(answer) for answer in answers] == [tokens] * len(rows)
     for adapter in (None, PIRATE, JSON):
         network = _theirs(base, adapter)
-        for told, answer in zip(tolds, answers, strict=True):
-            if told.adapter == adapter:
-                assert_greedy(network, told.prompt, answer)
+        for row_request, answer in zip(row_requests, answers, strict=True):
+            if row_request.adapter == adapter:
+                assert_greedy(network, row_request.prompt, answer)
 
 
 def _prompts(base: Path, questions: Sequence[str]) -> list[list[int]]:

@@ -28,7 +28,7 @@ IGNORED = "x-mlx-server-ignored"
 
 OPTIONAL = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
 
-# What is asked for beside BODY, in all of which streaming equals not streaming.
+# What is asked for next to BODY, in all of which streaming equals not streaming.
 REQUESTS: dict[str, Json] = {
     "plain": {},
     "three answers": {"n": 3},

@@ -1,0 +1,60 @@
+"""Calls of tools that do not exist, next to calls of tools that do."""
+
+import pytest
+
+import mlx_server
+from mlx_server.events import TextDelta, ToolCallStarted, Violation
+from mlx_server.families import FAMILIES
+from mlx_server.families.base import ModelFamily
+from tests.families.goldens import Golden, goldens_of, tools
+
+pytestmark = pytest.mark.tables
+
+
+PYTHON = ("minicpm",)
+"""Families in which a string that ends before an unknown call has an end that is in doubt."""
+
+
+def with_several_calls(family: ModelFamily) -> list[Golden]:
+    """Cases without slips, in marks: an unknown name in a bare list is no call at all."""
+    marks = tuple(mark for each in family.layout_with(tools()).call_formats for mark in each.opens)
+    return [
+        case
+        for case in goldens_of(family)
+        if len({call.name for call in case.reads.calls}) > 1
+        and not (case.cut or case.reads.repairs or case.reads.unmet)
+        and any(mark in case.output for mark in marks)
+    ]
+
+
+CASES = [
+    (family, case)
+    for family in FAMILIES
+    if not family.overrides
+    for case in with_several_calls(family)
+]
+every_case = pytest.mark.parametrize(
+    ("family", "case"), CASES, ids=[f"{family.name}: {case.name}" for family, case in CASES]
+)
+
+
+def test_many_families_have_such_cases() -> None:
+    assert len({family.name for family, _ in CASES}) > 40
+
+
+@every_case
+@pytest.mark.parametrize("which", [0, -1])
+def test_the_known_ones_are_called(family: ModelFamily, case: Golden, which: int) -> None:
+    if which and family.name in PYTHON:
+        return
+    names = [call.name for call in case.reads.calls]
+    gone = names[which]
+    offered = [tool for tool in tools() if tool.name != gone]
+
+    events = mlx_server.read(case.output, family.name, offered, prompt_end=case.prompt_end)
+
+    called = [event.name for event in events if isinstance(event, ToolCallStarted)]
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    reports = [event.what for event in events if isinstance(event, Violation)]
+    assert called == [name for name in names if name != gone]
+    assert gone in text or any(repr(gone) in report for report in reports)
