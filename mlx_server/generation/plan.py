@@ -109,7 +109,8 @@ def _set_branches(prepared: PreparedModel, rows: list[Generate], rendered: Rende
     if prepared.kv.window or prepared.kv.fixed:  # other caches can be cut back to any length
         found = rendered.branches()
         for row in rows:
-            row.branches, row.continued_from = list(found.places), found.continued_from
+            row.branches, row.shared = list(found.places), found.shared
+            row.continued_from = found.continued_from
 
 
 def with_continued_messages(prepared: PreparedModel, request: GenerateRequest) -> GenerateRequest:

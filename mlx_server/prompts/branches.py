@@ -8,6 +8,7 @@ What a template drops from earlier turns, or moves, shows in their prompts.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, ToolCall
@@ -29,6 +30,8 @@ class Branches:
     """Numbers of tokens, in order."""
     continued_from: int = 0
     """The number of tokens that the conversation's next prompt is expected to begin with."""
+    shared: int = 0
+    """The number of tokens of its tools and system prompt, which other conversations share."""
 
 
 def find_branches(
@@ -51,16 +54,20 @@ def find_branches(
     others = [
         n for each in other_conversations(conversation.messages) if (n := common_tokens(each))
     ]
-    return Branches(tuple(sorted({*nexts, *others})), min(nexts, default=0))
+    shared = common_tokens([*instructions(conversation.messages), QUESTION])
+    return Branches(tuple(sorted({*nexts, *others, shared} - {0})), min(nexts, default=0), shared)
+
+
+def instructions(messages: Sequence[Message]) -> Sequence[Message]:
+    """The system prompt at the beginning of a conversation."""
+    return list(takewhile(lambda message: message.role in INSTRUCTION_ROLES, messages))
 
 
 def other_conversations(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Conversations that begin alike and ask something else."""
-    own = (i for i, message in enumerate(messages) if message.role not in INSTRUCTION_ROLES)
-    first = next(own, len(messages))
+    """Conversations that begin with the same tools or messages and go on in another way."""
+    first = len(instructions(messages))
     if first:  # most templates have the tools first, and agents end the system prompt with the date
         yield [Message(messages[0].role, "x"), QUESTION]
-    yield [*messages[:first], QUESTION]
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
     if last > first:
         yield [*messages[:last], QUESTION]

@@ -31,6 +31,8 @@ class Row:
         """The lengths of the prompt at which the prompt cache keeps its state."""
         self.continued_from = 0
         """The length from which the conversation's next prompt is expected to differ."""
+        self.shared = 0
+        """The length of the prompt's beginning that other conversations have too."""
         self.on_disk = True
         """Whether its cache may be written to disk."""
         self.row_adapter: RowAdapter = NO_ADAPTER
@@ -76,6 +78,7 @@ def row_of(request: Generate, vocabulary: int) -> Row:
     row.client = request.client
     row.cache_scope = request.cache_scope
     row.continued_from = request.continued_from
+    row.shared = request.shared
     row.on_disk = request.on_disk
     row.row_adapter = row_adapter_of(request)
     return row

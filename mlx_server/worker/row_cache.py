@@ -71,6 +71,7 @@ class RowCache:
                 tokens,
                 extracted(),
                 continued_from=start,
+                shared=row.shared,
                 disk_length=on_disk,
                 **how,
             )
@@ -78,7 +79,7 @@ class RowCache:
     def store_snapshot(self, row: Row, tokens: list[int], extracted: Callable[[], Cache]) -> None:
         """Stores the state of a prompt that is still being computed, if it is wanted here."""
         if len(tokens) in row.snapshot_places and self.wants(row, tokens):
-            self._prompts.store_snapshot(self._key(row), tokens, extracted())
+            self._prompts.store_snapshot(self._key(row), tokens, extracted(), row.shared)
 
     def forget(self, row: Row) -> None:
         """Drops all prompts that such rows use, since their values may be invalid."""

@@ -22,6 +22,8 @@ from conformance_parts.connected import agents
 from conformance_parts.expected import Known
 from conformance_parts.langchain import SUITE as LANGCHAIN
 from conformance_parts.langchain import langchain
+from conformance_parts.long_sessions import SUITE as LONG
+from conformance_parts.long_sessions import long_sessions
 from conformance_parts.mcp_suite import SUITE as MCP
 from conformance_parts.mcp_suite import mcp
 from conformance_parts.outcomes import Outcome
@@ -33,7 +35,14 @@ from conformance_parts.upstreams import SUITE as UPSTREAMS
 from conformance_parts.upstreams import upstreams
 from tests.live.server import DEMO, LiveServer
 
-PROGRAMS = {CLAUDE: claude_code, CODEX: codex, AGENTS: agents, UPSTREAMS: upstreams, MCP: mcp}
+PROGRAMS = {
+    CLAUDE: claude_code,
+    CODEX: codex,
+    AGENTS: agents,
+    LONG: long_sessions,
+    UPSTREAMS: upstreams,
+    MCP: mcp,
+}
 """They have servers of their own."""
 PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)
 StartServer = Callable[[Iterable[str]], AbstractContextManager[LiveServer]]

@@ -96,6 +96,15 @@ class Session:
         return {"cwd": self.work, "env": environment, "stdin": subprocess.DEVNULL}
 
 
+def call(name: str, **arguments: Any) -> str:
+    """What a model of the qwen3 family writes to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def thought(text: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n"
+
+
 def answers(session: Session) -> None:
     session.connect(MODEL)
     done = session.ask(ASKED)
@@ -159,11 +168,10 @@ def sessions(client: str) -> Iterator[tuple[str, Callable[[Session], None]]]:
 
 def transcript(client: str, work: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"match": "regex:How are things", "output": SAID}, STORY]
-    if call := AGENTS[client].call:
-        name, given = call
+    if writes_file := AGENTS[client].call:
+        name, given = writes_file
         values = {"{file}": str(work / FILE), "{content}": CONTENT}
-        made = {"name": name, "arguments": {key: values[value] for key, value in given.items()}}
-        written = f"<tool_call>\n{json.dumps(made)}\n</tool_call>"
+        written = call(name, **{key: values[value] for key, value in given.items()})
         found += [{"match": "regex:Write the file", "output": text} for text in (written, WRITTEN)]
     return [*found, {"output": SAID}]
 

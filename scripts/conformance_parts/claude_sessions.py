@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from conformance_parts.agent_sessions import call, thought
 from conformance_parts.namespaces import raise_loopback
 from conformance_parts.recorder import recorded
 from tests.live.server import LiveServer, eventually, serving
@@ -34,38 +35,27 @@ COUNT, SUBAGENT, LOOKS = "Count the lines of a.txt.", "general-purpose", 24
 Json = dict[str, Any]
 
 
-def _call(name: str, **arguments: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def _thought(text: str) -> str:
-    return f"<think>\n{text}\n</think>\n\n"
-
-
 def transcripts(work: Path) -> dict[str, list[Json]]:
     """What each model plays, in turn."""
     a, none = f"{work}/a.txt", f"{work}/none.txt"
-    edit = _call("Edit", file_path=a, old_string="content", new_string="CONTENT")
-    reads = f"{_call('Read', file_path=a)}\n{_call('Read', file_path=none)}"
-    agent = _call("Agent", description="Count lines", prompt=COUNT, subagent_type=SUBAGENT)
-    long = [_call("Read", file_path=f"{work}/long{i}.txt") for i in range(LONG_FILES)]
+    edit = call("Edit", file_path=a, old_string="content", new_string="CONTENT")
+    reads = f"{call('Read', file_path=a)}\n{call('Read', file_path=none)}"
+    agent = call("Agent", description="Count lines", prompt=COUNT, subagent_type=SUBAGENT)
+    long = [call("Read", file_path=f"{work}/long{i}.txt") for i in range(LONG_FILES)]
     summary = "<analysis>They read.</analysis>\n<summary>They read long files.</summary>"
     return {
         MODEL: [
             TITLE,
-            {"output": _thought("I read both.") + "I look.\n" + reads},
-            {"output": _thought("Only one is there.") + edit},
-            {"output": _thought("It is done.") + "I changed a.txt."},
-            {"output": _thought("Again.") + "Nothing more to do."},
+            {"output": thought("I read both.") + "I look.\n" + reads},
+            {"output": thought("Only one is there.") + edit},
+            {"output": thought("It is done.") + "I changed a.txt."},
+            {"output": thought("Again.") + "Nothing more to do."},
             {"output": "No end. " * 500, "delay_ms": 20},
             {"output": "Here again."},
             {"match": f"regex:{COUNT}", "output": "It has one line."},
-            {"output": _thought("Another has to look.") + agent},
-            *(
-                {"output": _thought(f"Look {i}.") + _call("Read", file_path=a)}
-                for i in range(LOOKS)
-            ),
-            {"output": _thought("Enough.") + "It has one line, I looked."},
+            {"output": thought("Another has to look.") + agent},
+            *({"output": thought(f"Look {i}.") + call("Read", file_path=a)} for i in range(LOOKS)),
+            {"output": thought("Enough.") + "It has one line, I looked."},
         ],
         SHORT: [
             TITLE,

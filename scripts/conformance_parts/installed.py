@@ -9,12 +9,13 @@ from pathlib import Path
 
 from mlx_server.sources.cache import cache_dir
 
+PYDANTIC_AI = "pydantic-ai-slim[anthropic,openai]>=2.68,<3"
 CLIENTS = (
     "llm-comply>=0.5,<0.6",
     "openai>=3.54,<4",
     "anthropic>=2.12,<3",
     "openai-agents>=0.24,<0.25",
-    "pydantic-ai-slim[anthropic,openai]>=2.68,<3",
+    PYDANTIC_AI,
     "langchain-anthropic>=1,<2",
     "langchain-openai>=1.7,<2",
     "langchain-ollama>=1.1,<2",

@@ -94,6 +94,8 @@ def test_the_next_request_branches_off_at_a_known_place(
     assert all(0 < place <= len(rendered.tokens) for place in branches.places)
     if change in (next_turn, next_round):
         assert branches.continued_from <= same
+    if change is another_chat:
+        assert 0 <= same - branches.shared <= LOST
 
 
 def test_a_prompt_that_is_no_conversation_has_none() -> None:

@@ -89,6 +89,9 @@ class Generate(msgspec.Struct, tag=True):
     """Lengths of the prompt, in order, at which other prompts are expected to differ from it."""
     continued_from: int = 0
     """The length from which the next prompt of the same conversation is expected to differ."""
+    shared: int = 0
+    """The length of the prompt's beginning that other conversations have too: tools and system
+    prompt."""
     on_disk: bool = True
     """Whether what it computes may be written to the prompt cache's files."""
 

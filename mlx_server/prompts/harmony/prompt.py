@@ -121,7 +121,8 @@ def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Bran
     last = max((i for i, role in enumerate(roles) if role == Role.USER), default=turn)
     dropped = (i for i in range(last, len(roles)) if messages[i].channel == "analysis")
     next_turn = starts[i] if (i := next(dropped, None)) is not None else end
-    return Branches(tuple(sorted({starts[turn], starts[last], next_turn, end})), next_turn)
+    places = tuple(sorted({starts[turn], starts[last], next_turn, end}))
+    return Branches(places, next_turn, starts[turn])
 
 
 def opening(begun: Message) -> str:

@@ -207,6 +207,8 @@ def layout_of(network: nn.Module) -> CacheLayout | None:
         return None
     used = make_caches(network)
     network(mx.zeros((1, 2), mx.int32), cache=used)
+    for empty, filled in zip(fresh, used, strict=True):
+        _take_group_sizes(empty, filled)
     layers = dict(enumerate(used))
     arrays = named_arrays(layers)
     if any(array.dtype not in NAMES for array in arrays.values()):
@@ -218,6 +220,16 @@ def layout_of(network: nn.Module) -> CacheLayout | None:
         cut={name: shapes[name] for name in cut},
         rest={name: shapes[name] for name in rest},
     )
+
+
+def _take_group_sizes(fresh: Any, used: Any) -> None:
+    """The group size of an empty cache in fewer bits is settled by the first keys and values."""
+    match fresh:
+        case CacheList():
+            for empty, filled in zip(fresh.caches, used.caches, strict=True):
+                _take_group_sizes(empty, filled)
+        case QuantizedKVCache():
+            fresh.group_size = used.group_size
 
 
 def named_arrays(layers: Layers) -> Arrays:

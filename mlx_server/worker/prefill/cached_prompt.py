@@ -77,6 +77,8 @@ class CachedPrompt:
     """The snapshots by their length."""
     continued_from: int = 0
     """The length from which the conversation's next prompt is expected to differ."""
+    shared: int = 0
+    """The length of its tools and system prompt, with which other conversations begin too."""
     disk_length: int = 0
     """The number of the first tokens that may be written to disk."""
     is_saved: bool = False
@@ -114,8 +116,9 @@ class CachedPrompt:
         """Takes over the other prompt's snapshots of the common beginning. Returns whether this
         prompt makes the other one superfluous."""
         common = common_length(self.tokens, other.tokens)
-        shared = {n: each for n, each in other.snapshots.items() if n <= common}
-        self.snapshots = shared | self.snapshots
+        theirs = {n: each for n, each in other.snapshots.items() if n <= common}
+        self.snapshots = theirs | self.snapshots
+        self.shared = max(self.shared, other.shared if other.shared <= common else 0)
         self.disk_length = max(self.disk_length, min(common, other.disk_length))
         is_prefix = common == len(other.tokens)
         return is_prefix and (self.layers is not None or other.layers is None)
@@ -128,7 +131,7 @@ class CachedPrompt:
     def snapshots_until(self, length: int) -> "CachedPrompt":
         """The snapshots of the first `length` tokens, for a prompt that continues them."""
         taken = {n: each for n, each in self.snapshots.items() if n <= length and each.layers}
-        return CachedPrompt(self.key, self.tokens[:length].copy(), None, taken)
+        return CachedPrompt(self.key, self.tokens[:length].copy(), None, taken, shared=self.shared)
 
     def cut_back(self, length: int, snapshots: Iterable[Snapshot]) -> None:
         """Frees everything but what these snapshots need of the first `length` tokens, layer by
@@ -145,23 +148,24 @@ class CachedPrompt:
 
     def thin(self, most_bytes: int) -> None:
         """Drops snapshots until their number and bytes are within the limits."""
-        for length in superfluous(
-            {n: each.nbytes for n, each in self.snapshots.items()}, most_bytes
-        ):
+        sizes = {n: each.nbytes for n, each in self.snapshots.items()}
+        for length in superfluous(sizes, most_bytes, self.shared):
             del self.snapshots[length]
 
 
-def superfluous(snapshots: Mapping[int, int], most_bytes: int) -> list[int]:
+def superfluous(snapshots: Mapping[int, int], most_bytes: int, shared: int) -> list[int]:
     """The snapshots to drop so that the rest is within the limits: at each time the one whose loss
-    leaves the shortest gap between its neighbours, and the longest two last.
+    leaves the shortest gap between its neighbours. The system prompt's is kept longer than those,
+    and the longest two the longest.
 
-    snapshots: the bytes of each by its length."""
+    snapshots: the bytes of each by its length. shared: the system prompt's length."""
     left, dropped = dict(snapshots), []
+    of_system_prompt = max((length for length in left if length <= shared), default=0)
     while len(left) > 1 and (
         len(left) > limits.PROMPT_SNAPSHOTS.value or sum(left.values()) > most_bytes
     ):
         places = [0, *sorted(left)]
-        inner = range(1, len(places) - 2) or [1]
+        inner = [at for at in range(1, len(places) - 2) if places[at] != of_system_prompt] or [1]
         least = min(inner, key=lambda at: places[at + 1] - places[at - 1])
         dropped.append(places[least])
         del left[places[least]]

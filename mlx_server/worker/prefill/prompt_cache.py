@@ -89,7 +89,8 @@ class PromptCache:
             return 0, None, None
         ids = ids_of(tokens)
         nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
-        for prompt in _alike(self._known(key), ids):
+        # of equal ones that of the last use, since it is used now: earlier turns are to be dropped
+        for prompt in _alike(reversed(list(self._known(key))), ids):
             if may_share_more(prompt.tokens, ids, nearest[0]):
                 length, snapshot = prompt.reaches(ids)
                 nearest = max(nearest, (length, snapshot, prompt), key=lambda each: each[0])
@@ -125,11 +126,11 @@ class PromptCache:
         self._held.replace(row, Hold(restored, length, snapshot))
         self._keep(restored, rest)
 
-    def store_snapshot(self, key: str, tokens: list[int], cache: Cache) -> None:
+    def store_snapshot(self, key: str, tokens: list[int], cache: Cache, shared: int = 0) -> None:
         """Keeps the state of a prompt that is still being computed, for the cached prompt that
-        `store` makes of it later. cache: its entries may be changed."""
+        `store` makes of it later. cache: its entries may be changed. shared: see CachedPrompt."""
         _, layers = split(cache)
-        self._keep(CachedPrompt(key, ids_of(tokens), None), layers)
+        self._keep(CachedPrompt(key, ids_of(tokens), None, shared=shared), layers)
 
     def store(
         self,
@@ -138,13 +139,14 @@ class PromptCache:
         cache: Cache,
         *,
         continued_from: int = 0,
+        shared: int = 0,
         disk_length: int = 0,
         handed_over: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """continued_from, disk_length: see CachedPrompt. handed_over: the row has ended, so its own
-        memory makes room for the entry. goes_on: the row continues and may hand its cache over
-        later."""
+        """continued_from, shared, disk_length: see CachedPrompt. handed_over: the row has ended, so
+        its own memory makes room for the entry. goes_on: the row continues and may hand its cache
+        over later."""
         nbytes = sum(int(entry.nbytes) for entry in cache)
         if handed_over and self.nbytes + nbytes > self.max_bytes:
             _take_over(cache)
@@ -155,7 +157,12 @@ class PromptCache:
             return
         cut, layers = split(cache)
         prompt = CachedPrompt(
-            key, ids_of(tokens), cut, continued_from=continued_from, disk_length=disk_length
+            key,
+            ids_of(tokens),
+            cut,
+            continued_from=continued_from,
+            shared=shared,
+            disk_length=disk_length,
         )
         self._keep(prompt, layers)
 

@@ -18,6 +18,7 @@ from bench_parts.contenders import answering, fast
 from bench_parts.sessions import conversation, recorded
 from bench_parts.sessions.conversation import TURNS, is_last_of_turn
 from bench_parts.sessions.models import MODELS, TEMPLATE, save
+from bench_parts.sessions.simulated_seconds import PAIR, prefill_seconds
 from bench_parts.tables import Row
 from mlx_server.clients.bench.exchange import Target
 
@@ -31,6 +32,7 @@ SCENARIOS: Mapping[str, Callable[[int], Iterator[Json]]] = {
 COLUMNS = (
     *("model", "sessions", "server", "prompt tokens"),
     *("computed again", "share", "computed a request"),
+    f"prefill of {PAIR}, s",
 )
 
 Interruption = Literal["", "restart", "swap"]
@@ -73,8 +75,13 @@ class Count:
     """Tokens that were computed although an earlier prompt began with them, up to and with each."""
     computed: int
     """Tokens that were computed after their request had come."""
-    requests: int
+    spans: Sequence[tuple[int, int]]
+    """For each request, how many tokens of its prompt were cached, and how many there are."""
     interruption: Interruption = ""
+
+    @property
+    def requests(self) -> int:
+        return len(self.spans)
 
 
 @dataclass
@@ -124,7 +131,8 @@ def counted(
         path = save(model, Path(folder))
         other = _other(Path(folder)) if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
-        total = again = computed = requests = 0
+        again = 0
+        spans: list[tuple[int, int]] = []
         target = running.enter_context(SERVERS[server](path, other))
         bodies = list(SCENARIOS[scenario](turns))
         with httpx.Client(trust_env=False, timeout=SECONDS) as http:
@@ -143,13 +151,13 @@ def counted(
                 # what a server trims, it can't find in its cache
                 ideal = seen.add(prompt) - max(0, trimmed)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-                total += usage["prompt_tokens"]
                 again += max(0, ideal - cached)
-                computed += usage["prompt_tokens"] - cached
-                requests += 1
+                spans.append((cached, usage["prompt_tokens"]))
                 if is_last_of_turn(body):
                     time.sleep(READING_SECONDS)
-    return Count(model, scenario, server, total, again, computed, requests, interruption)
+    total = sum(tokens for _, tokens in spans)
+    computed = sum(tokens - cached for cached, tokens in spans)
+    return Count(model, scenario, server, total, again, computed, spans, interruption)
 
 
 def _swapped(server: str, target: Target, other: Path) -> Target:
@@ -218,4 +226,5 @@ def rows(counts: Sequence[Count]) -> Iterator[Row]:
         share = f"{100 * c.again / c.prompt_tokens:.1f} %"
         each = f"{c.computed / c.requests:.0f}"
         sessions = f"{c.scenario}, {c.interruption}" if c.interruption else c.scenario
-        yield c.model, sessions, c.server, str(c.prompt_tokens), str(c.again), share, each
+        counted = str(c.prompt_tokens), str(c.again), share, each
+        yield c.model, sessions, c.server, *counted, f"{prefill_seconds(c.spans):.1f}"

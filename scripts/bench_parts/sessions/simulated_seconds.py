@@ -1,0 +1,22 @@
+"""How long a simulated Mac computes a session's prompts, of which a server has cached a part."""
+
+from collections.abc import Sequence
+
+from bench_parts.simulated.roofline import pair, seconds
+
+PAIR = "m4-pro:30b-a3b"
+"""The Mac and the model of the column; see roofline.py."""
+
+PIECE = 2048
+"""The most tokens of a pass."""
+
+
+def prefill_seconds(spans: Sequence[tuple[int, int]], named: str = PAIR) -> float:
+    """spans: for each prompt, how many of its tokens were cached, and how many there are."""
+    machine, model = pair(named)
+    pieces = (
+        (begin, min(begin + PIECE, end))
+        for cached, end in spans
+        for begin in range(cached, end, PIECE)
+    )
+    return sum(seconds(machine, model, end - begin, [end]) for begin, end in pieces)

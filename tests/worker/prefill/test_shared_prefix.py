@@ -1,0 +1,66 @@
+"""Prompts that come at once and share a cached prefix are computed together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import Generate
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import Kind
+from tests.worker.prefill.test_disk_tier import words
+from tests.worker.test_batch import Steady
+from tests.worker.test_kinds import GREEDY, Bench
+
+pytestmark = pytest.mark.tables
+
+PREFIX, OWN, CLIENTS = words(0, 1000), 60, 4
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt_oss", "gemma3_text", "lfm2", "qwen3_5-text"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    return Kind(request.param, CONFIGS[request.param]).save(folder / request.param)
+
+
+@contextmanager
+def passes(bench: Bench) -> Iterator[list[tuple[int, int]]]:
+    """The rows and tokens of each forward pass with several tokens."""
+    network = type(bench.engine._batches["m"].model)
+    compute, found = network.__call__, list[tuple[int, int]]()
+
+    def counting(self: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if inputs.shape[1] > 1:
+            found.append(inputs.shape)
+        return compute(self, inputs, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "__call__", counting)
+        yield found
+
+
+def begun(bench: Bench, seed: int) -> int:
+    bench._next += 1
+    request = Generate(bench._next, "m", [*PREFIX, *words(seed, OWN)], 8, [], GREEDY)
+    request.branches, request.client = [len(PREFIX)], f"client {seed}"
+    bench.engine.handle(request)
+    return bench._next
+
+
+def test_they_take_the_passes_of_one(path: Path) -> None:
+    cold, warm = Bench(path), Bench(path, cache_bytes=1 << 30)
+    warm.engine._batches["m"]._budget = Steady(512)  # has room for all, and measures no time
+    begun(warm, seed=99)
+    warm.finish()
+    with passes(warm) as alone:
+        begun(warm, seed=98)
+        warm.finish()
+    with passes(warm) as together:
+        rows = [begun(warm, seed) for seed in range(CLIENTS)]
+        answers = warm.finish()
+    assert [warm.cached[row] for row in rows] == [len(PREFIX)] * CLIENTS
+    assert together == [(CLIENTS, OWN - 1)] == [(CLIENTS, tokens) for _, tokens in alone]
+    expected = [cold.answer([*PREFIX, *words(seed, OWN)], 8) for seed in range(CLIENTS)]
+    assert [answers[row] for row in rows] == expected

@@ -1,0 +1,81 @@
+"""Whatever state the prompt cache is in, answers are those of an engine without one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlx_server.engine.messages import ComputeAhead
+from mlx_server.worker.prefill import disk_tier
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import Kind
+from tests.worker.prefill.test_disk_tier import Process, words
+
+pytestmark = pytest.mark.tables
+
+NAMES = (
+    *("llama", "gpt_oss", "gemma3_text", "gemma4_text"),
+    *("qwen3_5-text", "qwen3_5_moe-text", "qwen3_next", "nemotron_h", "lfm2", "lfm2_moe"),
+    *("granitemoehybrid", "falcon_h1", "kimi_linear", "mamba2"),
+)
+"""Full attention, and each kind of window and recurrent state."""
+IN_EIGHT_BITS = (
+    *("llama", "gemma3_text", "qwen3_5-text", "qwen3_5_moe-text"),
+    *("qwen3_next", "nemotron_h", "falcon_h1"),
+)
+"""Those of them whose keys and values can be kept in 8 bits."""
+SYSTEM, TURN = words(0, 150), 90
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
+
+
+@dataclass
+class Engines:
+    path: Path
+    folder: Path
+    bits: int | None
+
+    def cold(self) -> Process:
+        return Process(self.path, None, kv_bits=self.bits, cache_bytes=0)
+
+    def warm(self) -> Process:
+        return Process(self.path, self.folder, kv_bits=self.bits)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((name, None) for name in NAMES), *((name, 8) for name in IN_EIGHT_BITS)],
+    ids=lambda each: f"{each[0]}, {each[1]} bits" if each[1] else each[0],
+)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    name, bits = request.param
+    folder = tmp_path_factory.mktemp("states")
+    return Engines(Kind(name, CONFIGS[name]).save(folder / name), folder / "files", bits)
+
+
+def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
+    cold, warm = engines.cold(), engines.warm()
+
+    def check(process: Process, prompt: list[int], known: int) -> list[int]:
+        """known: how many of the prompt's tokens have to be cached."""
+        answer = process.answer(prompt, branches=[len(SYSTEM)])
+        assert answer == cold.answer(prompt)
+        assert process.cached == known
+        return [*prompt, *answer]
+
+    first = check(warm, [*SYSTEM, *words(1, TURN)], 0)
+    in_memory = check(warm, [*first, *words(2, TURN)], len(first))
+    check(warm, [*SYSTEM, *words(3, TURN)], len(SYSTEM))  # of a snapshot, or of a cache cut back
+    ahead = [*in_memory, *words(4, TURN)]
+    warm.engine.handle(ComputeAhead("m", ahead, 4096))
+    warm.settle()
+    last = check(warm, [*ahead, *words(5, TURN)], len(ahead))
+    warm.write()
+    warm.stop()
+    restarted = engines.warm()
+    check(restarted, [*last, *words(6, TURN)], len(last))
+    assert restarted.total("hits") == 1
+    restarted.stop()
