@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,7 @@ from mlx_server.errors import (
 from mlx_server.upstream.breaker import CircuitBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
 from mlx_server.upstream.dialects import MODELS, dressed, endpoint
-from mlx_server.upstream.failures import RETRIED, refusal, reported, retry_after
+from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
 from mlx_server.upstream.lenient_json import lenient_json
 from mlx_server.upstream.spec import UpstreamSpec
@@ -36,6 +36,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 
 USAGE_SECONDS = 2.0
 """How long the usage is waited for after an answer's end."""
+
+END_SECONDS = 0.2
+"""How long the end of the body is waited for after the last event."""
 
 LARGE = 256 << 10
 """Characters of JSON that are parsed in a thread."""
@@ -257,16 +260,17 @@ class UpstreamConnection:
 
     async def _values(self, response: httpx2.Response) -> AsyncGenerator[Any]:
         """The JSON values of a stream, or the one value of a body."""
-        count = 0
-        async for text in self._texts(response):
+        count, texts = 0, self._texts(response)
+        async for text in texts:
             if text == END:
+                await _read_to_end(texts)
                 yield END
                 return
             count += 1
             if count % TURN == 0:
                 await asyncio.sleep(0)
             value = await self._parsed(text)
-            if isinstance(value, dict) and (error := _error_in(value)):
+            if isinstance(value, dict) and (error := error_in(value)):
                 raise reported(self.id, error, self.secrets)
             yield value
 
@@ -361,6 +365,16 @@ class UpstreamConnection:
         return self._client
 
 
+async def _read_to_end(texts: AsyncIterator[Any]) -> None:
+    """Read what follows the last event, which is no more than the body's end, so that the
+    connection can be used again. Some servers take a connection that is closed for a lost client.
+    """
+    with suppress(TimeoutError, httpx2.HTTPError, UpstreamFailed):
+        async with asyncio.timeout(END_SECONDS):
+            async for _ in texts:
+                pass
+
+
 def _decoded(text: str | bytes) -> Any:
     try:
         return msgspec.json.decode(text)
@@ -372,23 +386,6 @@ def _may_be_json(begin: bytearray) -> bool:
     """Whether a body that begins so is no stream of events, as far as it can be known."""
     head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
     return not head or head.startswith((b"{", b"["))
-
-
-def _error_in(value: Mapping[str, Any]) -> object:
-    """The error that a server reports in place of an answer, however it is called."""
-    if value.get("object") == "error" or value.get("type") == "error":
-        return value.get("error") or value
-    if found := value.get("error") or value.get("errors"):
-        return found
-    if "choices" not in value and (found := value.get("detail") or value.get("message")):
-        return value if isinstance(found, str) else found
-    match value:
-        case {"x_groq": {"error": error}}:
-            return error
-    match value.get("choices"):
-        case [{"error": error}, *_]:  # as OpenRouter reports it in the middle of a stream
-            return error
-    return None
 
 
 def _pause_before(attempt: int, failure: Retriable) -> float | None:

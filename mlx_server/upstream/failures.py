@@ -90,6 +90,23 @@ def reported(model: str, error: object, secrets: Iterable[str] = ()) -> ServerEr
     return refusal(model, status, json.dumps({"error": found}, default=str).encode(), secrets)
 
 
+def error_in(value: Mapping[str, Any]) -> object:
+    """The error that a server reports in place of an answer, however it is called."""
+    if value.get("object") == "error" or value.get("type") == "error":
+        return value.get("error") or value
+    if found := value.get("error") or value.get("errors"):
+        return found
+    if "choices" not in value and (found := value.get("detail") or value.get("message")):
+        return value if isinstance(found, str) else found
+    match value:
+        case {"x_groq": {"error": error}}:
+            return error
+    match value.get("choices"):
+        case [{"error": error}, *_]:  # as OpenRouter reports it in the middle of a stream
+            return error
+    return None
+
+
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
     """The message of an error's body; empty if it has none that can be quoted."""
     try:

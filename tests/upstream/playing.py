@@ -65,6 +65,8 @@ class Asked:
     path: str
     headers: Mapping[str, str]
     raw: bytes
+    port: int
+    """Of the connection's other end."""
 
     @property
     def body(self) -> Any:
@@ -128,7 +130,7 @@ class PlayingServer:
         path = scope["path"] + (
             f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
         )
-        self.asked.append(Asked(path, headers, body))
+        self.asked.append(Asked(path, headers, body, scope["client"][1]))
         reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
         await self._play(reply, receive, send)
 

@@ -529,3 +529,12 @@ def test_an_answer_that_has_ended_is_whole_however_its_stream_ends(
     upstream.plays(replace(Dialect("", lines).reply, **ending))
     found = in_chunks(client, {"model": "plain"})
     assert (found["text"], found["finish"], found["repairs"]) == ("Yes", "stop", ["usage usage"])
+
+
+def test_a_connection_serves_one_request_after_the_other(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(Dialect("", (chunk(said={"content": "Yes"}), chunk("stop"), LAST, DONE)).reply)
+    for told in (in_one, in_chunks, as_response):
+        assert told(client, {"model": "plain"})["text"] == "Yes"
+    assert len({asked.port for asked in upstream.asked}) == 1
