@@ -69,6 +69,16 @@ def record(
             raise typer.BadParameter("--output FILE is needed where a server records.")
         serve_recorded(model, output, config, upstream, api_key_env, port)
         return
+    text = _transcript(model, requests, config, upstream, api_key_env)
+    if output:
+        output.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+
+
+def _transcript(
+    model: str, requests: Path, config: Path | None, upstream: str | None, api_key_env: str | None
+) -> str:
     from mlx_server.api.transcript_recorder import written
     from mlx_server.cli.recording import read_requests, record_upstream
     from mlx_server.cli.recording import record as recorded
@@ -76,16 +86,10 @@ def record(
 
     if upstream:
         server = _server(upstream, model, api_key_env)
-        entries = record_upstream(server, read_requests(requests, model), _show)
-    else:
-        spec = spec_named(config, model)
-        asked = [request for _, request in read_requests(requests, spec.id)]
-        entries = recorded(spec, asked, _show)
-    text = written(entries)
-    if output:
-        output.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+        return written(record_upstream(server, read_requests(requests, model), _show))
+    spec = spec_named(config, model)
+    asked = [request for _, request in read_requests(requests, spec.id)]
+    return written(recorded(spec, asked, _show))
 
 
 def _server(url: str, model: str, api_key_env: str | None) -> "RecordedServer":

@@ -38,9 +38,10 @@ def write(folder: Path) -> None:
     (folder / "said.jsonl").write_text(lines, "utf-8")
 
 
-def config(**more: Mapping[str, Any]) -> dict[str, Any]:
+def config(models: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Any]:
+    """models: others, next to MODEL."""
     model = {"source": "replay:said.jsonl", "family": "plain", "preload": True}
-    return {"models": {MODEL: model}, **more}
+    return {"models": {MODEL: model, **(models or {})}, **more}
 
 
 def ask(client: OpenAI, text: Any = "poem", **more: Any) -> Any:

@@ -20,15 +20,19 @@ from tests.live.server import LiveServer, eventually
 Json = dict[str, Any]
 LIMIT = 200_000
 KEY = "a-key"
+DAMAGED = "damaged"
+"""A model whose folder has no files."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     limits = {"max_body_bytes": LIMIT}
-    with replaying(tmp_path_factory.mktemp("socket"), server=limits) as server:
+    damaged = {DAMAGED: {"source": str(tmp_path_factory.mktemp("damaged"))}}
+    folder = tmp_path_factory.mktemp("socket")
+    with replaying(folder, models=damaged, server=limits) as server:
         yield server
         assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+        assert all(DAMAGED in line for line in server.log.splitlines() if " ERROR " in line)
 
 
 @contextmanager
@@ -160,11 +164,17 @@ UNANSWERED: list[Json] = [{"type": "function_call_output", "call_id": "none", "o
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"input": UNANSWERED}, {"temperature": "hot"}, {"model": "unheard-of"}]
+    ("wrong", "status"),
+    [
+        ({"input": UNANSWERED}, 400),
+        ({"temperature": "hot"}, 400),
+        ({"model": "unheard-of"}, 404),
+        ({"model": DAMAGED}, 500),
+    ],
 )
 @pytest.mark.parametrize("store", [True, False])
 def test_after_an_error_the_earlier_response_is_forgotten(
-    line: ClientConnection, wrong: Json, store: bool
+    line: ClientConnection, wrong: Json, status: int, store: bool
 ) -> None:
     first, other = (answer(line, "one", store=store)["id"] for _ in range(2))
     line.send(
@@ -179,7 +189,7 @@ def test_after_an_error_the_earlier_response_is_forgotten(
             }
         )
     )
-    assert refusal(line)["status"] in (400, 404)
+    assert refusal(line)["status"] == status
     create(line, "two", previous_response_id=first, store=store)
     last = events(line)[-1]
     if store:
