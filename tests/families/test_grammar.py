@@ -145,7 +145,11 @@ OTHERWISE = {
         "values that were not closed",
         "a function that was not closed",
     },
-    "qwen3_5": {"reasoning about calls", "a call that a thought shows in a block of code"},
+    "qwen3_5": {
+        "a call in a block of code with which an answer in text ends",
+        "reasoning about calls",
+        "a call that a thought shows in a block of code",
+    },
     "minimax_m2": {
         "white space and tags of a value are its own",
         "an unknown tool behind a known one",

@@ -129,6 +129,7 @@ CHAT: tuple[Json, ...] = (
         "thinking": {"type": "enabled", "budget_tokens": 5},
         "reasoning_effort": "low",
         "reasoning": {"effort": "low", "enabled": True, "exclude": False},
+        "include_reasoning": True,
         "verbosity": "low",
         "store": True,
         "metadata": {"a": "b"},
@@ -345,10 +346,18 @@ COUNTED: tuple[Json, ...] = (
     {"model": TINY, "messages": [HI], "output_format": HELD, "thinking": {"type": "adaptive"}},
     {"model": TINY, "messages": [HI], "output_config": {"effort": "low", "format": HELD}},
 )
-MESSAGES = tuple(
-    {**body, "max_tokens": 40 if body["model"] == SAID else 2, "stream": streams}
-    for body in COUNTED
-    for streams in (True, False)
+MESSAGES = (
+    *(
+        {**body, "max_tokens": 40 if body["model"] == SAID else 2, "stream": streams}
+        for body in COUNTED
+        for streams in (True, False)
+    ),
+    {
+        "model": TINY,
+        "messages": [HI],
+        "max_tokens": 2,
+        "compaction": {"type": "summarize", "instructions": "Briefly."},
+    },
 )
 
 OPTIONS: Json = {

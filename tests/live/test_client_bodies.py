@@ -135,7 +135,7 @@ BODIES: dict[str, tuple[Json, str | None]] = {
             "include_reasoning": True,
             "provider": {"sort": "throughput"},
         },
-        "include_reasoning, provider, messages.reasoning_details",
+        "provider, messages.reasoning_details",
     ),
 }
 

@@ -91,10 +91,6 @@ def format(schema: Any) -> Json:
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
-def summary(**more: Any) -> Json:
-    return {"compaction": {"type": "summarize", **more}}
-
-
 def effort(level: str) -> Json:
     return {"messages": [HI, {"role": "system", "output_config": {"effort": level}}]}
 
@@ -123,7 +119,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "stream": Case({"stream": True}),
         "compaction": Case({"compaction": {"type": "summarize"}}),
     },
-    protocol.CompactionConfig: {"instructions": Case(summary(instructions="Briefly."), summary())},
+    protocol.CompactionConfig: {"instructions": f"{INPUT}::test_a_summary_is_asked_for"},
     tool_params.CustomTool: {
         "type": f"{INPUT}::test_tools",
         "name": Case(tool(name="g"), OFFERED),
