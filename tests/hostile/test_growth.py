@@ -36,7 +36,7 @@ LARGE, TIMES = 1 << 20, 5
 BLOCKS, BYTES = 1, 1024
 """That a request may leave in memory: of Python's, and of libraries' in other languages."""
 
-POOLS = ("asyncio_", "AnyIO", "store", "disk", "ThreadPoolExecutor")
+POOLS = ("asyncio_", "AnyIO", "request_", "store", "disk", "ThreadPoolExecutor")
 """They may grow to their limits."""
 
 
