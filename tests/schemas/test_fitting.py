@@ -46,6 +46,14 @@ def test_what_fits(arguments: dict[str, Any]) -> None:
     assert is_made_of(arguments, CITY) is ("more" not in arguments)
 
 
+def test_every_part_of_a_nested_allof_counts() -> None:
+    inner = {"allOf": [{"properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}]}
+    schema = {"properties": {"city": {"type": "string"}}, "allOf": [inner]}
+    assert is_made_of({"city": "Lyon", "unit": "c"}, schema)
+    assert not fits({"city": "Lyon"}, schema)
+    assert not fits({"city": "Lyon", "unit": "k"}, schema)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
