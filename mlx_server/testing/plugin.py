@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 FIXTURE = "mlx_replay"
 
-SERVER: "pytest.StashKey[TestRunServer]" = pytest.StashKey()
+SERVER: "pytest.StashKey[tuple[TestRunServer, TemporaryDirectory[str]]]" = pytest.StashKey()
+"""The server of this test run, and its folder."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -24,8 +25,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if server := session.config.stash.get(SERVER, None):
+    if found := session.config.stash.get(SERVER, None):
+        server, folder = found
         server.stop()
+        folder.cleanup()
 
 
 @pytest.fixture
@@ -43,8 +46,9 @@ def _server(config: pytest.Config) -> "TestRunServer":
     if SERVER not in config.stash:
         from mlx_server.testing.server import TestRunServer
 
-        config.stash[SERVER] = TestRunServer(Path(mkdtemp(prefix="mlx_replay-")))
-    return config.stash[SERVER]
+        folder = TemporaryDirectory(prefix="mlx_replay-")
+        config.stash[SERVER] = TestRunServer(Path(folder.name)), folder
+    return config.stash[SERVER][0]
 
 
 @pytest.hookimpl(wrapper=True)

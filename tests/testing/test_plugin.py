@@ -159,6 +159,23 @@ def test_the_server_starts_before_the_first_test_that_needs_it(
     result.assert_outcomes(passed=2, skipped=1)
 
 
+def test_nothing_of_the_server_is_left(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = pytester.mkdir("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    result = run(
+        pytester,
+        """
+    def test_it(mlx_replay):
+        assert any(name.startswith("mlx_replay-") for name in os.listdir(os.environ["TMPDIR"]))
+    """,
+        "--basetemp=own",
+    )
+    result.assert_outcomes(passed=1)
+    assert not list(temporary.iterdir())
+
+
 @pytest.mark.parametrize("options", [("--collect-only",), ("-k", "not needs")])
 def test_no_server_starts_in_vain(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     pytester.makeconftest(
