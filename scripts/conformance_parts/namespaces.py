@@ -1,4 +1,7 @@
-"""A network without a way out, for clients that would talk to their makers."""
+"""A network without a way out, for clients that would talk to their makers.
+
+It has process numbers of its own too, so that a background process of a client ends with it.
+"""
 
 import fcntl
 import shutil
@@ -8,7 +11,7 @@ import subprocess
 
 from conformance_parts.installed import Missing
 
-UNSHARE = ("unshare", "--map-root-user", "--net")
+UNSHARE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc", "--kill-child")
 SET_FLAGS, UP_AND_RUNNING = 0x8914, 0x41
 
 
