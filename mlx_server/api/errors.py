@@ -56,9 +56,6 @@ BY_STATUS: dict[int, type[ServerError]] = {
 }
 
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
-TAG_CHARACTERS = 40
-"""The `type` of an item is repeated in a message if it looks like the name of one."""
-
 MEMBERS = {"any", "bool", "bytes", "dict", "float", "int", "list", "none", "set", "str", "tuple"}
 """Names that pydantic puts into a loc for members of a union that are builtin types."""
 
@@ -165,12 +162,9 @@ def _bad_request(param: str, problem: Problem) -> BadRequest:
 
 
 def _sentence(problem: Problem) -> str:
-    if problem["type"] == "union_tag_invalid":  # pydantic's own text repeats any value
+    if problem["type"] == "union_tag_invalid":  # pydantic's own text repeats the value
         context = problem["ctx"]
-        field, sent = context["discriminator"], str(context["tag"])
-        known = f"it should be one of {context['expected_tags']}"
-        is_name = len(sent) <= TAG_CHARACTERS and FIELD.fullmatch(sent)
-        return f"{field} {sent!r} is not supported: {known}" if is_name else f"{field}: {known}"
+        return f"Input should have {context['discriminator']} as one of {context['expected_tags']}"
     message: str = problem["msg"]
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
