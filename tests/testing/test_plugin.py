@@ -173,7 +173,7 @@ def test_nothing_of_the_server_is_left(
         "--basetemp=own",
     )
     result.assert_outcomes(passed=1)
-    assert not list(temporary.iterdir())
+    assert not list(temporary.glob("mlx_replay-*"))
 
 
 @pytest.mark.parametrize("options", [("--collect-only",), ("-k", "not needs")])
