@@ -6,6 +6,11 @@ OPENING = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*")
 
 
+HEAD = 256
+"""The characters of a line that are looked at: no model writes a longer line to open or close a
+block."""
+
+
 def open_fence(text: str) -> str:
     """The fence that would close the block of code in which a text ends; empty if it ends in none.
     A longer one closes it as well.
@@ -16,27 +21,28 @@ def open_fence(text: str) -> str:
 
 
 class CodeFence:
-    """The same of a text that is still being written."""
+    """The same of a text that is still being written. It remembers one line's beginning at most."""
 
     def __init__(self) -> None:
         self._open = ""
-        """At the end of the last complete line."""
-        self._line: list[str] = []
-        """The pieces of the line that has none yet."""
+        """The fence that was open where the current line began."""
+        self._line = ""
+        """The beginning of the current line."""
 
     def feed(self, piece: str) -> None:
         *complete, last = piece.split("\n")
         for line in complete:
-            self._line.append(line)
-            self._open = self.open
-            self._line = []
-        self._line.append(last)
+            self._add(line)
+            self._open, self._line = self.open, ""
+        self._add(last)
+
+    def _add(self, piece: str) -> None:
+        self._line += piece[: HEAD - len(self._line)]
 
     @property
     def open(self) -> str:
-        line = "".join(self._line)
         if not self._open:
-            opened = OPENING.match(line)
+            opened = OPENING.match(self._line)
             return opened[1] if opened else ""
-        closed = CLOSING.fullmatch(line)
+        closed = CLOSING.fullmatch(self._line)
         return "" if closed and closed[1].startswith(self._open) else self._open

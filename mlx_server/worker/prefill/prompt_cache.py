@@ -89,7 +89,7 @@ class PromptCache:
             return 0, None, None
         ids = ids_of(tokens)
         nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
-        # of equal ones that of the last use, since it is used now: earlier turns are to be dropped
+        # of prompts that serve equally well, the one used most recently: it replaces earlier turns
         for prompt in _alike(reversed(list(self._known(key))), ids):
             if may_share_more(prompt.tokens, ids, nearest[0]):
                 length, snapshot = prompt.reaches(ids)
