@@ -227,8 +227,8 @@ class InputTokenizer:
 
     def _too_long(self, place: int) -> ContextTooLong:
         return ContextTooLong(
-            f"Input {place} has more than {self._most} tokens, which is the most that the model "
-            "takes. Split it.",
+            f"This model's maximum context length is {self._most} tokens. However, input {place} "
+            "has more. Split it.",
             param=self._param(place),
         )
 

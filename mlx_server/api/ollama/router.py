@@ -14,6 +14,7 @@ from mlx_server.api.embeddings.router import embedded
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.ollama import models
+from mlx_server.api.ollama.errors import input_too_long, prompt_too_long
 from mlx_server.api.ollama.input import chat_request, generate_request
 from mlx_server.api.ollama.keep_alive import seconds_of
 from mlx_server.api.ollama.output import (
@@ -33,7 +34,7 @@ from mlx_server.api.ollama.protocol import (
     OllamaChatBody,
     ShowBody,
 )
-from mlx_server.errors import BadRequest, Forbidden
+from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -86,7 +87,13 @@ async def _answer(
     if seconds is not None and not _may_keep(http, name):
         ignored.append("keep_alive")
     response = await respond(
-        http, request, output, stream=body.streams, ignored=ignored, frames=output.frames()
+        http,
+        request,
+        output,
+        stream=body.streams,
+        ignored=ignored,
+        frames=output.frames(),
+        overflow=prompt_too_long,
     )
     if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.spec(pool.named(name)[0]).id, seconds)
@@ -198,9 +205,11 @@ async def _embedded(
     client = http.state.client
     found = None
     if inputs:
-        found = await embedded(
-            http, EmbedRequest(name, checked(inputs), dimensions, truncate=truncate, client=client)
-        )
+        request = EmbedRequest(name, checked(inputs), dimensions, truncate=truncate, client=client)
+        try:
+            found = await embedded(http, request)
+        except ContextTooLong as error:
+            raise input_too_long(error) from None
     else:
         _check_runtime_models(http)
         await while_connected(http, pool.load(await models.checked(pool, name), client))
