@@ -27,6 +27,7 @@ class CollectedCall:
     whole: dict[str, Any] | None = None
     """Arguments that came as an object."""
     is_misnumbered: bool = False
+    extra_content: dict[str, Any] = field(default_factory=dict)
 
     @property
     def arguments(self) -> str:
@@ -65,6 +66,7 @@ class CollectedCalls:
         call = self._of(piece)
         call.id = call.id or piece.id
         call.is_misnumbered = call.is_misnumbered or piece.is_misnumbered
+        call.extra_content.update(piece.extra_content)
         if piece.name and piece.name != call.name:
             is_repeated = piece.name.startswith(call.name)
             call.name = piece.name if is_repeated else call.name + piece.name

@@ -5,8 +5,9 @@ either what belongs elsewhere: thoughts, calls, and the delimiters of all of the
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
@@ -35,6 +36,7 @@ from mlx_server.upstream.leaked_harmony import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
+from mlx_server.upstream.reasoning_details import ReasoningDetails
 
 NO_TOKEN = -1
 """Text that comes without token ids."""
@@ -100,6 +102,7 @@ class AnswerReader:
         self._choice: int | None = None
         """The number of the answer that is read, of several that the upstream may send."""
         self._has_others = False
+        self._details = ReasoningDetails()
         self._raw: list[str] = []
         self._finish: str | None = None
         self._stop: str | None = None
@@ -161,6 +164,7 @@ class AnswerReader:
             piece = self._further(piece)
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
         self._count(piece)
+        self._details.add(piece.details)
         if piece.reasoning and self._must_answer:
             yield from self._repaired(Repaired(self._index, "reasoning", "content"))
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
@@ -251,13 +255,23 @@ class AnswerReader:
                 yield from self._repaired(Repaired(self._index, "type", place))
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
-            yield from self._forward("structured", made)
+            yield from self._forward("structured", self._with_extra(made, call.extra_content))
             if not is_call and not (cut and is_last):
                 what = "what the upstream sent as a call can't be made, so it is text"
                 yield Violation(self._index, f"tool_calls[{self._calls}]: {what}")
                 separator = "\n" if self._said else ""
                 text = TextDelta(self._index, call.as_text(), separator=separator)
                 yield from self._forward("structured", [text])
+
+    def _with_extra(self, events: Iterable[Event], extra: Mapping[str, Any]) -> Iterator[Event]:
+        """The events of one call, of which the first has what the upstream wants back with it, and
+        with the first call of an answer the details of its reasoning."""
+        for event in events:
+            if isinstance(event, ToolCallStarted):
+                details = {} if self._calls else self._details.found()
+                event = replace(event, extra_content={**extra, **details} or None)
+                extra = {}
+            yield event
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
