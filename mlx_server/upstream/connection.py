@@ -147,7 +147,8 @@ class UpstreamConnection:
         """Learns from an answer, whose reasoning came in the field `name`, that the upstream takes
         reasoning back: some refuse the results of calls without it."""
         is_known = self._seen or "reasoning_messages" in self.spec.stated
-        if name in get_args(ReasoningField) and self.spec.kind == "openai" and not is_known:
+        takes = name in get_args(ReasoningField) and self.spec.kind == "openai"
+        if name and takes and not is_known:
             self._seen = {"reasoning_messages": "tool_rounds", "reasoning_field": name}
             if not self.capabilities.reasoning_messages:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
