@@ -38,6 +38,7 @@ NODE_CLIENTS = (
 PROBE = "llmprobe@0.6.12"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
 CODEX = "@openai/codex@0.169.0"
+WATSONX = "ibm-watsonx-ai==1.8.1"
 MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
 MCP_NODE = "node@22"
 """Node.js itself, as npm has it: the suite needs a newer one than this machine may have."""
