@@ -98,14 +98,15 @@ def codex() -> list[str]:
     return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
-def own(name: str, package: str) -> Path:
-    """The Python of a folder that has the package. It is for those that take long to build, so that
+def own(name: str, *packages: str) -> Path:
+    """The Python of a folder that has the packages. It is for those that take long to build, so that
     they are there only if somebody has installed them."""
     folder = cache_dir() / FOLDER / name
     if (python := folder / "bin" / "python").is_file():
         return python
-    make = f"python -m venv {folder} && {folder}/bin/pip install '{package}'"
-    raise Missing(f"{package} is not installed: {make}")
+    wanted = " ".join(f"'{package}'" for package in packages)
+    make = f"python -m venv {folder} && {folder}/bin/pip install {wanted}"
+    raise Missing(f"{packages[0]} is not installed: {make}")
 
 
 def programs(package: str) -> Path:

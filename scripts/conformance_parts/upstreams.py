@@ -80,7 +80,7 @@ def _llama_cpp() -> Iterator[tuple[str, str]]:
 @contextmanager
 def _vllm_mlx() -> Iterator[tuple[str, str]]:
     # by itself it brings an MLX without its library on Linux
-    python = installed.own("vllm-mlx", "vllm-mlx' 'mlx[cpu]")
+    python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
     folder = demo_checkpoint(lambda *progress: None)
     command = ["vllm_mlx.cli", "serve", str(folder)]
     with _child(command, str(folder), folder, python) as found:

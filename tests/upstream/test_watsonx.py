@@ -144,7 +144,7 @@ def test_a_request_is_what_ibms_own_client_sends(
     client: TestClient, upstream: PlayingServer
 ) -> None:
     upstream.plays(token("first"), stream(delta(**call('{"city": "Paris"}')), delta("stop")))
-    said = {"text": "What is the weather in Paris?", "tools": [CLIENTS_WEATHER]}
+    said: Any = {"text": "What is the weather in Paris?", "tools": [CLIENTS_WEATHER]}
     chat(client, **said, tool_choice="required")
     (theirs,) = recorded()["a leaked call, streamed"]["raw_requests"]
     ours = upstream.asked[1]
