@@ -99,8 +99,8 @@ def codex() -> list[str]:
 
 
 def own(name: str, *packages: str) -> Path:
-    """The Python of a folder that has the packages. It is for those that take long to build, so that
-    they are there only if somebody has installed them."""
+    """The Python of a folder that has the packages. It is for those that take long to build: they
+    are there only if somebody has installed them."""
     folder = cache_dir() / FOLDER / name
     if (python := folder / "bin" / "python").is_file():
         return python
