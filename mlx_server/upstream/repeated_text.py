@@ -20,6 +20,8 @@ class Repeats:
     @property
     def places(self) -> tuple[str, ...]:
         """Where something was left out."""
+        if not (self._text.repeats or self._reasoning.repeats):
+            return ()
         found = {"content": self._text, "reasoning_content": self._reasoning}
         return tuple(place for place, text in found.items() if text.repeats)
 
@@ -31,6 +33,8 @@ class Repeats:
         ends = piece.finish is not None
         reasoning = self._reasoning.new_in(piece.reasoning, is_last=ends or bool(piece.text))
         text = self._text.new_in(piece.text, is_last=ends)
+        if text == piece.text and reasoning == piece.reasoning:  # as nearly always
+            return piece
         return replace(piece, text=text, reasoning=reasoning)
 
 
