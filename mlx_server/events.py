@@ -141,6 +141,8 @@ class ToolCallStarted:
     id: str
     name: str
     """Name of one of the tools in the request."""
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ class McpCallStarted:
     """The tool's name on that server."""
     approval: str | None = None
     """The id of the approval request that was granted."""
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 @dataclass(frozen=True, slots=True)

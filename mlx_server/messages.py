@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+EXTRA_CONTENT = "extra_content"
+"""The field of a call on the wire, as Google's API has it."""
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Phase = Literal["commentary", "final_answer"]
@@ -18,6 +21,8 @@ class ToolCall:
     """JSON text, as the client or the model wrote it."""
     server: str | None = None
     """Label of the MCP server that has the tool; `name` is then the server's own name for it."""
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """What an upstream sent with the call and needs back with its result, such as a signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,7 @@ class Conversation:
         )
         messages = (*self.messages[:-1], whole)
         return replace(self, messages=messages, continue_final_message=False)
+
+
+def has_extra_content(conversation: Conversation) -> bool:
+    return any(call.extra_content for each in conversation.messages for call in each.tool_calls)

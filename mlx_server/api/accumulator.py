@@ -66,7 +66,8 @@ class AccumulatedAnswer:
                 self._arguments[event.call].append(event.arguments)
             case ToolCallFinished(_, call):
                 begun = self._begun[call]
-                self.calls.append(ToolCall(begun.id, begun.name, "".join(self._arguments[call])))
+                arguments, extra = "".join(self._arguments[call]), begun.extra_content
+                self.calls.append(ToolCall(begun.id, begun.name, arguments, extra_content=extra))
 
 
 def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:

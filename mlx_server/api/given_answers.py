@@ -3,7 +3,9 @@
 Only the server that the pytest plugin starts has this route, and only the plugin has its key.
 """
 
+import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -15,7 +17,7 @@ from mlx_server.api.body import documented, read
 from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.api.security import authorise
-from mlx_server.errors import BadRequest, SettingsError
+from mlx_server.errors import BadRequest, ServerError, SettingsError
 from mlx_server.families import family_named
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
@@ -71,9 +73,18 @@ async def give(http: Request) -> Response:
         raise BadRequest(error.message, param="family") from None
     name = body.model or id
     pool.add_alias(name, id)
-    entries = await in_thread(_entries, await pool.prepared(id), body)
+    prepared = await pool.prepared(id)
+    loading = asyncio.create_task(_loaded(pool, id))
+    entries = await in_thread(_entries, prepared, body)
     given.add(name, entries)
+    http.app.state.loading_given = loading  # a task that nobody holds may be lost
     return json_response({"model": name}, ignored_header(body.ignored()))
+
+
+async def _loaded(pool: Pool, id: str) -> None:
+    """Loads the model while its answers are written; the first request would wait for it."""
+    with suppress(ServerError):  # the request reports it
+        await pool.load(id)
 
 
 @router.get(GIVEN)

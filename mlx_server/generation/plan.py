@@ -19,7 +19,7 @@ from mlx_server.generation.constraints import (
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
-from mlx_server.messages import Conversation
+from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.prepare import PreparedModel
@@ -316,6 +316,8 @@ def _ignored(
     """Ignored parameters that the client set; those of models.yaml are not reported."""
     if not isinstance(prompt, Conversation):
         return
+    if has_extra_content(prompt):
+        yield EXTRA_CONTENT
     own = prompt.template_kwargs
     budget = budget_of(prepared, request, prompt)
     # the engine enforces these, even if the template does not read them

@@ -2,8 +2,9 @@
 
 import re
 import uuid
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlx_server.events import (
     ApprovalRequested,
@@ -46,6 +47,7 @@ class TurnCall:
     """The tool's name as the model sees it."""
     offered: ServerTool | None
     """None for a function tool, which the client runs."""
+    extra_content: Mapping[str, Any] | None = None
     arguments: list[str] = field(default_factory=list)
     is_made: bool = False
     is_ignored: bool = False
@@ -57,7 +59,8 @@ class TurnCall:
         )
 
     def as_tool_call(self) -> ToolCall:
-        return ToolCall(self.id, self.name, "".join(self.arguments))
+        arguments = "".join(self.arguments)
+        return ToolCall(self.id, self.name, arguments, extra_content=self.extra_content)
 
 
 @dataclass
@@ -103,7 +106,8 @@ class ToolTurn:
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:
         offered = self.offered.get(event.name)
-        call = TurnCall(self.first_call + event.call, event.id, event.name, offered)
+        number = self.first_call + event.call
+        call = TurnCall(number, event.id, event.name, offered, event.extra_content)
         running = sum(other.offered is not None for other in self.calls.values())
         call.is_ignored = offered is not None and running >= self.may_run
         return call
@@ -137,7 +141,9 @@ def _started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
         yield replace(event, call=call.number)
     elif not call.is_ignored and not call.offered.needs_approval:
         server, name = call.offered.server, call.offered.name
-        yield McpCallStarted(event.index, call.number, call.id, server, name)
+        yield McpCallStarted(
+            event.index, call.number, call.id, server, name, extra_content=call.extra_content
+        )
 
 
 def _went_on(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:

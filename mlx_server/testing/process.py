@@ -17,6 +17,7 @@ def main() -> None:
     from mlx_server.app import create_app, run_app
     from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
     from mlx_server.families import FAMILIES
+    from mlx_server.prompts.harmony.vocabulary import encoding
     from mlx_server.sources.given_answers import GivenAnswers
     from mlx_server.testing.server import KEY_VARIABLE
 
@@ -35,6 +36,8 @@ def main() -> None:
     given_answers.install(app, given, key)
     gc.freeze()
     gc.enable()
+    # while the engine's process starts; without the vocabulary the first answer of gpt-oss waits
+    Thread(target=encoding, daemon=True).start()
     run_app(settings, lambda: app)
 
 

@@ -86,7 +86,9 @@ class UpstreamAttempt:
                         if not reader.has_begun:
                             break
                         return
-                    for event in reader.feed(read_piece(value)):
+                    piece = read_piece(value)
+                    connection.saw_reasoning(piece.reasoning_field)
+                    for event in reader.feed(piece):
                         yield event
                     if reader.needs_no_more:
                         return

@@ -27,6 +27,7 @@ class CollectedCall:
     whole: dict[str, Any] | None = None
     """Arguments that came as an object."""
     is_misnumbered: bool = False
+    extra_content: dict[str, Any] = field(default_factory=dict)
 
     @property
     def arguments(self) -> str:
@@ -65,6 +66,7 @@ class CollectedCalls:
         call = self._of(piece)
         call.id = call.id or piece.id
         call.is_misnumbered = call.is_misnumbered or piece.is_misnumbered
+        call.extra_content.update(piece.extra_content)
         if piece.name and piece.name != call.name:
             is_repeated = piece.name.startswith(call.name)
             call.name = piece.name if is_repeated else call.name + piece.name
@@ -98,7 +100,7 @@ def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
     """Whether a piece is another call, although it has the number of this one."""
     if not piece.name:
         return False
-    if piece.id and call.id and piece.id != call.id:
+    if piece.id and call.id and piece.id != call.id and not _goes_on(call, piece):
         return True
     if not _is_object(call.arguments):
         return False
@@ -107,6 +109,13 @@ def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
     # an empty object may come before the arguments, and the same ones may be sent again
     has_both = bool(call.arguments.strip("{} \n") and piece.arguments)
     return has_both and not str(piece.arguments).startswith(call.arguments)
+
+
+def _goes_on(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether the piece has more of arguments that have begun, under an id of its own."""
+    more = piece.arguments
+    begun = piece.name == call.name and bool(call.arguments) and not _is_object(call.arguments)
+    return begun and isinstance(more, str) and bool(more) and not more.lstrip().startswith("{")
 
 
 def _is_object(text: str) -> bool:

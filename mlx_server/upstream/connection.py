@@ -8,25 +8,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import httpx2
 import msgspec
 
 from mlx_server import limits
-from mlx_server.errors import (
-    ServerError,
-    UpstreamBusy,
-    UpstreamFailed,
-    UpstreamTimeout,
-)
+from mlx_server.errors import ServerError, UpstreamBusy, UpstreamFailed, UpstreamTimeout
 from mlx_server.upstream.breaker import CircuitBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
 from mlx_server.upstream.dialects import MODELS, dressed, endpoint
 from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
-from mlx_server.upstream.lenient_json import lenient_json
-from mlx_server.upstream.spec import UpstreamSpec
+from mlx_server.upstream.lenient_json import decoded
+from mlx_server.upstream.spec import ReasoningField, UpstreamSpec
 from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 
 log = logging.getLogger("mlx_server.upstream")
@@ -101,6 +96,8 @@ class UpstreamConnection:
         """The upstream's capabilities, as far as they are known now."""
         self._learning: asyncio.Task[None] | None = None
         self._lessons_left = LESSONS
+        self._seen: Mapping[str, str] = {}
+        """The capabilities that answers have shown."""
         self._pause = pause
         self._client: httpx2.AsyncClient | None = None
         self._credentials: Credentials = credentials_of(spec, self._http)
@@ -142,8 +139,19 @@ class UpstreamConnection:
             return
         self.learnt = found = facts_in(models, self.spec.model)
         learnt = {k: v for k, v in found.capabilities.items() if k not in self.spec.stated}
-        self.capabilities = replace(self.spec.capabilities, **cast(dict[str, Any], learnt))
+        known = cast(dict[str, Any], {**self._seen, **learnt})
+        self.capabilities = replace(self.spec.capabilities, **known)
         log.debug("%s: its server says %s", self.id, learnt)
+
+    def saw_reasoning(self, name: str | None) -> None:
+        """Learns from an answer, whose reasoning came in the field `name`, that the upstream takes
+        reasoning back: some refuse the results of calls without it."""
+        is_known = self._seen or "reasoning_messages" in self.spec.stated
+        takes = name in get_args(ReasoningField) and self.spec.kind == "openai"
+        if name and takes and not is_known:
+            self._seen = {"reasoning_messages": "tool_rounds", "reasoning_field": name}
+            if not self.capabilities.reasoning_messages:
+                self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
 
     async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
         """Send the request until an answer begins. Raises a ServerError if none does."""
@@ -275,7 +283,7 @@ class UpstreamConnection:
             yield value
 
     async def _parsed(self, text: str | bytes) -> Any:
-        decode = partial(_decoded, text)
+        decode = partial(decoded, text)
         try:
             return await asyncio.to_thread(decode) if len(text) > LARGE else decode()
         except (ValueError, RecursionError):
@@ -373,13 +381,6 @@ async def _read_to_end(texts: AsyncIterator[Any]) -> None:
         async with asyncio.timeout(END_SECONDS):
             async for _ in texts:
                 pass
-
-
-def _decoded(text: str | bytes) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return lenient_json(text if isinstance(text, str) else text.decode())
 
 
 def _may_be_json(begin: bytearray) -> bool:

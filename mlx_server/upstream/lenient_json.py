@@ -4,6 +4,16 @@ import json
 import math
 from typing import Any
 
+import msgspec
+
+
+def decoded(text: str | bytes) -> Any:
+    """The value of JSON, or of what is nearly that. Raises as `lenient_json` does."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return lenient_json(text if isinstance(text, str) else text.decode())
+
 
 def lenient_json(text: str) -> Any:
     """The value, in which numbers that are none are None.

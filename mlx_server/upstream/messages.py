@@ -8,6 +8,7 @@ from mlx_server.prompts.history_rendering import in_hermes_tags
 from mlx_server.prompts.message_normalization import RESULT_BEGIN, RESULT_END, OwnText, Part
 from mlx_server.prompts.system_text import format_text, tools_text
 from mlx_server.requests import ToolChoice
+from mlx_server.upstream.reasoning_details import DETAILS
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 Wire = dict[str, Any]
@@ -21,7 +22,13 @@ def messages_of(
     tells_format: bool,
 ) -> list[Wire]:
     """tells_format: whether the system prompt says what format the answer must have."""
-    messages = [_wire(message, can) for message in conversation.messages]
+    last = max(
+        (i for i, each in enumerate(conversation.messages) if each.role == "user"), default=0
+    )
+    messages = [
+        _wire(message, can, thinks=can.reasoning_messages is True or i > last)
+        for i, message in enumerate(conversation.messages)
+    ]
     if not (can.tools and can.tool_messages):
         messages = [as_text(message) for message in messages]
     if conversation.tools and not can.tools and choice != "none":
@@ -59,7 +66,8 @@ def with_system_prompt(messages: Sequence[Wire], added: Iterable[Part]) -> list[
     return [*messages[: leading - 1], extended, *messages[leading:]]
 
 
-def _wire(message: Message, can: UpstreamCapabilities) -> Wire:
+def _wire(message: Message, can: UpstreamCapabilities, *, thinks: bool) -> Wire:
+    """thinks: whether its reasoning is sent, as far as the upstream takes any."""
     role = message.role
     if role == "developer" and not can.developer_role:
         role = "system"
@@ -69,17 +77,28 @@ def _wire(message: Message, can: UpstreamCapabilities) -> Wire:
         wire["name"] = message.name
     if message.tool_call_id and role == "tool":
         wire["tool_call_id"] = message.tool_call_id
-    if message.reasoning and can.reasoning_messages:
-        wire["reasoning_content"] = message.reasoning
+    details = _details(message) if can.extra_content else None
+    if details:  # which have the reasoning's text
+        wire[DETAILS] = details
+    elif message.reasoning and can.reasoning_messages and thinks:
+        wire[can.reasoning_field] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = list(_calls(message))
+        wire["tool_calls"] = list(_calls(message, can))
     return wire
 
 
-def _calls(message: Message) -> Iterator[Wire]:
+def _calls(message: Message, can: UpstreamCapabilities) -> Iterator[Wire]:
     for call in message.tool_calls:
         function = {"name": call.name, "arguments": call.arguments or "{}"}
-        yield {"id": call.id, "type": "function", "function": function}
+        extra = {k: v for k, v in (call.extra_content or {}).items() if k != DETAILS}
+        signed = {"extra_content": extra} if extra and can.extra_content else {}
+        yield {"id": call.id, "type": "function", "function": function, **signed}
+
+
+def _details(message: Message) -> Any:
+    """The details of the reasoning, which the first of the calls had with it."""
+    extras = (call.extra_content or {} for call in message.tool_calls)
+    return next((found for extra in extras if (found := extra.get(DETAILS))), None)
 
 
 def _framed(before: str, content: str | list[Wire], after: str) -> str | list[Wire]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_server.errors import UpstreamFailed
@@ -58,6 +58,8 @@ class CallPiece:
     arguments: str | Mapping[str, Any] = ""
     is_misnumbered: bool = False
     """Whether the index is no integer in the upstream's JSON."""
+    extra_content: Mapping[str, Any] = field(default_factory=dict)
+    """The provider's own fields, which it wants back: Gemini's signature of the thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class AnswerPiece:
     """The number of the answer; None if the piece belongs to none."""
     has_others: bool = False
     """Whether other answers came with it."""
+    details: tuple[Mapping[str, Any], ...] = ()
+    """`reasoning_details` as they came: OpenRouter wants them back, with their signatures."""
+    reasoning_field: str | None = None
+    """The field that had the reasoning as text."""
     is_whole: bool = False
     """Whether it repeats all of the answer, as a body does that is not streamed."""
 
@@ -117,8 +123,21 @@ def read_piece(value: Any) -> AnswerPiece:
         logprobs=logprobs_of(choice),
         choice=_whole_number(choice.get("index")) or 0,
         has_others=isinstance(choices, list) and len(choices) > 1,
+        details=tuple(_signed_details(said)),
+        reasoning_field=next((name for name in REASONING if _is_text(said.get(name))), None),
         is_whole=is_whole,
     )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _signed_details(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    found = said.get("reasoning_details")
+    for detail in found if isinstance(found, list) else ():
+        if isinstance(detail, Mapping) and isinstance(detail.get("type"), str):
+            yield detail
 
 
 def _first(choices: Any) -> Mapping[str, Any] | None:
@@ -259,8 +278,10 @@ def _call(call: Mapping[str, Any]) -> CallPiece:
     index, id = call.get("index"), call.get("id") or call.get("call_id")
     if not isinstance(arguments, str | Mapping):  # no call has such, so that it becomes text
         arguments = "" if arguments is None else json.dumps(arguments)
+    extra = call.get("extra_content")
     return CallPiece(
         index=_whole_number(index),
+        extra_content=extra if isinstance(extra, Mapping) else {},
         is_misnumbered=index is not None and type(index) is not int,
         id=id if isinstance(id, str) else "",
         name=name if isinstance(name, str) else "",

@@ -5,8 +5,9 @@ either what belongs elsewhere: thoughts, calls, and the delimiters of all of the
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
@@ -24,8 +25,7 @@ from mlx_server.events import (
     Violation,
     total,
 )
-from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.parse_context import ParseContext, Parser
+from mlx_server.parsers.parse_context import Parser
 from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
@@ -35,6 +35,9 @@ from mlx_server.upstream.leaked_harmony import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
+from mlx_server.upstream.reading_options import ReadingOptions
+from mlx_server.upstream.reasoning_details import ReasoningDetails
+from mlx_server.upstream.repeated_text import Repeats
 
 NO_TOKEN = -1
 """Text that comes without token ids."""
@@ -45,28 +48,6 @@ CHARACTERS_PER_TOKEN = 4
 ENDS = ("stop", "length", "tool_calls", "content_filter")
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
-
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """Options for reading the answers of one request."""
-
-    family: ModelFamily
-    opening: str
-    """The delimiter of reasoning, as `opening_of_reasoning` gives it."""
-    context: ParseContext
-    is_chat: bool = True
-    stops: tuple[str, ...] = ()
-    parallel: bool = True
-    """Whether there may be several calls; if not, the answer ends with the first."""
-    expects_calls_as_text: bool = False
-    """Whether the prompt asks the model to write calls in its text."""
-    keeps_raw: bool = False
-    logprobs: int | None = None
-    """The number of alternatives that are reported for each token; None reports no log
-    probabilities."""
-    bills_prompt: bool = True
-    """Whether the prompt's tokens are counted with this answer, and not with another of the n."""
 
 
 class AnswerReader:
@@ -100,6 +81,8 @@ class AnswerReader:
         self._choice: int | None = None
         """The number of the answer that is read, of several that the upstream may send."""
         self._has_others = False
+        self._details = ReasoningDetails()
+        self._repeats = Repeats()
         self._raw: list[str] = []
         self._finish: str | None = None
         self._stop: str | None = None
@@ -158,9 +141,18 @@ class AnswerReader:
             raise UpstreamFailed("The upstream reports that the answer failed.")
         self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
         if piece.is_whole and self._streamed:
+            self._repeats.rest()
             piece = self._further(piece)
+        elif self._logprobs is None:
+            piece = self._repeats.without(piece)
+            for place in self._repeats.places:
+                yield from self._repaired(Repaired(self._index, "stutter", place))
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
+        yield from self._read(piece)
+
+    def _read(self, piece: AnswerPiece) -> Iterator[Event]:
         self._count(piece)
+        self._details.add(piece.details)
         if piece.reasoning and self._must_answer:
             yield from self._repaired(Repaired(self._index, "reasoning", "content"))
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
@@ -184,10 +176,11 @@ class AnswerReader:
         self._before, self._must_answer = self.counts, True
         self._collected, self._usage, self._finish = CollectedCalls(), None, None
         self._size = self._reasoned = self._said = 0
-        self._streamed = False
+        self._streamed, self._repeats = False, Repeats()
 
     def finish(self) -> Iterator[Event]:
         """End the answer. The last event is `Finished`."""
+        yield from self._read(self._repeats.rest())
         cut = self._finish == "length"
         if self._thoughts:
             self._is_unterminated = self._thoughts.is_unterminated and cut
@@ -251,13 +244,23 @@ class AnswerReader:
                 yield from self._repaired(Repaired(self._index, "type", place))
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
-            yield from self._forward("structured", made)
+            yield from self._forward("structured", self._with_extra(made, call.extra_content))
             if not is_call and not (cut and is_last):
                 what = "what the upstream sent as a call can't be made, so it is text"
                 yield Violation(self._index, f"tool_calls[{self._calls}]: {what}")
                 separator = "\n" if self._said else ""
                 text = TextDelta(self._index, call.as_text(), separator=separator)
                 yield from self._forward("structured", [text])
+
+    def _with_extra(self, events: Iterable[Event], extra: Mapping[str, Any]) -> Iterator[Event]:
+        """The events of one call, of which the first has what the upstream wants back with it, and
+        with the first call of an answer the details of its reasoning."""
+        for event in events:
+            if isinstance(event, ToolCallStarted):
+                details = {} if self._calls else self._details.found()
+                event = replace(event, extra_content={**extra, **details} or None)
+                extra = {}
+            yield event
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation
+from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content
 from mlx_server.prompts.system_text import function_json
 from mlx_server.requests import (
     ChoiceFormat,
@@ -113,6 +113,9 @@ def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[st
                 yield f"chat_template_kwargs.{name}"
         if any(message.reasoning for message in prompt.messages) and not can.reasoning_messages:
             yield "messages.reasoning_content"
+        sends_extra = can.extra_content and can.tools and can.tool_messages
+        if has_extra_content(prompt) and not sends_extra:
+            yield EXTRA_CONTENT
 
 
 def request_of(

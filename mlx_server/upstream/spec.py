@@ -10,6 +10,8 @@ from mlx_server import limits
 
 Kind = Literal["openai", "watsonx"]
 
+ReasoningField = Literal["reasoning_content", "reasoning"]
+
 PREFIXES: Mapping[str, Kind] = MappingProxyType({"openai+": "openai", "watsonx:": "watsonx"})
 """The prefixes of a `source` that is a URL of another server, and the API of that server."""
 
@@ -38,8 +40,15 @@ class UpstreamCapabilities:
     """Whether `parallel_tool_calls` is passed on. It is enforced in any case."""
     tool_messages: bool = True
     """Whether earlier calls and their results are sent as such; if not, they are sent as text."""
-    reasoning_messages: bool = False
-    """Whether the reasoning of earlier messages is sent back, as `reasoning_content`."""
+    reasoning_messages: bool | Literal["tool_rounds"] = False
+    """Whether the reasoning of earlier messages is sent back. `tool_rounds`: of those after the
+    user's last message, as DeepSeek, Kimi and MiniMax demand. It is learnt from an answer that has
+    reasoning in a field of its own."""
+    reasoning_field: ReasoningField = "reasoning_content"
+    """The field in which it is sent back."""
+    extra_content: bool = True
+    """Whether the fields of its own that it sent with a call are sent back with that call: Gemini's
+    signatures, OpenRouter's `reasoning_details`."""
     json_schema: bool = True
     """Whether a schema is passed on; if not, it is described in the prompt. An answer is checked
     in any case."""
@@ -73,7 +82,11 @@ class UpstreamCapabilities:
 
 
 WATSONX = UpstreamCapabilities(
-    sampling=False, parallel_tool_calls=False, completions=False, stream_usage=False
+    sampling=False,
+    parallel_tool_calls=False,
+    completions=False,
+    stream_usage=False,
+    extra_content=False,
 )
 
 DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(

@@ -33,6 +33,8 @@ from conformance_parts.served import THINKER, forwarding, server
 from conformance_parts.talks import CLIENTS, NODE_CLIENTS, node_talk, talk
 from conformance_parts.upstreams import SUITE as UPSTREAMS
 from conformance_parts.upstreams import upstreams
+from conformance_parts.watsonx import SUITE as WATSONX
+from conformance_parts.watsonx import watsonx
 from tests.live.server import DEMO, LiveServer
 
 PROGRAMS = {
@@ -42,6 +44,7 @@ PROGRAMS = {
     LONG: long_sessions,
     UPSTREAMS: upstreams,
     MCP: mcp,
+    WATSONX: watsonx,
 }
 """They have servers of their own."""
 PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)

@@ -38,6 +38,7 @@ NODE_CLIENTS = (
 PROBE = "llmprobe@0.6.12"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
 CODEX = "@openai/codex@0.169.0"
+WATSONX = "ibm-watsonx-ai==1.8.1"
 MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
 MCP_NODE = "node@22"
 """Node.js itself, as npm has it: the suite needs a newer one than this machine may have."""
@@ -97,14 +98,15 @@ def codex() -> list[str]:
     return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
-def own(name: str, package: str) -> Path:
-    """The Python of a folder that has the package. It is for those that take long to build, so that
-    they are there only if somebody has installed them."""
+def own(name: str, *packages: str) -> Path:
+    """The Python of a folder that has the packages. It is for those that take long to build: they
+    are there only if somebody has installed them."""
     folder = cache_dir() / FOLDER / name
     if (python := folder / "bin" / "python").is_file():
         return python
-    make = f"python -m venv {folder} && {folder}/bin/pip install '{package}'"
-    raise Missing(f"{package} is not installed: {make}")
+    wanted = " ".join(f"'{package}'" for package in packages)
+    make = f"python -m venv {folder} && {folder}/bin/pip install {wanted}"
+    raise Missing(f"{packages[0]} is not installed: {make}")
 
 
 def programs(package: str) -> Path:

@@ -78,6 +78,7 @@ def server(clients: Iterable[str]) -> Iterator[LiveServer]:
         for family, outputs in TRANSCRIPTS.items():
             _write(Path(folder) / f"{family}.jsonl", outputs)
         _write(Path(folder) / "thinker.jsonl", [_harmony("Ten times 37, and half of it.", "555.")])
+        _add_call(Path(folder) / "thinker.jsonl")
         with serving(Path(folder), _config(clients)) as found:
             yield found
 
@@ -98,6 +99,13 @@ def forwarding(clients: Iterable[str]) -> Iterator[LiveServer]:
         }
         with serving(Path(folder), {**config, "models": models}) as found:
             yield found
+
+
+def _add_call(transcript: Path) -> None:
+    """What the model says if it has llm-comply's tool, which it must call."""
+    call = {"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}
+    entry = {"tools": ["get_weather"], "answer": {"calls": [call]}}
+    transcript.write_text(f"{transcript.read_text('utf-8')}\n{json.dumps(entry)}", "utf-8")
 
 
 def _write(path: Path, outputs: Iterable[str]) -> None:

@@ -79,7 +79,8 @@ def _llama_cpp() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _vllm_mlx() -> Iterator[tuple[str, str]]:
-    python = installed.own("vllm-mlx", "vllm-mlx")
+    # by itself it brings an MLX without its library on Linux
+    python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
     folder = demo_checkpoint(lambda *progress: None)
     command = ["vllm_mlx.cli", "serve", str(folder)]
     with _child(command, str(folder), folder, python) as found:
@@ -197,7 +198,10 @@ def _a_required_call_is_made_or_unmet(ask: Ask, url: str) -> None:
     for name in ("there", "prompted"):
         body = {**ASKED, "max_tokens": 60, "tools": [TOOL], "tool_choice": "required"}
         found = ask(name, **body)
-        assert found["choices"][0]["message"].get("tool_calls") or _unmet(found), found
+        (choice,) = found["choices"]
+        # an answer that was cut off is not checked, and says so itself
+        was_cut = choice["finish_reason"] == "length"
+        assert was_cut or choice["message"].get("tool_calls") or _unmet(found), found
 
 
 def _completions_of_text(ask: Ask, url: str) -> None:

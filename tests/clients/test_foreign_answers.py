@@ -12,7 +12,7 @@ from mlx_server.clients.foreign_answers import (
     reading_options,
 )
 from mlx_server.errors import GenerationFailed, UpstreamFailed
-from mlx_server.upstream.reading import ReadingOptions
+from mlx_server.upstream.reading_options import ReadingOptions
 from tests.clients.recorded import WEATHER, Wire, call, chunks, completion
 
 PARIS = '{"city": "Paris"}'

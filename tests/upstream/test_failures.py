@@ -157,6 +157,9 @@ def test_the_upstreams_words_on_the_request_are_passed_on(
     assert "`top_p` should be at most 1" in error_of(client, 400)["message"]
     upstream.plays(whole({"detail": "the context length is 4096 tokens"}, 400))
     assert error_of(client, 400)["code"] == "context_length_exceeded"
+    body = {"model": "up", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    error = client.post("/v1/messages", json=body).json()["error"]
+    assert error["message"].startswith("prompt is too long: The upstream")
 
 
 def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -> None:

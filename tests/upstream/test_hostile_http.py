@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from threading import Thread
+from threading import Event, Thread
 from typing import cast
 
 import pytest
@@ -14,7 +14,18 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from mlx_server.pool.pool import Pool
-from tests.upstream.playing import USAGE, chat, delta, gateway, sse
+from tests.upstream.playing import (
+    USAGE,
+    AnswerReader,
+    as_message,
+    as_response,
+    chat,
+    delta,
+    gateway,
+    in_chunks,
+    in_one,
+    sse,
+)
 
 Parts = Iterable[bytes]
 
@@ -22,6 +33,7 @@ SECONDS = 0.4
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 CLOSED = b"connection: close\r\n\r\n"
+OLD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 BOM = b"\xef\xbb\xbf"
 STREAM = sse(delta(content="Yes"), delta("stop"), USAGE)
@@ -87,6 +99,18 @@ def for_ever(*begin: bytes, then: bytes) -> Callable[[], Parts]:
     return lambda: itertools.chain(begin, itertools.repeat(then))
 
 
+def dripping(*begin: bytes) -> Callable[[], Parts]:
+    """A byte now and then, so that the connection is never idle for long."""
+
+    def drops() -> Iterator[bytes]:
+        pause = Event()
+        while not pause.wait(SECONDS / 10):
+            yield b"x"
+
+    return lambda: itertools.chain(begin, drops())
+
+
+PAGE = b"<!doctype html><html><body>Please log in.</body></html>"
 ANSWERS = {
     "a 100 before": b"HTTP/1.1 100 Continue\r\n\r\n" + OK + CLOSED + STREAM,
     "trailers": OK + CHUNKED + chunked(STREAM, b"0\r\nx: y\r\n\r\n"),
@@ -97,6 +121,11 @@ ANSWERS = {
     "a byte order mark": OK + CLOSED + BOM + STREAM,
     "a byte order mark before JSON": JSON + CLOSED + BOM + BODY,
     "returns alone": OK + CLOSED + STREAM.replace(b"\n", b"\r"),
+    "carriage returns and line feeds": OK + CLOSED + STREAM.replace(b"\n", b"\r\n"),
+    "no space after the colon": OK + CLOSED + STREAM.replace(b"data: ", b"data:"),
+    "comments alone for long": OK + CLOSED + b": ping\n\n" * 10_000 + STREAM,
+    "HTTP/1.0 and no end": OLD + STREAM.replace(b"data: [DONE]\n\n", b""),
+    "HTTP/1.0 and JSON": OLD + BODY,
     "no empty lines": OK + CLOSED + STREAM.replace(b"\n\n", b"\n"),
     "events of nothing": OK + CLOSED + b"data\n\ndata: \n\n" + STREAM,
     "a space after the end": OK + CLOSED + STREAM.replace(b"[DONE]", b"[DONE] "),
@@ -109,11 +138,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("sent", ANSWERS.values(), ids=ANSWERS)
-def test_an_answer_nevertheless(sent: bytes, client: TestClient, hostile: BytesServer) -> None:
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
+def test_an_answer_nevertheless(
+    read_answer: AnswerReader, sent: bytes, client: TestClient, hostile: BytesServer
+) -> None:
     hostile.parts = lambda: (sent,)
-    response = chat(client)
-    assert response.status_code == 200, response.text
-    assert response.json()["choices"][0]["message"]["content"] == "Yes"
+    assert read_answer(client, {})["text"] == "Yes"
 
 
 REDIRECTS = ("file:///etc/passwd", "http://169.254.169.254/latest", "http://[::1", "//10.0.0.1/")
@@ -128,6 +158,9 @@ FAILURES: dict[str, tuple[int, Callable[[], Parts]]] = {
     "a chunk's size without end": (502, for_ever(OK, CHUNKED, b"5;", then=b"a" * 1000)),
     "early hints without end": (504, for_ever(then=b"HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n")),
     "comments without end": (504, for_ever(OK, CLOSED, then=b": ping\n\n" * 100)),
+    "a line that drips": (504, dripping(OK, CLOSED, b"data: {")),
+    "headers that drip": (504, dripping(OK)),
+    "a web page": (502, lambda: (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\n", CLOSED, PAGE)),
     "another protocol": (502, lambda: (b"HTTP/1.1 101 Switching\r\nupgrade: x\r\n\r\n",)),
     "no HTTP": (502, lambda: (b"SSH-2.0-x\r\n",)),
     "nothing": (502, tuple),

@@ -445,6 +445,124 @@ QUIRKS = [
         **calls(PARIS),
         ends=delta("tool_calls", **indexed(1, arguments='"Paris"}')),
     ),
+    Quirk(
+        "all of the text in each piece",
+        (
+            {"content": "I"},
+            {"content": "I am"},
+            {"content": "I am here."},
+            {"content": "I am here."},
+        ),
+        text="I am here.",
+        repairs=("stutter content",),
+    ),
+    Quirk(
+        "all of the reasoning and then of the text in each piece",
+        (
+            {"reasoning": "So"},
+            {"reasoning": "So, well"},
+            {"reasoning": "So, well, yes."},
+            {"content": "It"},
+            {"content": "It rains"},
+            {"content": "It rains now."},
+        ),
+        "So, well, yes.",
+        "It rains now.",
+        repairs=("stutter reasoning_content", "stutter content"),
+    ),
+    Quirk(
+        "all of the text in each of two pieces",
+        ({"content": "It rains"}, {"content": "It rains now."}),
+        text="It rains now.",
+        repairs=("stutter content",),
+    ),
+    *(
+        Quirk(f"pieces that look alike, such as {pieces[1]!r}", said, text="".join(pieces))
+        for pieces in (("1", "10", "0"), ("ha", "ha", "haha"), ("-", "--", "---"), ("a", "ab", "c"))
+        for said in [tuple({"content": piece} for piece in pieces)]
+    ),
+    Quirk(
+        "all of the text once more with the reason",
+        ({"content": "It "}, {"content": "rains."}),
+        text="It rains.",
+        ends=delta("stop", content="It rains."),
+        repairs=("stutter content",),
+    ),
+    Quirk(
+        "a piece that is held when the answer ends",
+        ({"content": "1"}, {"content": "10"}),
+        text="110",
+        ends=delta(None),
+    ),
+    Quirk("text as a completion has it", ({"choices": [{"text": "Yes"}]},), text="Yes"),
+    Quirk(
+        "the usage in the middle",
+        ({"content": "Ye"}, USAGE, {"content": "s"}),
+        text="Yes",
+    ),
+    Quirk(
+        "pieces with nothing but a role",
+        ({"role": "assistant"}, {"content": "Ye"}, {"role": "assistant"}, {"content": "s"}),
+        text="Yes",
+    ),
+    Quirk(
+        "a role that is not the assistant's",
+        ({"role": "system", "content": "Yes"},),
+        text="Yes",
+    ),
+    Quirk(
+        "the name in pieces",
+        (
+            indexed(0, "a", name="get_"),
+            indexed(0, name="weather"),
+            indexed(0, arguments=PARIS_JSON),
+        ),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "the name and the id in each piece",
+        tuple(
+            indexed(0, "a", name="get_weather", arguments=piece)
+            for piece in ('{"city"', ': "Pa', 'ris"}')
+        ),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "the id in each piece and no index",
+        (
+            indexed(None, "a", name="get_weather"),
+            indexed(None, "a", arguments='{"city": '),
+            indexed(None, "a", arguments='"Paris"}'),
+        ),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "another id in each piece",
+        (
+            indexed(0, "a", name="get_weather"),
+            indexed(0, "b", arguments='{"city": '),
+            indexed(0, "c", arguments='"Paris"}'),
+        ),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "another id in each piece, and the name",
+        tuple(
+            indexed(0, id, name="get_weather", arguments=piece)
+            for id, piece in (("a", '{"city"'), ("b", ': "Pa'), ("c", 'ris"}'))
+        ),
+        **calls(PARIS),
+    ),
+    Quirk(
+        "the older function_call in pieces",
+        (
+            {"function_call": {"name": "get_weather", "arguments": ""}},
+            {"function_call": {"arguments": '{"city": '}},
+            {"function_call": {"arguments": '"Paris"}'}},
+        ),
+        **calls(PARIS),
+        ends=delta("function_call"),
+    ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
 ]

@@ -10,6 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.upstream.credentials import ApiKey, IamToken
+from tests.clients.recorded import WEATHER as CLIENTS_WEATHER
+from tests.clients.watsonx.exchanges import recorded
 from tests.upstream.playing import (
     KEY,
     KEY_VARIABLE,
@@ -136,3 +138,16 @@ def test_a_token_is_renewed_before_it_expires(upstream: PlayingServer) -> None:
 
     assert asyncio.run(used()) == ["Bearer first"] * 4 + ["Bearer second"] * 4
     assert len(upstream.asked) == 3
+
+
+def test_a_request_is_what_ibms_own_client_sends(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(token("first"), stream(delta(**call('{"city": "Paris"}')), delta("stop")))
+    said: Any = {"text": "What is the weather in Paris?", "tools": [CLIENTS_WEATHER]}
+    chat(client, **said, tool_choice="required")
+    (theirs,) = recorded()["a leaked call, streamed"]["raw_requests"]
+    ours = upstream.asked[1]
+    assert ours.path.partition("?")[0] == theirs["path"]
+    owner = {"project_id": PROJECT, "tool_choice_option": "required"}
+    assert ours.body == theirs["body"] | owner

@@ -1,7 +1,8 @@
 """Converts messages on the wire, in the forms of today and of earlier APIs."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from mlx_server.api.chat_completions.protocol import (
     FreeformCallParam,
@@ -63,7 +64,7 @@ def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | No
 
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
-    calls = tuple(map(_call, message.tool_calls or ()))
+    calls = tuple(_with_details(map(_call, message.tool_calls or ()), message))
     if (function := message.function_call) is None:
         return calls
     if calls:
@@ -76,8 +77,19 @@ def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
 
 def _call(call: ToolCallParam) -> ToolCall:
     if isinstance(call, FreeformCallParam):
-        return ToolCall(call.id, call.custom.name, arguments_of_text(call.custom.input))
-    return ToolCall(call.id, call.function.name, _arguments(call.function))
+        name, arguments = call.custom.name, arguments_of_text(call.custom.input)
+    else:
+        name, arguments = call.function.name, _arguments(call.function)
+    return ToolCall(call.id, name, arguments, extra_content=call.extra_content)
+
+
+def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[ToolCall]:
+    """The calls, of which the first has the details of the reasoning before it."""
+    details = {"reasoning_details": found} if (found := message.reasoning_details) else {}
+    for call in calls:
+        extra = {**(call.extra_content or {}), **details}
+        yield replace(call, extra_content=extra) if details else call
+        details = {}
 
 
 def _arguments(function: FunctionCall) -> str:

@@ -19,9 +19,11 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.messages import ToolCall
+from mlx_server.messages import EXTRA_CONTENT, ToolCall
 
 Wire = dict[str, Any]
+
+DETAILS = "reasoning_details"
 
 REASONING_FIELDS: Mapping[str, Sequence[str]] = {
     "reasoning_content": ("reasoning_content",),
@@ -148,7 +150,8 @@ class ChatOutput:
         return dict.fromkeys(self._reasoning_fields, text)
 
     def _calls(self, calls: Sequence[ToolCall]) -> Wire:
-        return {"tool_calls": [self._call(call) for call in calls]}
+        details = [found for call in calls for found in _details(call.extra_content).items()]
+        return {**dict(details), "tool_calls": [self._call(call) for call in calls]}
 
     def _call(self, call: ToolCall) -> Wire:
         if call.name not in self._freeform:
@@ -156,13 +159,13 @@ class ChatOutput:
         return _freeform_call(call, text_of_arguments(call.arguments))
 
     def _call_delta(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> Wire:
-        key = event.index, event.call
+        key, details = (event.index, event.call), {}
         match event:
-            case ToolCallStarted(name=name) if name in self._freeform:
-                self._inputs[key] = FreeformInput()
-                piece = _freeform_call(ToolCall(event.id, name, ""), "")
-            case ToolCallStarted(id=id, name=name):
-                piece = _call(ToolCall(id, name, ""))
+            case ToolCallStarted(id=id, name=name, extra_content=extra):
+                call, details = ToolCall(id, name, "", extra_content=extra), _details(extra)
+                if name in self._freeform:
+                    self._inputs[key] = FreeformInput()
+                piece = _freeform_call(call, "") if name in self._freeform else _call(call)
             case ToolCallDelta(arguments=arguments) if key in self._inputs:
                 piece = _freeform_delta(self._inputs[key].feed(arguments))
             case ToolCallDelta(arguments=arguments):
@@ -170,7 +173,7 @@ class ChatOutput:
             case ToolCallFinished():
                 text = self._inputs.pop(key).finish() if key in self._inputs else ""
                 piece = _freeform_delta(text)
-        return {"tool_calls": [{"index": event.call, **piece}]} if piece else {}
+        return {**details, "tool_calls": [{"index": event.call, **piece}]} if piece else {}
 
     def _finish_reason(self, reason: str | None) -> str | None:
         return reason
@@ -195,11 +198,23 @@ class FunctionCallOutput(ChatOutput):
 
 
 def _call(call: ToolCall) -> Wire:
-    return {"id": call.id, "type": "function", "function": _function(call)}
+    return {"id": call.id, "type": "function", "function": _function(call), **_extra(call)}
 
 
 def _freeform_call(call: ToolCall, text: str) -> Wire:
-    return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
+    custom = {"name": call.name, "input": text}
+    return {"id": call.id, "type": "custom", "custom": custom, **_extra(call)}
+
+
+def _extra(call: ToolCall) -> Wire:
+    """An upstream's own fields of a call, which clients send back as they do Google's."""
+    extra = {k: v for k, v in (call.extra_content or {}).items() if k != DETAILS}
+    return {EXTRA_CONTENT: extra} if extra else {}
+
+
+def _details(extra: Mapping[str, Any] | None) -> Wire:
+    """The details of the reasoning, which are the message's in this API."""
+    return {DETAILS: extra[DETAILS]} if extra and DETAILS in extra else {}
 
 
 def _freeform_delta(text: str) -> Wire:

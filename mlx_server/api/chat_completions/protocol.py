@@ -33,6 +33,8 @@ class FunctionCallParam(WireModel):
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
+    extra_content: dict[str, Any] | None = None
+    """What an upstream sent with the call, such as Gemini's signature."""
 
 
 class FreeformCall(WireModel):
@@ -46,6 +48,7 @@ class FreeformCallParam(WireModel):
     id: str = ""
     type: Literal["custom"]
     custom: FreeformCall
+    extra_content: dict[str, Any] | None = None
 
 
 def _kind(value: Any) -> str:
@@ -59,7 +62,10 @@ ToolCallParam = Annotated[
     Discriminator(_kind),
 ]
 
-ASSISTANT = ("reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
+ASSISTANT = (
+    *("reasoning", "reasoning_content", "reasoning_details", "refusal"),
+    *("tool_calls", "function_call"),
+)
 ANSWERING = ("tool_call_id",)
 TOOLS = ("tool", "function", "ipython")
 
@@ -71,6 +77,8 @@ class MessageParam(WireModel):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    reasoning_details: Items[dict[str, Any]] | None = None
+    """OpenRouter's, which an upstream sent with calls and needs back with their results."""
     refusal: str | None = None
     tool_calls: Items[ToolCallParam] | None = None
     tool_call_id: str | None = None
@@ -84,6 +92,8 @@ class MessageParam(WireModel):
                 yield name
         if self.refusal and self.content:
             yield "refusal"
+        if self.role == "assistant" and self.reasoning_details and not self.tool_calls:
+            yield "reasoning_details"
         if self.reasoning and self.reasoning_content not in (None, self.reasoning):
             yield "reasoning"
 

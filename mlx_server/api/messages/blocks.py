@@ -100,6 +100,8 @@ class ToolUseBlock(WireModel):
     id: Name
     name: Name
     input: dict[str, Any]
+    extra_content: dict[str, Any] | None = None
+    """What an upstream sent with the call, such as Gemini's signature."""
 
 
 class ThinkingBlock(WireModel):

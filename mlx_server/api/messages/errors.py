@@ -16,6 +16,9 @@ VERSION = "anthropic-version"
 NO_THREADS = "thread_unsupported_request"
 """The code by which Anthropic's tool runner knows that it has to send whole conversations."""
 
+TOO_LONG = "prompt is too long"
+"""The words by which agents know that they have to shorten."""
+
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -39,6 +42,8 @@ def error_body(error: ServerError, scope: Scope, status: int | None = None) -> d
     found = status or error.status
     kind = TYPES.get(found, "invalid_request_error" if found < 500 else "api_error")
     message = error.body()["error"]["message"]
+    if isinstance(error, ContextTooLong) and TOO_LONG not in message:
+        message = f"{TOO_LONG}: {message}"  # as for an upstream, which says so in words of its own
     details = {"details": {"error_code": NO_THREADS}} if error.code == NO_THREADS else {}
     return {
         "type": "error",
@@ -48,6 +53,6 @@ def error_body(error: ServerError, scope: Scope, status: int | None = None) -> d
 
 
 def prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
-    """The overflow in Anthropic's words, by which agents know that they have to shorten."""
+    """The overflow in Anthropic's words."""
     most = overflow.context - 1
-    return ContextTooLong(f"prompt is too long: {tokens} tokens > {most} maximum", param="messages")
+    return ContextTooLong(f"{TOO_LONG}: {tokens} tokens > {most} maximum", param="messages")

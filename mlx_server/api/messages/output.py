@@ -20,7 +20,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.messages import Phase
+from mlx_server.messages import EXTRA_CONTENT, Phase
 
 Wire = dict[str, Any]
 
@@ -105,9 +105,10 @@ class MessagesOutput:
                 text = self._joined(event, "text")
                 yield from self._continue("text")
                 yield self._delta({"type": "text_delta", "text": text})
-            case ToolCallStarted(_, _, id, name):
+            case ToolCallStarted(_, _, id, name, extra):
                 unique = id if CALL_ID.fullmatch(id) else f"toolu_{uuid.uuid4().hex}"
-                call = {"type": "tool_use", "id": unique, "name": name, "input": {}}
+                call: Wire = {"type": "tool_use", "id": unique, "name": name, "input": {}}
+                call |= {EXTRA_CONTENT: extra} if extra else {}
                 yield from self._begin()
                 yield from self._close()
                 yield self._start(call)

@@ -132,7 +132,8 @@ class Turns:
                 self.tools.name(block.name)
                 self._known.setdefault(block.id, len(self._known))
                 arguments = json.dumps(block.input, ensure_ascii=False)
-                self._calls.append(ToolCall(block.id, block.name, arguments))
+                extra = block.extra_content
+                self._calls.append(ToolCall(block.id, block.name, arguments, extra_content=extra))
             case ThinkingBlock():
                 self._think(block)
             case ToolSearchBlock():

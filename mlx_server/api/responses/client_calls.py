@@ -6,6 +6,7 @@ from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, Events, StreamedCall
 from mlx_server.api.responses.tool_table import OfferedTool
 from mlx_server.events import ToolCallStarted
+from mlx_server.messages import EXTRA_CONTENT
 
 
 class ClientCall(StreamedCall):
@@ -16,11 +17,13 @@ class ClientCall(StreamedCall):
         self._call_id = call.id
         self._name = called.name if called else call.name
         self._namespace = called.namespace if called else None
+        self._extra = call.extra_content
 
     def wire(self) -> Wire:
         namespace = {"namespace": self._namespace} if self._namespace else {}
         named = {"call_id": self._call_id, "name": self._name, **namespace}
-        return {**self._head(), **named, **self._final_fields()}
+        extra = {EXTRA_CONTENT: self._extra} if self._extra else {}
+        return {**self._head(), **named, **self._final_fields(), **extra}
 
 
 class StreamedFunctionCall(ClientCall):

@@ -74,10 +74,10 @@ class ItemsToMessages:
                 self._add_reasoning(_reasoning(item, self._opened))
             case FunctionCallItem():
                 name = self._table.shown(item.name, item.namespace)
-                self._call(ToolCall(item.call_id, name, arguments_of(item)))
+                self._call(_tool_call(item, name, arguments_of(item)))
             case CustomCallItem():
                 name = self._table.shown(item.name, item.namespace)
-                self._call(ToolCall(item.call_id, name, arguments_of_text(item.input or "")))
+                self._call(_tool_call(item, name, arguments_of_text(item.input or "")))
             case ToolSearchCallItem(call_id=str(id)):
                 self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
             case ToolSearchOutputItem(call_id=str(id)):
@@ -157,7 +157,8 @@ class ItemsToMessages:
 
     def _mcp_call(self, item: McpCallItem) -> None:
         id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
-        self._call(ToolCall(id, item.name, item.arguments or "", server=item.server_label))
+        arguments, extra = item.arguments or "", item.extra_content
+        self._call(ToolCall(id, item.name, arguments, item.server_label, extra_content=extra))
         output = item.output if item.output is not None else _error_text(item.error)
         self._results.append(Message("tool", output, tool_call_id=id))
 
@@ -189,6 +190,10 @@ class ItemsToMessages:
             result = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
             self._calls.append(call)
             self._results.append(Message("tool", result, tool_call_id=call.id))
+
+
+def _tool_call(item: FunctionCallItem | CustomCallItem, name: str, arguments: str) -> ToolCall:
+    return ToolCall(item.call_id, name, arguments, extra_content=item.extra_content)
 
 
 def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:

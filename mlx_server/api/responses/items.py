@@ -44,6 +44,9 @@ def new_id(kind: str) -> str:
 
 Texts = Items[TextPart]
 
+ExtraContent = dict[str, Any] | None
+"""What an upstream sent with a call, such as Gemini's signature."""
+
 
 class Item(WireModel):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset({"status", "created_by"})
@@ -71,6 +74,7 @@ class FunctionCallItem(Item):
     name: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)] | None = None
     arguments: str | dict[str, Any] | None = None
+    extra_content: ExtraContent = None
 
 
 class CustomCallItem(Item):
@@ -81,6 +85,7 @@ class CustomCallItem(Item):
     name: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)] | None = None
     input: str | None = None
+    extra_content: ExtraContent = None
 
 
 class ToolSearchCallItem(Item):
@@ -138,6 +143,7 @@ class McpCallItem(Item):
     output: str | None = None
     error: Any = None
     approval_request_id: str | None = None
+    extra_content: ExtraContent = None
 
 
 class McpApprovalRequestItem(WireModel):

@@ -15,7 +15,7 @@ from mlx_server.events import (
     TokenLogprob,
     ToolsListed,
 )
-from mlx_server.messages import Phase
+from mlx_server.messages import EXTRA_CONTENT, Phase
 
 Events = Iterator[Wire]
 End = Literal["completed", "incomplete", "failed"]
@@ -198,6 +198,7 @@ class StreamedMcpCall(StreamedCall):
             "name": self._call.name,
             **self._final_fields(),
             "approval_request_id": self._call.approval,
+            **({EXTRA_CONTENT: extra} if (extra := self._call.extra_content) else {}),
             "output": result.output if result else None,
             "error": _error(result.error) if result and result.error is not None else None,
         }

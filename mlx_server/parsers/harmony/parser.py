@@ -93,7 +93,11 @@ def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
 @lru_cache(maxsize=1)
 def control_ids(encoding: HarmonyEncoding) -> dict[str, int]:
     names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
-    return {name: encoding.encode(name, allowed_special={name})[0] for name in names}
+    # to look for further special tokens, it would compile an expression of all of them each time
+    tokens = {
+        name: encoding.encode(name, allowed_special={name}, disallowed_special=()) for name in names
+    }
+    return {name: ids[0] for name, ids in tokens.items()}
 
 
 class HarmonyParser:
