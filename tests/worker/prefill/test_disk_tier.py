@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -305,7 +305,7 @@ def test_what_the_disk_has_not_taken_yet_is_waited_for(
     llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk goes on only when the unload waits for it."""
-    goes_on, write, wait = Event(), PromptFolder.write, prompt_saver.wait
+    goes_on, write = Event(), PromptFolder.write
 
     def held_up(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
         goes_on.wait(30)
