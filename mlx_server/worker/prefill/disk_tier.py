@@ -64,7 +64,7 @@ class DiskTier:
     def forget(self, key: str) -> None:
         """Removes the files of this key, which may be wrong."""
         if model := self._models.of(key):
-            self._saver.remove(model.group(key))
+            self._saver.remove(model, key)
 
     def begin(self, row: int, key: str, tokens: list[int]) -> bool:
         """Whether the row has to wait until some of its prompt has been read."""
@@ -127,7 +127,6 @@ class DiskTier:
         """Writes what is not written, and closes the folder."""
         deadline = time.monotonic() + FLUSH_SECONDS
         self._guarded(lambda: self._saver.flush(deadline))
-        self._saver.join(deadline)
         self._restorer.stop()
         self._saver.stop()
         self._folder.close()

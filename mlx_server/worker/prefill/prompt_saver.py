@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,15 @@ PAUSE_SECONDS = 60.0
 """The time in which nothing is written after the disk has refused a file."""
 
 
+@dataclass(frozen=True)
+class Write:
+    """Work of the thread that writes."""
+
+    model: str
+    future: Future[None]
+    nbytes: int
+
+
 class PromptSaver:
     def __init__(
         self,
@@ -53,7 +63,7 @@ class PromptSaver:
         """wake: called in another thread when a file has been written."""
         self._folder, self._models, self._cache, self._wake = folder, models, cache, wake
         self._thread = ThreadPoolExecutor(1, "prompt-writer")
-        self._writes: deque[tuple[Future[None], int]] = deque()
+        self._writes: deque[Write] = deque()
         self._prompt: CachedPrompt | None = None
         self._work: Iterator[None] = iter(())
         self._lock = threading.Lock()
@@ -74,9 +84,9 @@ class PromptSaver:
     @property
     def is_full(self) -> bool:
         """Whether as many bytes as may wait do wait for the disk."""
-        while self._writes and self._writes[0][0].done():
+        while self._writes and self._writes[0].future.done():
             self._writes.popleft()
-        waiting = sum(nbytes for _, nbytes in self._writes)
+        waiting = sum(write.nbytes for write in self._writes)
         return waiting >= limits.PROMPT_WRITE_BYTES.value
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
@@ -111,26 +121,30 @@ class PromptSaver:
         self._prompt, self._work = None, iter(())
 
     def flush(self, deadline: float, key: str | None = None) -> None:
-        """Writes what is not written, until this time of `time.monotonic`."""
+        """Writes what is not written, and waits for the files until this time of `time.monotonic`:
+        only files that are there are found. key: only prompts and files of this model."""
         while time.monotonic() < deadline and (prompt := self.next(key)):
             if self.is_full:
-                wait([self._writes[0][0]], deadline - time.monotonic())
+                wait([self._writes[0].future], deadline - time.monotonic())
             else:
                 self.save_piece(prompt)
+        self._join(deadline, key)
 
-    def join(self, deadline: float) -> None:
-        wait([future for future, _ in self._writes], max(0.0, deadline - time.monotonic()))
+    def _join(self, deadline: float, key: str | None) -> None:
+        of_key = [write.future for write in self._writes if key in (None, write.model)]
+        wait(of_key, max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def remove(self, group: str) -> None:
-        """Removes a group's files after the writes so far, also while the disk takes no others."""
-        self._submit(lambda: self._folder.remove_if(lambda file: file.group == group), 0)
+    def remove(self, model: DiskModel, key: str) -> None:
+        """Removes a key's files after the writes so far, also while the disk takes no others."""
+        group = model.group(key)
+        self._submit(model, lambda: self._folder.remove_if(lambda file: file.group == group), 0)
 
-    def _submit(self, work: Callable[[], None], nbytes: int) -> None:
+    def _submit(self, model: DiskModel, work: Callable[[], None], nbytes: int) -> None:
         future = self._thread.submit(work)
-        self._writes.append((future, nbytes))
+        self._writes.append(Write(model.id, future, nbytes))
         future.add_done_callback(lambda done: self._wake())
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -169,7 +183,7 @@ class PromptSaver:
             rest = prompt.snapshots[length].layers if model.layout.has_states else {}
             yield from self._save(model, prompt, file, begin, rest)
         tidy = partial(self._tidy, files, dropped, group, ids, links)
-        self._submit(partial(self._guarded, tidy), 0)
+        self._submit(model, partial(self._guarded, tidy), 0)
 
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
@@ -226,7 +240,8 @@ class PromptSaver:
         ids = prompt.tokens[begin : file.length].copy()
         pieces = encoded(file, ids, about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        self._submit(partial(self._guarded, partial(self._write, file, pieces, ids)), nbytes)
+        write = partial(self._guarded, partial(self._write, file, pieces, ids))
+        self._submit(model, write, nbytes)
 
     def _log_misfit(self, model: str) -> None:
         if model not in self._misfits:

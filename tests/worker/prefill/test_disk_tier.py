@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,8 +110,8 @@ class Process:
             self.reports += self.engine.step()
 
     def write(self) -> None:
-        """Waits until all that was copied is in files, and is reported."""
-        self.engine._disk._saver.join(time.monotonic() + 30)
+        """Waits until all is in files, and is reported."""
+        self.engine._disk._saver.flush(time.monotonic() + 30)
         self.reports += self.engine.step()
 
     def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
@@ -298,6 +299,34 @@ def test_what_another_model_replaced_in_memory_comes_back(llama: Path, tmp_path:
     process.answer([*prompt, 1, 2, 3])
     assert process.cached == 200
     process.stop()
+
+
+def test_what_the_disk_has_not_taken_yet_is_waited_for(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk goes on only when the unload waits for it."""
+    goes_on, write = Event(), PromptFolder.write
+
+    def held_up(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    def waited(futures: Sequence[Future[None]], seconds: float) -> None:
+        goes_on.set()
+        wait(futures, max(seconds, 30))
+
+    monkeypatch.setattr(PromptFolder, "write", held_up)
+    monkeypatch.setattr(prompt_saver, "wait", waited)
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    assert not goes_on.is_set()
+    process.engine.handle(UnloadModel("m"))
+    known = process.folder.count if process.folder else 0
+    goes_on.set()
+    assert known == 200 // BLOCK + 1
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
 
 
 def test_a_prompt_that_parts_within_a_block_uses_what_it_shares(
