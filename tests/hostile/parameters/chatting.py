@@ -64,6 +64,7 @@ FUNCTION: Json = {
 }
 
 CUSTOM = "tests/api/chat_completions/test_custom_tools.py::test_a_custom_tool_has_one_argument"
+HANDED_BACK = "tests/upstream/test_handed_back.py"
 TAKEN_BACK = "tests/api/chat_completions/test_custom_tools.py::test_a_call_is_taken_back"
 
 
@@ -151,6 +152,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "guided_regex": Case({"guided_regex": "xyz"}),
         "guided_choice": Case({"guided_choice": ["xyz"]}),
         "guided_grammar": Case({"guided_grammar": 'root ::= "xyz"'}),
+        "json_schema": Case({"json_schema": {"const": "x"}}),
+        "grammar": Case({"grammar": 'root ::= "xyz"'}),
     },
     formats.JsonObjectFormat: {
         "type": Case({"response_format": {"type": "json_object"}}),
@@ -201,11 +204,18 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "name": Case(user(name="me")),
         "reasoning": Case(answered(reasoning="Hm"), answered()),
         "reasoning_content": Case(answered(reasoning_content="Hm"), answered()),
+        "reasoning_details": f"{HANDED_BACK}::test_details_of_the_reasoning_come_back_as_they_were",
         "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
         "tool_call_id": refused(answered(result={"tool_call_id": None}), **answered()),
     },
-    chat.FunctionCallParam: {"id": Case(calling("d"), calling("c"))},
-    chat.FreeformCallParam: {"id": TAKEN_BACK},
+    chat.FunctionCallParam: {
+        "id": Case(calling("d"), calling("c")),
+        "extra_content": f"{HANDED_BACK}::test_a_signature_comes_back_with_its_call",
+    },
+    chat.FreeformCallParam: {
+        "id": TAKEN_BACK,
+        "extra_content": f"{HANDED_BACK}::test_calls_of_every_kind_keep_theirs",
+    },
     chat.FreeformCall: dict.fromkeys(("name", "input"), TAKEN_BACK),
     chat.FreeformParam: dict.fromkeys(("name", "description", "format"), CUSTOM),
     chat.GrammarParam: {"grammar": CUSTOM},
