@@ -61,7 +61,7 @@ class Started:
     ignored: tuple[str, ...] = ()
     """Parameters that the request set and that this model cannot use."""
     fingerprint: str | None = None
-    """Fingerprint of the adapter's weights."""
+    """OpenAI's `system_fingerprint`; None where another server answers."""
     unenforced: tuple[str, ...] = ()
     """Paths of the schema keywords that no grammar enforces."""
     sampling: SamplingParams | None = None

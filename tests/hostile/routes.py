@@ -77,6 +77,8 @@ GUIDED: tuple[Json, ...] = (
     {"guided_regex": "[a-c]{1,3}"},
     {"guided_choice": ["x", "yz"]},
     {"guided_grammar": 'root ::= "x" | "y"'},
+    {"json_schema": SCHEMA},
+    {"grammar": 'root ::= "x" | "y"'},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json_object": True, "structural_tag": None}},
     {"structured_outputs": {"regex": "a|b"}},
@@ -400,6 +402,7 @@ OLLAMA_GENERATE = tuple(
     {**body, "prompt": "hi", "system": "Be brief.", "raw": False, "images": []} for body in OLLAMA
 )
 TOKENIZED: tuple[Json, ...] = (
+    {"content": "hi", "add_special": True, "parse_special": False, "with_pieces": True},
     {"model": TINY, "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
     {
         "model": SAID,
@@ -450,6 +453,7 @@ ROUTES = (
         answers=404,  # the id is that of another thing
     ),
     Route("/v1/chat/completions/render", ChatBody, CHAT),
+    Route("/apply-template", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
     Route("/v1/rerank", RerankBody, RANKED),

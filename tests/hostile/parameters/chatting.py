@@ -152,6 +152,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "guided_regex": Case({"guided_regex": "xyz"}),
         "guided_choice": Case({"guided_choice": ["xyz"]}),
         "guided_grammar": Case({"guided_grammar": 'root ::= "xyz"'}),
+        "json_schema": Case({"json_schema": {"const": "x"}}),
+        "grammar": Case({"grammar": 'root ::= "xyz"'}),
     },
     formats.JsonObjectFormat: {
         "type": Case({"response_format": {"type": "json_object"}}),
