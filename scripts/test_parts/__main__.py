@@ -56,7 +56,7 @@ class Run:
         return self.folder / "coverage.json"
 
     def pytest(
-        self, title: str, arguments: Sequence[str], under: Sequence[str | Path] = ()
+        self, title: str, arguments: Sequence[str], under: Sequence[str] = ()
     ) -> tuple[int, Outcomes]:
         """Its exit code, and the outcome of every test. `under`: what Python runs it with."""
         sys.stdout.write(f"== pytest, {title}\n")
@@ -72,7 +72,7 @@ class Run:
         """The exit code."""
         codes = []
         paths: list[str] = []
-        measured = [*MEASURED, self.coverage] if "--all" in arguments else []
+        measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
         side_by_side = [*processes(arguments), *SIDE_BY_SIDE, *arguments]
         if measured:  # before our own plugin, which imports what is measured
             side_by_side += ["-p", "slipcover"]
@@ -137,11 +137,11 @@ class Checks:
 
 
 def is_covered(measured: Path) -> bool:
-    """Whether the tests ran as much of the packages as pyproject.toml wants; prints what is left."""
+    """Whether the tests ran as much of the packages as pyproject.toml wants. Prints the rest."""
     sys.stdout.write("== coverage\n")
     sys.stdout.flush()
     merged = measured.with_suffix(".merged")
-    command = [sys.executable, "-m", "slipcover", "--out", merged, "--merge", measured]
+    command = [sys.executable, "-m", "slipcover", "--out", str(merged), "--merge", str(measured)]
     return subprocess.call(command) == PASSED
 
 
