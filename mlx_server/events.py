@@ -263,6 +263,8 @@ class ApprovalRequested:
     server: str
     name: str
     arguments: str
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 RepairKind = Literal[

@@ -193,6 +193,8 @@ class Approval:
     arguments: str
     approve: bool
     reason: str | None = None
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 @dataclass(frozen=True, slots=True)

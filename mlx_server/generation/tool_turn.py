@@ -167,6 +167,7 @@ def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
             call.offered.server,
             call.offered.name,
             "".join(call.arguments),
+            call.extra_content,
         )
     else:
         yield McpCallReady(event.index, call.number)
