@@ -32,6 +32,7 @@ from mlx_server.worker.prefill.cache_layout import (
 )
 from mlx_server.worker.prefill.cached_prompt import CachedPrompt, Layers, superfluous
 from mlx_server.worker.prefill.disk_models import DiskModel, DiskModels
+from mlx_server.worker.prefill.leaving_prompts import LeavingPrompts
 from mlx_server.worker.prefill.prompt_cache import SNAPSHOT_SHARE, PromptCache
 
 log = logging.getLogger("mlx_server.engine")
@@ -64,6 +65,7 @@ class PromptSaver:
         self._folder, self._models, self._cache, self._wake = folder, models, cache, wake
         self._thread = ThreadPoolExecutor(1, "prompt-writer")
         self._writes: deque[Write] = deque()
+        self._leaving = LeavingPrompts(folder.block)
         self._prompt: CachedPrompt | None = None
         self._work: Iterator[None] = iter(())
         self._lock = threading.Lock()
@@ -86,15 +88,28 @@ class PromptSaver:
         """Whether as many bytes as may wait do wait for the disk."""
         while self._writes and self._writes[0].future.done():
             self._writes.popleft()
-        waiting = sum(write.nbytes for write in self._writes)
-        return waiting >= limits.PROMPT_WRITE_BYTES.value
+        return self._copied_bytes >= limits.PROMPT_WRITE_BYTES.value
+
+    @property
+    def _copied_bytes(self) -> int:
+        return sum(write.nbytes for write in self._writes if not write.future.done())
+
+    def keep(self, prompt: CachedPrompt) -> None:
+        """Keeps a prompt that leaves the prompt cache until it is written, as far as there is room
+        among what waits for the disk."""
+        model = self._models.of(prompt.key)
+        if model and time.monotonic() >= self._paused_until:
+            waiting = self._copied_bytes + self._leaving.nbytes
+            self._leaving.add(model, prompt, limits.PROMPT_WRITE_BYTES.value - waiting)
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
         """The prompt that is written now or next. key: only one of this model. since: only one
-        that is older than this."""
-        if self._prompt and self._prompt in self._cache:
+        that is older than this, or leaves the prompt cache."""
+        if self._prompt and self._is_there(self._prompt):
             return self._prompt
         self._prompt, self._work = None, iter(())
+        if leaving := self._leaving.first(key):
+            return leaving
         for prompt in self._cache.unsaved():
             model = self._models.of(prompt.key)
             if model is None:
@@ -103,21 +118,32 @@ class PromptSaver:
                 return prompt
         return None
 
+    def _is_there(self, prompt: CachedPrompt) -> bool:
+        return prompt in self._cache or self._leaving.model_of(prompt) is not None
+
     def save_piece(self, prompt: CachedPrompt) -> None:
         """Copies a piece of the prompt that `next` returned, or has one written."""
         if prompt is not self._prompt:
-            model = self._models.of(prompt.key)
+            model = self._leaving.model_of(prompt) or self._models.of(prompt.key)
             assert model is not None
             self._prompt, self._work = prompt, self._saving(model, prompt)
         try:
             next(self._work)
         except StopIteration:
-            prompt.is_saved, self._prompt = True, None
+            self._end(prompt)
 
     def give_up(self) -> None:
         """Drops the prompt that is being written."""
         if self._prompt:
-            self._prompt.is_saved = True
+            self._end(self._prompt)
+
+    def clear(self) -> None:
+        """Drops what has left the prompt cache: it may be lost."""
+        self._leaving.clear()
+
+    def _end(self, prompt: CachedPrompt) -> None:
+        prompt.is_saved = True
+        self._leaving.remove(prompt)
         self._prompt, self._work = None, iter(())
 
     def flush(self, deadline: float, key: str | None = None) -> None:
@@ -140,6 +166,7 @@ class PromptSaver:
     def remove(self, model: DiskModel, key: str) -> None:
         """Removes a key's files after the writes so far, also while the disk takes no others."""
         group = model.group(key)
+        self._leaving.remove_key(model, key)
         self._submit(model, lambda: self._folder.remove_if(lambda file: file.group == group), 0)
 
     def _submit(self, model: DiskModel, work: Callable[[], None], nbytes: int) -> None:
