@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
 from mlx_server import __version__, limits
-from mlx_server.api import adapters, errors, health, metrics, models, replay
+from mlx_server.api import adapters, errors, health, metrics, models, replay, version
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
 from mlx_server.api.base_paths import BasePaths
@@ -178,7 +178,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, version):
         keyed.include_router(router.router)
     if server.page:
         keyed.include_router(page.router)

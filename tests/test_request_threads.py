@@ -198,7 +198,7 @@ async def test_an_error_keeps_nothing_of_its_request() -> None:
 
 def test_every_text_of_a_conversation_counts() -> None:
     """A field that is added later has to be filled in here, or this fails."""
-    call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8)
+    call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8, extra_content={"x": "e" * 65536})
     message = Message("user", "c" * 16, "n" * 32, "r" * 64, (call,), "t" * 128, phase="commentary")
     tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, True, ("u" * 32768,))
     whole = Conversation(
@@ -207,5 +207,5 @@ def test_every_text_of_a_conversation_counts() -> None:
     for each in (call, message, tool, whole):
         for field in fields(each):
             assert getattr(each, field.name), field.name
-    own = len("user") + len("commentary") + len("enum") + len("fx")
-    assert characters_of(whole) == 2**16 - 1 + own
+    own = len("user") + len("commentary") + len("enum") + len("fx") + len("x")
+    assert characters_of(whole) == 2**17 - 1 + own

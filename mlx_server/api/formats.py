@@ -1,5 +1,5 @@
 """Output formats on the wire: OpenAI's `response_format`, vLLM's `structured_outputs` and
-`guided_*`."""
+`guided_*`, llama.cpp's `json_schema` and `grammar`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
@@ -70,16 +70,32 @@ class ConstrainedBody(GenerationBody):
     guided_regex: Pattern | None = None
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
+    json_schema: Schema | None = None
+    """llama.cpp's, as `grammar` is."""
+    grammar: str | None = None
+    """An empty one sets no format."""
 
     def constrained(self) -> FormatChoice:
         structured = of_structured_outputs(self.structured_outputs)
         found = [*of_response_format(self.response_format), *structured, *self._guided()]
+        found += of_llama_cpp(self.json_schema, self.grammar)
         return the_only_format(found, otherwise="response_format")
 
     def _guided(self) -> Iterator[FormatChoice]:
         yield from _formats(
             "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
         )
+
+
+def of_llama_cpp(
+    schema: dict[str, Any] | str | None, grammar: str | None
+) -> Iterator[FormatChoice]:
+    """What no grammar can enforce of the schema is checked afterwards, as with `json_object`."""
+    if schema is not None:
+        json = JsonFormat(_schema(schema, "json_schema"), strict=False)
+        yield {"format": json, "format_param": "json_schema"}
+    if grammar:
+        yield {"format": GrammarFormat(grammar), "format_param": "grammar"}
 
 
 def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:

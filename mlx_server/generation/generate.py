@@ -19,6 +19,7 @@ from mlx_server.errors import (
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.ahead import AnswerMessage, compute_ahead
 from mlx_server.generation.constraints import is_format_required
+from mlx_server.generation.fingerprint import system_fingerprint
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.overflow import PromptOverflow
 from mlx_server.generation.plan import (
@@ -102,6 +103,8 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                 for index, row in enumerate(planned.rows)
             }
             started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
+            if request.token_ids:
+                started = replace(started, prompt_token_ids=planned.prompt_token_ids(request.n))
             yield replace(started, normalized=left_out, rows=lease.progress)
             for answer in answers.values():
                 for event in answer.begin():
@@ -178,12 +181,11 @@ def _started(
     unfinished: Callable[[], TokenCounts],
 ) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
-    fingerprint = adapter.spec.digest[:16] if adapter else None
     return Started(
         model,
         planned.prompt_tokens,
         planned.ignored,
-        fingerprint,
+        system_fingerprint(prepared, adapter),
         planned.unenforced,
         planned.rows[0].sampling,
         planned.messages,

@@ -15,16 +15,34 @@ from mlx_server.generation.plan import (
 )
 from mlx_server.messages import Conversation
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.control_token_guard import text_tokens as as_text
 from mlx_server.requests import GenerateRequest
 
 
-def text_tokens(prepared: PreparedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+def text_tokens(
+    prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
+) -> list[int]:
+    """The tokens of the text that is this parameter."""
     tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED.value
     try:
         found = tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
     except ContextTooLong:
-        raise _too_many("prompt") from None
-    return _limited(found, "prompt")
+        raise _too_many(param) from None
+    return _limited(found, param)
+
+
+def literal_tokens(
+    prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
+) -> list[int]:
+    """Like `text_tokens`, but names of special tokens in the text are text."""
+    checkpoint = prepared.checkpoint
+    try:
+        found = as_text(checkpoint, text, limits.TOKENIZED.value)
+    except ContextTooLong:
+        raise _too_many(param) from None
+    if add_special_tokens:
+        found = checkpoint.tokenizer.with_special_tokens(found)
+    return _limited(found, param)
 
 
 def chat_tokens(

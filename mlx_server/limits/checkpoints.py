@@ -92,11 +92,12 @@ PROMPT_FILES = Limit(
 )
 
 PROMPT_WRITE_BYTES = Limit(
-    bounds="bytes of prompt caches that wait to be written; one larger file is allowed",
+    bounds="bytes of prompt caches that wait to be written, copied or after they left the memory "
+    "limit; one larger file is allowed",
     value=256 << 20,
     unit="bytes",
     per="server",
-    beyond="no more are taken until some are written",
+    beyond="no more are copied until some are written; of what leaves only the beginning is kept",
 )
 
 # Adapters

@@ -9,7 +9,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +89,9 @@ class PromptFolder:
         self._next: dict[Place, NextFiles] = {}
         """The states and, where it is known what they follow, the blocks after each place."""
         self.nbytes = 0
+        self._latest = 0
+        """The time of the latest use of any file: later uses are later, also if the clock has been
+        set back."""
         self._lock = threading.RLock()
         self._locked: int | None = None
         self._scanned = 0.0
@@ -123,10 +126,11 @@ class PromptFolder:
             self._locked = None
 
     def scan(self) -> None:
-        """Reads the folder again. Only the owner's regular files with the right names count."""
+        """Reads the folder again. Only the owner's regular files with the right names count. If the
+        folder is gone, there are none."""
         found: list[tuple[PromptFile, os.stat_result]] = []
         foreign = 0
-        with os.scandir(self.path) as entries:
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 file = parsed(entry.name)
                 with suppress(OSError):
@@ -138,7 +142,7 @@ class PromptFolder:
         with self._lock:
             self._files, self._next, self.nbytes = {}, {}, 0
             for file, about in sorted(found, key=lambda each: each[1].st_mtime_ns):
-                self._add(file, about)
+                self._add(file, about, about.st_mtime_ns)
         if foreign:
             log.warning("the prompt cache's folder has %d foreign entries", foreign)
         self._scanned = time.monotonic()
@@ -148,14 +152,21 @@ class PromptFolder:
         if time.monotonic() - self._scanned > SCAN_SECONDS:
             self.scan()
 
-    def _add(self, file: PromptFile, found: os.stat_result) -> None:
+    def _add(self, file: PromptFile, found: os.stat_result, used: int) -> None:
         self._drop(file)
         place = (file.group, file.link) if file.tail else None
-        self._files[file] = FileUse(found.st_blocks * 512, found.st_mtime_ns, place)
+        self._files[file] = FileUse(found.st_blocks * 512, used, place)
+        self._latest = max(self._latest, used)
         self.nbytes += found.st_blocks * 512
         if place:
             end = file.length - file.length % self.block
             self._next.setdefault(place, NextFiles(end)).add(file)
+
+    def _now(self, step: int = 1) -> int:
+        """The time in nanoseconds, at least `step` after all earlier uses."""
+        with self._lock:
+            self._latest = max(time.time_ns(), self._latest + step)
+            return self._latest
 
     def _drop(self, file: PromptFile) -> None:
         if use := self._files.pop(file, None):
@@ -251,18 +262,20 @@ class PromptFolder:
             raise OSError(f"less than {RESERVE_BYTES >> 30} GiB would be left free")
         draft = self.path / f"{secrets.token_hex(8)}{DRAFT}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        used = self._now()
         try:
             with os.fdopen(os.open(draft, flags, 0o600), "wb", buffering=0) as opened:
                 for part in written(pieces):
                     _write_all(opened, part)
                 found = os.fstat(opened.fileno())
+            os.utime(draft, ns=(used, used), follow_symlinks=False)
             os.replace(draft, self.place(file))
         except BaseException:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
         with self._lock:
-            self._add(file, found)
+            self._add(file, found, used)
         self.make_room(0)
         return found.st_blocks * 512
 
@@ -289,10 +302,10 @@ class PromptFolder:
             for file in [file for file in self._files if is_unwanted(file)]:
                 self.remove(file)
 
-    def touch(self, files: Iterable[PromptFile]) -> None:
+    def touch(self, files: Sequence[PromptFile]) -> None:
         """Notes that files were used. Of files used at once the last is removed first: no block is
         of use without those before it."""
-        now = time.time_ns()
+        now = self._now(1 + len(files) * 1000)
         for at, file in enumerate(files):
             with self._lock:
                 if use := self._files.get(file):

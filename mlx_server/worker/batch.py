@@ -318,7 +318,10 @@ class Batch:
             return 0
         rows, context = len(following.rows), following.context
         waiting = min(self.waiting, self._concurrency - len(self._decoder))
-        return self._budget.piece(len(self._decoder), waiting, rows, context, shared=self.shared)
+        left, shared = following.left - rows, self.shared
+        return self._budget.piece(
+            len(self._decoder), waiting, rows, context, left=left, shared=shared
+        )
 
     def _decode_step(self, done: StepResult) -> None:
         self._began, count = self._clock(), len(self._decoder)

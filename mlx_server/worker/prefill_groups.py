@@ -8,10 +8,9 @@ from mlx_server.engine.messages import Prefilled
 from mlx_server.worker.batch_support import one_row
 from mlx_server.worker.mlx_lm_internals import greedy_sampler
 from mlx_server.worker.phases import PrefillBatch
-from mlx_server.worker.prefill.budget import MOST
+from mlx_server.worker.prefill.budget import LAST_PIECE, MOST
 from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prompt_queue import (
-    LAST_PIECE,
     PrefillGroup,
     WaitingPrompt,
     begin_alike,

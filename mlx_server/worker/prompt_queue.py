@@ -5,12 +5,8 @@ from typing import Any
 
 from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch, PrefillBatch
-from mlx_server.worker.prefill.budget import MOST
+from mlx_server.worker.prefill.budget import LAST_PIECE, MOST
 from mlx_server.worker.row import Row
-
-LAST_PIECE = 1.15
-"""The last piece of a prompt may be longer than the others by this factor, since a short additional
-piece wastes time."""
 
 SHARED = 32
 """Prompts that share this many tokens that are not computed yet are prefilled one after the other:

@@ -281,6 +281,7 @@ class Engine:
         self._admission.clear()
         self._ahead.clear()
         self._cache.clear()
+        self._disk.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
@@ -401,9 +402,9 @@ class Engine:
         aborted = [messages.ModelLoadFailed(model, GONE)] if self._loads.end(model) else []
         if not self._is_busy:
             self._disk.flush(model)
-        self._disk.unloaded(model)
         self._ahead.forget(model)
-        self._cache.forget(model)
+        self._cache.unloaded(model)
+        self._disk.unloaded(model)
         self._constraints.forget(model)
         lost = [command.row for command in self._not_in_batches(model)]
         lost += self._models.remove(model)
@@ -432,7 +433,7 @@ class Engine:
             reports += self._cancel(lost) if lost else []
             reports += [messages.RowFailed(row, ADAPTER_GONE) for row in lost]
             self._ahead.forget(model, adapter)
-            self._cache.forget(cache_key(model, adapter))
+            self._cache.unloaded(cache_key(model, adapter))
             self._models.unload_adapter(model, adapter)
             mx.clear_cache()
         return [*reports, messages.AdapterUnloaded(model, adapter)]

@@ -96,6 +96,11 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
         ({"guided_regex": "a+"}, RegexFormat("a+"), "guided_regex"),
         ({"guided_choice": ["a"]}, ChoiceFormat(("a",)), "guided_choice"),
         ({"guided_grammar": GRAMMAR}, GrammarFormat(GRAMMAR), "guided_grammar"),
+        ({"json_schema": SCHEMA}, JsonFormat(SCHEMA, strict=False), "json_schema"),
+        ({"json_schema": json.dumps(SCHEMA)}, JsonFormat(SCHEMA, strict=False), "json_schema"),
+        ({"json_schema": {}}, JsonFormat({}, strict=False), "json_schema"),
+        ({"grammar": GRAMMAR}, GrammarFormat(GRAMMAR), "grammar"),
+        ({"grammar": "", "json_schema": None}, None, "response_format"),
         (
             {"response_format": {"type": "text"}, "guided_regex": "a", "guided_json": None},
             RegexFormat("a"),
@@ -190,6 +195,12 @@ def test_the_prompt_describes_every_format_but_a_grammar() -> None:
         ({"guided_choice": [5]}, "guided_choice[0]"),
         ({"guided_choice": ["a", None]}, "guided_choice[1]"),
         ({"guided_grammar": {}}, "guided_grammar"),
+        ({"json_schema": []}, "json_schema"),
+        ({"json_schema": "true"}, "json_schema"),
+        ({"json_schema": '{"a":' * 100}, "json_schema"),
+        ({"json_schema": " " * (257 << 10)}, "json_schema"),
+        ({"grammar": ["root"]}, "grammar"),
+        ({"grammar": {"root": "a"}}, "grammar"),
     ],
 )
 def test_formats_that_are_refused(
@@ -219,6 +230,10 @@ def of_schema(schema: Json, *, strict: bool = True) -> Json:
         ({"guided_choice": ["a", ""]}, "guided_choice", "empty"),
         ({"structured_outputs": {"choice": ["a"] * 10_001}}, "structured_outputs.choice", "10001"),
         ({"guided_grammar": "x" * 200_000}, "guided_grammar", "grammar"),
+        ({"json_schema": {"minItems": 10**6}}, "json_schema", "minItems"),
+        ({"json_schema": {"type": "strng"}}, "json_schema", "strng"),
+        ({"grammar": "root ::= " + "(" * 5000}, "grammar", "grammar"),
+        ({"grammar": 'root ::= "a'}, "grammar", "grammar"),
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
@@ -252,6 +267,8 @@ def test_formats_that_can_not_be_used(
             ["structured_outputs.regex", "structured_outputs.json_object"],
         ),
         ({"guided_json": {}, "guided_grammar": "a"}, ["guided_json", "guided_grammar"]),
+        ({"json_schema": {}, "grammar": "a"}, ["json_schema", "grammar"]),
+        ({"guided_regex": "a", "grammar": "a"}, ["guided_regex", "grammar"]),
         (
             {"structured_outputs": {"regex": "a"}, "guided_regex": "a"},
             ["structured_outputs.regex", "guided_regex"],

@@ -36,6 +36,7 @@ KEYED = {
     ("POST", "/generate"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/version"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
@@ -53,6 +54,7 @@ PAGE = {(method, route.path) for route in page_routes() for method in route.meth
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("POST", "/v1/chat/completions/render"),
+    ("POST", "/apply-template"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
     ("POST", "/api/embed"),

@@ -60,7 +60,7 @@ def test_special_tokens_follow_a_text_that_is_cut(prepared: PreparedModel) -> No
     assert (len(whole), whole[-1]) == (8, ENDOFTEXT)
     assert tokens(prepared, "abcdefghij" * 10_000, truncate=True) == whole
     assert tokens(prepared, "cdefg", "ab") == whole
-    with pytest.raises(ContextTooLong, match="more than 8 tokens"):
+    with pytest.raises(ContextTooLong, match="maximum context length is 8 tokens"):
         tokens(prepared, "abcdefgh")
 
 

@@ -64,4 +64,4 @@ def test_template_kwargs(tiny_path: Path) -> None:
     red = request(replace(HI, template_kwargs={"color": "red"}))
     found = chat_tokens(prepared, red, add_special_tokens=False)
     assert text_of(prepared, found) == "redSalü <|im_end|>"
-    assert found[:3] == text_tokens(prepared, "red", add_special_tokens=False)
+    assert found[:3] == text_tokens(prepared, "red", "prompt", add_special_tokens=False)

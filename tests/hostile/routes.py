@@ -77,6 +77,8 @@ GUIDED: tuple[Json, ...] = (
     {"guided_regex": "[a-c]{1,3}"},
     {"guided_choice": ["x", "yz"]},
     {"guided_grammar": 'root ::= "x" | "y"'},
+    {"json_schema": SCHEMA},
+    {"grammar": 'root ::= "x" | "y"'},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json_object": True, "structural_tag": None}},
     {"structured_outputs": {"regex": "a|b"}},
@@ -168,6 +170,10 @@ CHAT: tuple[Json, ...] = (
         "max_tokens": 2,
         "continue_final_message": True,
         "add_generation_prompt": False,
+        "echo": True,
+        "prompt_logprobs": 2,
+        "return_token_ids": True,
+        "timings_per_token": True,
     },
     *({"model": TINY, "messages": [HI], "max_tokens": 2, **guided} for guided in GUIDED),
 )
@@ -175,6 +181,14 @@ COMPLETIONS: tuple[Json, ...] = (
     {"model": TINY, "prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 2, **SAMPLING},
     {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2, **STREAMED},
     {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "store": False},
+    {
+        "model": TINY,
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "prompt_logprobs": 2,
+        "return_token_ids": True,
+        "timings_per_token": True,
+    },
     {"model": TINY, "prompt": [5, 6], "max_tokens": 2, "response_format": {"type": "json_object"}},
     *({"model": TINY, "prompt": "Hi", "max_tokens": 2, **guided} for guided in GUIDED),
 )
@@ -400,6 +414,7 @@ OLLAMA_GENERATE = tuple(
     {**body, "prompt": "hi", "system": "Be brief.", "raw": False, "images": []} for body in OLLAMA
 )
 TOKENIZED: tuple[Json, ...] = (
+    {"content": "hi", "add_special": True, "parse_special": False, "with_pieces": True},
     {"model": TINY, "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
     {
         "model": SAID,
@@ -450,6 +465,7 @@ ROUTES = (
         answers=404,  # the id is that of another thing
     ),
     Route("/v1/chat/completions/render", ChatBody, CHAT),
+    Route("/apply-template", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
     Route("/v1/rerank", RerankBody, RANKED),

@@ -127,7 +127,7 @@ BODIES: dict[str, tuple[Json, str | None]] = {
         {
             "messages": [
                 *HI,
-                {**ROUND[0], "reasoning": THOUGHT, "reasoning_details": []},
+                {**ROUND[0], "reasoning": THOUGHT, "reasoning_details": [{"text": THOUGHT}]},
                 ROUND[1],
             ],
             "tools": [READ],
@@ -135,7 +135,7 @@ BODIES: dict[str, tuple[Json, str | None]] = {
             "include_reasoning": True,
             "provider": {"sort": "throughput"},
         },
-        "provider, messages.reasoning_details",
+        "provider, extra_content",
     ),
 }
 

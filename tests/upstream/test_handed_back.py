@@ -79,6 +79,7 @@ def client(upstream: PlayingServer, tmp_path: Path) -> Iterator[TestClient]:
         "up": {"family": "plain"},
         "strict": {"capabilities": {"extra_content": False, "reasoning_messages": False}},
         "all": {"capabilities": {"reasoning_messages": True}},
+        "named": {"capabilities": {"reasoning_messages": True, "reasoning_field": "reasoning"}},
     }
     kept = Settings.model_validate(
         {"models": settings(upstream.url, models).models, "store": StoreSettings(data_dir=tmp_path)}
@@ -181,10 +182,10 @@ WAYS: list[GoOn] = [
 ]
 
 
-def sent_back(upstream: PlayingServer) -> Json:
-    """The message with the calls in the second request."""
-    _, second = upstream.bodies
-    found: Json = next(each for each in second["messages"] if each["role"] == "assistant")
+def sent_back(upstream: PlayingServer, request: int = 1) -> Json:
+    """The model's first message in one of the requests."""
+    messages = upstream.bodies[request]["messages"]
+    found: Json = next(each for each in messages if each["role"] == "assistant")
     return found
 
 
@@ -243,8 +244,91 @@ def test_reasoning_of_earlier_turns_does_not(client: TestClient, upstream: Playi
         assert is_ignored == (model == "strict")
 
 
+@pytest.mark.parametrize(("model", "field"), [("all", "reasoning_content"), ("named", "reasoning")])
+def test_the_owner_names_the_field_of_reasoning(
+    model: str, field: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Rain."))
+    history = [ASKED, {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}, ASKED]
+    assert chat(client, model=model, messages=history).status_code == 200
+    message = sent_back(upstream, request=0)
+    assert {k: v for k, v in message.items() if k.startswith("reasoning")} == {field: "Hm."}
+
+
 def test_an_upstream_that_takes_no_such_fields(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(GEMINI, says("Rain."))
     response = in_chat(client, "strict")
     assert "extra_content" in response.headers["x-mlx-server-ignored"]
     assert "extra_content" not in sent_back(upstream)["tool_calls"][0]
+
+
+RESULT: Json = {"role": "tool", "tool_call_id": "call_1", "content": "18"}
+CALL: Json = {"call_id": "call_1", "name": "edit"}
+OUTPUT: Json = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "18"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param(
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "custom", "custom": {"name": "edit"}}],
+                "messages": [
+                    ASKED,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "type": "custom",
+                                "id": "call_1",
+                                "custom": {"name": "edit", "input": "x"},
+                                "extra_content": SIGNED,
+                            }
+                        ],
+                    },
+                    RESULT,
+                ],
+            },
+            id="chat",
+        ),
+        pytest.param(
+            "/v1/responses",
+            {
+                "tools": [{"type": "custom", "name": "edit"}],
+                "input": [
+                    ASKED,
+                    {"type": "custom_tool_call", **CALL, "input": "x", "extra_content": SIGNED},
+                    OUTPUT,
+                ],
+            },
+            id="responses",
+        ),
+        pytest.param(
+            "/v1/responses",
+            {
+                "input": [
+                    ASKED,
+                    {
+                        "type": "mcp_call",
+                        "id": "call_1",
+                        "server_label": "docs",
+                        "name": "edit",
+                        "arguments": "{}",
+                        "output": "18",
+                        "extra_content": SIGNED,
+                    },
+                ],
+            },
+            id="mcp",
+        ),
+    ],
+)
+def test_calls_of_every_kind_keep_theirs(
+    path: str, body: Json, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Done."))
+    response = client.post(path, json={"model": "up", **body})
+    assert response.status_code == 200, response.text
+    (call,) = sent_back(upstream, request=0)["tool_calls"]
+    assert call["extra_content"] == SIGNED

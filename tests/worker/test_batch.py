@@ -49,7 +49,7 @@ class Steady(PrefillBudget):
         super().__init__(Schedule())
         self.size = size
 
-    def piece(self, decoding: int, *_: int, shared: bool = False) -> int:
+    def piece(self, decoding: int, *_: int, left: float = 0, shared: bool = False) -> int:
         return self.size if self._stepped or not decoding else 0
 
 

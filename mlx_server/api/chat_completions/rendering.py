@@ -1,6 +1,8 @@
-"""`POST /v1/chat/completions/render`: a request's prompt, without an answer, as vLLM shows it."""
+"""A request's prompt without an answer: `POST /v1/chat/completions/render` as vLLM shows it, and
+`POST /apply-template` as llama.cpp does."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -8,11 +10,21 @@ from mlx_server.generation.tokenization import dry_run
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest
 
+Rendering = Callable[[PreparedModel, GenerateRequest], tuple[dict[str, Any], tuple[str, ...]]]
+"""Makes the body, and the names of the parameters that the template does not read."""
+
+
+def prompt_only(
+    prepared: PreparedModel, request: GenerateRequest
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    planned = dry_run(prepared, request)
+    prompt = prepared.checkpoint.tokenizer.raw(planned.rows[0].prompt)
+    return {"prompt": prompt}, planned.ignored
+
 
 def rendered(
     prepared: PreparedModel, request: GenerateRequest
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The body, and the names of the parameters that the template does not read."""
     planned = dry_run(prepared, request)
     row = planned.rows[0]
     sampling = {

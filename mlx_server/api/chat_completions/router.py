@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
-from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.input import echoed, to_request
 from mlx_server.api.chat_completions.output import (
     REASONING_FIELDS,
     ChatOutput,
@@ -12,7 +12,7 @@ from mlx_server.api.chat_completions.output import (
     Wire,
 )
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.chat_completions.rendering import rendered
+from mlx_server.api.chat_completions.rendering import Rendering, prompt_only, rendered
 from mlx_server.api.chat_completions.stored import StoringOutput, filter_of, with_metadata
 from mlx_server.api.conversations.protocol import UpdateBody
 from mlx_server.api.fields import ignored_header
@@ -27,6 +27,7 @@ from mlx_server.store import Store
 PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
 RENDER = PATH + "/render"
+TEMPLATE = "/apply-template"
 
 router = APIRouter()
 
@@ -41,7 +42,10 @@ async def chat_completions(http: Request) -> Response:
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        timings=bool(body.timings_per_token),
         freeform=body.freeform_names,
+        echoed=echoed(body, request),
         reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
     )
     ignored = await in_thread(body.ignored)
@@ -59,6 +63,15 @@ async def _storing(http: Request, body: ChatBody, output: ChatOutput) -> Storing
 
 @router.post(RENDER, openapi_extra=documented(RENDER, ChatBody))
 async def render(http: Request) -> Response:
+    return await _rendered(http, rendered)
+
+
+@router.post(TEMPLATE, openapi_extra=documented(TEMPLATE, ChatBody))
+async def apply_template(http: Request) -> Response:
+    return await _rendered(http, prompt_only)
+
+
+async def _rendered(http: Request, render: Rendering) -> Response:
     if not http.app.state.show_prompts:
         raise Forbidden(
             "This route shows the prompt that the chat template makes of a request. The server's "
@@ -69,7 +82,7 @@ async def render(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     name, _ = pool.named(body.model)
     prepared = await pool.prepared(name)
-    made, unread = await in_thread(rendered, prepared, request, model=prepared.id)
+    made, unread = await in_thread(render, prepared, request, model=prepared.id)
     ignored = await in_thread(body.ignored)
     return json_response(made, ignored_header([*ignored, *unread]))
 

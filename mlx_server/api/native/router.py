@@ -2,11 +2,11 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
 from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.default_model import model_or_default
 from mlx_server.api.handlers import respond_buffered
 from mlx_server.api.native.input import to_request
 from mlx_server.api.native.output import NativeOutput
 from mlx_server.api.native.protocol import NativeBody
-from mlx_server.errors import ModelNotFound
 from mlx_server.families.base import ModelFamily
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -21,20 +21,10 @@ async def generate(http: Request) -> Response:
     body = await read(http, NativeBody)
     ignored = await in_thread(body.ignored)
     pool: Pool = http.app.state.pool
-    model = await while_connected(http, _model(pool, body.model))
+    model = await while_connected(http, model_or_default(pool, body.model))
     family = await while_connected(http, _family(pool, model))
     request = await in_thread(to_request, body, model, family)
     return await respond_buffered(http, request, NativeOutput(model=model), ignored=ignored)
-
-
-async def _model(pool: Pool, requested: str | None) -> str:
-    """The requested model, or the first that generates text."""
-    if requested:
-        return requested
-    for spec in pool.specs:
-        if spec.upstream or (await pool.prepared(spec.id)).task == "generate":
-            return spec.id
-    raise ModelNotFound("No model is listed in models.yaml that generates text.", param="model")
 
 
 async def _family(pool: Pool, model: str) -> ModelFamily:

@@ -9,14 +9,17 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
 from mlx_server.requests import GenerateRequest
 
+TEXTS = ("prompt", "content", "messages")
+
 
 def check(body: TokenizeBody) -> None:
     """Raises BadRequest for fields that contradict each other."""
-    if (body.prompt is None) == (body.messages is None):
+    given = [name for name in TEXTS if getattr(body, name) is not None]
+    if len(given) != 1:
         raise BadRequest(
-            "Send either a `prompt`, which is tokenised as it is, or `messages`, which the chat "
-            "template renders first.",
-            param="prompt" if body.messages is None else "messages",
+            "Send either a `prompt` (or `content`), which is tokenised as it is, or `messages`, "
+            "which the chat template renders first.",
+            param=given[-1] if given else TEXTS[0],
         )
     if body.chat_template is not None:
         raise BadRequest(
@@ -25,10 +28,10 @@ def check(body: TokenizeBody) -> None:
         )
 
 
-def chat_request(body: TokenizeBody) -> GenerateRequest:
+def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
     """The request for an answer to the messages, whose prompt may end before the answer begins."""
     chat = ChatBody(
-        model=body.model,
+        model=model,
         messages=body.messages or [],
         tools=body.tools,
         chat_template_kwargs=body.chat_template_kwargs,

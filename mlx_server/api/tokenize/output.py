@@ -1,4 +1,4 @@
-"""The answers of `/tokenize`, in vLLM's words."""
+"""The answers of `/tokenize`, in the words of vLLM and llama.cpp."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,3 +21,16 @@ def _entries(prepared: PreparedModel, tokens: Sequence[int]) -> list[str]:
     """The tokens as the vocabulary has them."""
     entry = prepared.checkpoint.tokenizer.entry
     return [entry(token) or "" for token in tokens]
+
+
+def with_pieces(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens with their texts. Part of a character is a list of its bytes."""
+    return [{"id": token, "piece": _piece(prepared, token)} for token in tokens]
+
+
+def _piece(prepared: PreparedModel, token: int) -> str | list[int]:
+    found = prepared.checkpoint.tokenizer.bytes_of(token)
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return list(found)

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize` on the wire, as vLLM has them."""
+"""`POST /tokenize` and `POST /detokenize` on the wire, as vLLM and llama.cpp have them."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -17,11 +17,22 @@ OF_CHAT = (
 """Fields that say something of `messages`, and nothing of a `prompt`."""
 
 
-class TokenizeBody(WireModel):
-    """It has either a `prompt` or `messages`."""
+OF_CONTENT = ("add_special", "parse_special", "with_pieces")
+"""Those that say something of a `content`."""
 
-    model: Annotated[str, Field(min_length=1)]
+
+class TokenizeBody(WireModel):
+    """It has a `prompt` or `messages`, which are vLLM's, or a `content`, which is llama.cpp's."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The first model of models.yaml by default."""
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    """Whether the tokens that begin and end a text are added; by default they are not."""
+    parse_special: bool | None = None
+    """Whether names of special tokens in the text are those tokens; by default they are."""
+    with_pieces: bool | None = None
     messages: Annotated[Items[MessageParam], Field(min_length=1)] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -35,10 +46,13 @@ class TokenizeBody(WireModel):
     return_token_strs: bool | None = None
 
     def unused(self) -> Iterable[str]:
-        if self.prompt is not None:
-            yield from (name for name in OF_CHAT if getattr(self, name) is not None)
+        of_chat = OF_CHAT if self.messages is None else ()
+        of_content = OF_CONTENT if self.content is None else ("add_special_tokens",)
+        for name in (*of_chat, *of_content):
+            if getattr(self, name) is not None:
+                yield name
 
 
 class DetokenizeBody(WireModel):
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = None
     tokens: Annotated[Items[TokenId], Field(max_length=limits.TOKENIZED.value)]

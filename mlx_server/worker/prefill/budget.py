@@ -5,11 +5,17 @@ nearly as many weights as a large one. So a piece takes as long as streams may w
 by steps until prefill has had no more than its share of the time.
 """
 
+from math import ceil, inf
+
 from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
 
 IDLE_SECONDS = 0.5
 """Seconds of a piece while no row decodes: short enough to notice a cancel or a new prompt soon."""
+
+LAST_PIECE = 1.15
+"""The last piece of a prompt may be longer than the others by this factor, since a short additional
+piece wastes time."""
 
 LEAST, MOST = 32, 2048
 """Bounds on the tokens of a piece; mlx-lm would cut longer ones."""
@@ -20,7 +26,7 @@ SAVED_SECONDS = 1.0
 """The most seconds of owed steps that are postponed while several prompts wait."""
 
 MARGIN = 1.07
-"""The factor on owed steps: the steps for a prompt's last piece come only after the prompt."""
+"""The factor on owed steps, for what the time of the last piece exceeds its prediction."""
 
 DEAREST = 1000.0
 """The most seconds of steps for one second of prefill, where the prefill share is tiny."""
@@ -48,6 +54,13 @@ class PrefillBudget:
         """Steps since the last piece."""
         self._pending = 0.0
         """Seconds of the latest step that the next piece will wait for."""
+        self._advance = 0.0
+        """Seconds of steps for a prompt's last piece that come before it: those after it would come
+        after the prompt. Of several prompts they come after the last one, in a fuller batch."""
+        self._waits = False
+        """Whether a prompt has waited since the last step."""
+        self._in_company = False
+        """Whether another one has waited, at any time since none did."""
         self._paying = False
         """Whether steps run until none are owed."""
         self._waited = 0.0
@@ -58,23 +71,43 @@ class PrefillBudget:
         """Consecutive rounds that had a single step."""
 
     def piece(
-        self, decoding: int, waiting: int, rows: int, context: int, *, shared: bool = False
+        self,
+        decoding: int,
+        waiting: int,
+        rows: int,
+        context: int,
+        *,
+        left: float = inf,
+        shared: bool = False,
     ) -> int:
         """Returns the tokens to compute now, of all rows of the next piece together; 0 if a step
         comes first.
 
         decoding: the number of decoding rows. shared: whether another model's rows decode.
         waiting: the number of rows without a token. rows, context: those of the next piece.
+        left: the tokens of these rows that are still to be computed.
         """
         seconds = min(self._gap, IDLE_SECONDS) if shared else IDLE_SECONDS
-        if decoding:
-            step = self._step(decoding)
-            due = self._joined or self._stepped < self._steps_due
-            if due or self._owes_steps(waiting, step):
+        self._in_company = self._in_company or waiting > rows
+        self._advance = 0.0
+        self._waits = True
+        if not decoding:
+            return self._tokens(seconds, rows, context)
+        step = self._step(decoding)
+        due = self._joined or self._stepped < self._steps_due
+        if due or self._owes_steps(waiting, step):
+            return 0
+        # What one step leaves of the gap, or more if one step exceeds the share of the steps.
+        even = step / self._step_debt(1.0)
+        tokens = self._tokens(min(self._gap, max(self._gap - step, even)), rows, context)
+        if left <= tokens * LAST_PIECE and not self._in_company:
+            last = PrefillPiece(rows, ceil(left / rows), context)
+            self._advance = self._step_debt(self.cost.seconds(last))
+            if self._owed + self._advance > 0:
                 return 0
-            # What one step leaves of the gap, or more if one step exceeds the share of the steps.
-            even = step / self._step_debt(1.0)
-            seconds = min(self._gap, max(self._gap - step, even))
+        return tokens
+
+    def _tokens(self, seconds: float, rows: int, context: int) -> int:
         # Pieces of one size do not show what further tokens cost, which may be very little.
         least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
         least = max(least, min(MOST_USEFUL, self.cost.useful))
@@ -112,8 +145,9 @@ class PrefillBudget:
             self._pending = max(0.0, self._step(decoding) - seconds)
         self._stepped += 1
         self._waited, self._joined = 0.0, False
+        self._in_company, self._waits = self._in_company and self._waits, False
         step = self._step(decoding)
-        self._owed = max(self._owed - step, -step)
+        self._owed = max(self._owed - step, -max(step, self._advance))
 
     def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
         took = max(seconds - self._pending, seconds / 4) if decoding else seconds

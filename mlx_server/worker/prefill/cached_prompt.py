@@ -85,6 +85,12 @@ class CachedPrompt:
     """Whether there is nothing left to write to disk."""
     since: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether it may be written to disk, and is not."""
+        is_whole = self.layers is not None and self.disk_length >= SHORTEST_STORED
+        return is_whole and not self.is_saved
+
     @cached_property
     def beginning(self) -> bytes:
         """The beginning that prompts have in common if either can be of use to the other."""

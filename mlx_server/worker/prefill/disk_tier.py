@@ -1,7 +1,8 @@
 """The prompt cache's tier on disk, which survives the eviction of a model and the engine's end.
 
-Prompts are written while no row runs, and in single pieces between the steps of rows. What is on
-disk comes back to the prompt cache in memory before its row is computed.
+Prompts are written while no row runs, and in single pieces between the steps of rows; first of all
+those that had to leave the memory. What is on disk comes back to the prompt cache in memory before
+its row is computed.
 """
 
 import logging
@@ -15,6 +16,7 @@ from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import FLUSH_SECONDS, DiskCacheUse
 from mlx_server.errors import public_message
 from mlx_server.prompt_files.folder import FolderInUse, PromptFolder
+from mlx_server.worker.prefill.cached_prompt import CachedPrompt
 from mlx_server.worker.prefill.disk_models import DiskModels
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.prompt_restorer import DiskReads, PromptRestorer
@@ -51,6 +53,7 @@ class DiskTier:
         self._models = DiskModels()
         self._saver = PromptSaver(folder, self._models, cache, wake)
         self._restorer = PromptRestorer(folder, self._models, cache, wake)
+        cache.on_drop = self._keep
         self._ran = self._saved = time.monotonic()
         """The time at which a row last ran, and at which a piece was last written."""
         self._reported = -1
@@ -61,10 +64,17 @@ class DiskTier:
     def unloaded(self, model: str) -> None:
         self._models.forget(model)
 
+    def _keep(self, prompt: CachedPrompt) -> None:
+        self._guarded(lambda: self._saver.keep(prompt))
+
     def forget(self, key: str) -> None:
         """Removes the files of this key, which may be wrong."""
         if model := self._models.of(key):
-            self._saver.remove(model.group(key))
+            self._saver.remove(model, key)
+
+    def clear(self) -> None:
+        """Drops the prompts that are in the memory of a GPU that has failed."""
+        self._saver.clear()
 
     def begin(self, row: int, key: str, tokens: list[int]) -> bool:
         """Whether the row has to wait until some of its prompt has been read."""
@@ -127,7 +137,6 @@ class DiskTier:
         """Writes what is not written, and closes the folder."""
         deadline = time.monotonic() + FLUSH_SECONDS
         self._guarded(lambda: self._saver.flush(deadline))
-        self._saver.join(deadline)
         self._restorer.stop()
         self._saver.stop()
         self._folder.close()
@@ -146,6 +155,9 @@ class NoDiskTier(DiskTier):
         pass
 
     def forget(self, key: str) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
     def begin(self, row: int, key: str, tokens: list[int]) -> bool:

@@ -5,7 +5,7 @@ its place, and prompts with the same beginning share the snapshots of it.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import mlx.core as mx
@@ -46,6 +46,8 @@ class PromptCache:
         """The prompt to drop first comes first: the least recently used one, or an earlier turn of
         a conversation that has gone on."""
         self._held = HeldPrompts()
+        self.on_drop: Callable[[CachedPrompt], None] = lambda prompt: None
+        """Called before a prompt is dropped that is not on disk and may be written there."""
         self.nbytes = 0
         """The bytes without prompts that were dropped while rows held them."""
         self._warned_too_large = False
@@ -109,10 +111,7 @@ class PromptCache:
     def unsaved(self) -> Iterator[CachedPrompt]:
         """The prompts that may be written to disk and are not, in the order in which they will be
         dropped."""
-        for prompt in self._prompts:
-            is_whole = prompt.layers is not None and prompt.disk_length >= SHORTEST_STORED
-            if is_whole and not prompt.is_saved:
-                yield prompt
+        return (prompt for prompt in self._prompts if prompt.is_unsaved)
 
     def __contains__(self, prompt: CachedPrompt) -> bool:
         return any(prompt is kept for kept in self._prompts)
@@ -182,6 +181,7 @@ class PromptCache:
         of_key = list(self._with_key(prompt.key))
         for dropped in of_key[: -limits.CACHED_PROMPTS.value]:
             self._prompts.remove(dropped)
+            self._leaves(dropped)
             self._held.dropped(dropped)
         self._count()
         self.shrink(self.max_bytes)
@@ -233,6 +233,7 @@ class PromptCache:
 
     def _drop(self, prompt: CachedPrompt, most_bytes: int) -> None:
         """most_bytes: what the snapshots of a prompt that a row continues may go on to take."""
+        self._leaves(prompt)
         if length := self._held.length(prompt):
             snapshots = prompt.snapshots_until(length)
             self._held.dropped(prompt)
@@ -240,17 +241,36 @@ class PromptCache:
             if 0 < sum(each.nbytes for each in snapshots.snapshots.values()) <= most_bytes:
                 self._prompts.append(snapshots)
 
+    def _leaves(self, prompt: CachedPrompt) -> None:
+        """A prompt that a row or a cached later turn continues is written with that one."""
+        others = _alike(self._with_key(prompt.key), prompt.tokens)
+        is_held = self._held.length(prompt) >= prompt.disk_length
+        if prompt.is_unsaved and not is_held and not any(o.continues(prompt) for o in others):
+            self.on_drop(prompt)
+
     def clear(self) -> None:
         self._prompts = []
         self._held.clear()
         self._count()
 
+    def unloaded(self, key: str) -> None:
+        """Drops the prompts of a model or an adapter that is unloaded."""
+        for prompt in self.unsaved():
+            if _is_within(prompt.key, key):
+                self.on_drop(prompt)
+        self.forget(key)
+
     def forget(self, key: str) -> None:
         """Drops this key and the keys that begin with its parts, such as a model's adapters."""
         within = key + BETWEEN
-        self._prompts = [p for p in self._prompts if p.key != key and not p.key.startswith(within)]
+        self._prompts = [p for p in self._prompts if not _is_within(p.key, key)]
         self._held.forget(key, within)
         self._count()
+
+
+def _is_within(key: str, outer: str) -> bool:
+    """Whether a key is the outer one, or begins with its parts."""
+    return key == outer or key.startswith(outer + BETWEEN)
 
 
 def _alike(prompts: Iterable[CachedPrompt], ids: Ids) -> Iterator[CachedPrompt]:

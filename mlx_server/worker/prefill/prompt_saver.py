@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from mlx_server.worker.prefill.cache_layout import (
 )
 from mlx_server.worker.prefill.cached_prompt import CachedPrompt, Layers, superfluous
 from mlx_server.worker.prefill.disk_models import DiskModel, DiskModels
+from mlx_server.worker.prefill.leaving_prompts import LeavingPrompts
 from mlx_server.worker.prefill.prompt_cache import SNAPSHOT_SHARE, PromptCache
 
 log = logging.getLogger("mlx_server.engine")
@@ -40,6 +42,15 @@ PIECE_BYTES = 32 << 20
 
 PAUSE_SECONDS = 60.0
 """The time in which nothing is written after the disk has refused a file."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """Work of the thread that writes."""
+
+    model: str
+    future: Future[None]
+    nbytes: int
 
 
 class PromptSaver:
@@ -53,7 +64,8 @@ class PromptSaver:
         """wake: called in another thread when a file has been written."""
         self._folder, self._models, self._cache, self._wake = folder, models, cache, wake
         self._thread = ThreadPoolExecutor(1, "prompt-writer")
-        self._writes: deque[tuple[Future[None], int]] = deque()
+        self._writes: deque[Write] = deque()
+        self._leaving = LeavingPrompts(folder.block)
         self._prompt: CachedPrompt | None = None
         self._work: Iterator[None] = iter(())
         self._lock = threading.Lock()
@@ -74,17 +86,30 @@ class PromptSaver:
     @property
     def is_full(self) -> bool:
         """Whether as many bytes as may wait do wait for the disk."""
-        while self._writes and self._writes[0][0].done():
+        while self._writes and self._writes[0].future.done():
             self._writes.popleft()
-        waiting = sum(nbytes for _, nbytes in self._writes)
-        return waiting >= limits.PROMPT_WRITE_BYTES.value
+        return self._copied_bytes >= limits.PROMPT_WRITE_BYTES.value
+
+    @property
+    def _copied_bytes(self) -> int:
+        return sum(write.nbytes for write in self._writes if not write.future.done())
+
+    def keep(self, prompt: CachedPrompt) -> None:
+        """Keeps a prompt that leaves the prompt cache until it is written, as far as there is room
+        among what waits for the disk."""
+        model = self._models.of(prompt.key)
+        if model and time.monotonic() >= self._paused_until:
+            waiting = self._copied_bytes + self._leaving.nbytes
+            self._leaving.add(model, prompt, limits.PROMPT_WRITE_BYTES.value - waiting)
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
         """The prompt that is written now or next. key: only one of this model. since: only one
-        that is older than this."""
-        if self._prompt and self._prompt in self._cache:
+        that is older than this, or leaves the prompt cache."""
+        if self._prompt and self._is_there(self._prompt):
             return self._prompt
         self._prompt, self._work = None, iter(())
+        if leaving := self._leaving.first(key):
+            return leaving
         for prompt in self._cache.unsaved():
             model = self._models.of(prompt.key)
             if model is None:
@@ -93,44 +118,60 @@ class PromptSaver:
                 return prompt
         return None
 
+    def _is_there(self, prompt: CachedPrompt) -> bool:
+        return prompt in self._cache or self._leaving.model_of(prompt) is not None
+
     def save_piece(self, prompt: CachedPrompt) -> None:
         """Copies a piece of the prompt that `next` returned, or has one written."""
         if prompt is not self._prompt:
-            model = self._models.of(prompt.key)
+            model = self._leaving.model_of(prompt) or self._models.of(prompt.key)
             assert model is not None
             self._prompt, self._work = prompt, self._saving(model, prompt)
         try:
             next(self._work)
         except StopIteration:
-            prompt.is_saved, self._prompt = True, None
+            self._end(prompt)
 
     def give_up(self) -> None:
         """Drops the prompt that is being written."""
         if self._prompt:
-            self._prompt.is_saved = True
+            self._end(self._prompt)
+
+    def clear(self) -> None:
+        """Drops what has left the prompt cache: it may be lost."""
+        self._leaving.clear()
+
+    def _end(self, prompt: CachedPrompt) -> None:
+        prompt.is_saved = True
+        self._leaving.remove(prompt)
         self._prompt, self._work = None, iter(())
 
     def flush(self, deadline: float, key: str | None = None) -> None:
-        """Writes what is not written, until this time of `time.monotonic`."""
+        """Writes what is not written, and waits for the files until this time of `time.monotonic`:
+        only files that are there are found. key: only prompts and files of this model."""
         while time.monotonic() < deadline and (prompt := self.next(key)):
             if self.is_full:
-                wait([self._writes[0][0]], deadline - time.monotonic())
+                wait([self._writes[0].future], deadline - time.monotonic())
             else:
                 self.save_piece(prompt)
+        self._join(deadline, key)
 
-    def join(self, deadline: float) -> None:
-        wait([future for future, _ in self._writes], max(0.0, deadline - time.monotonic()))
+    def _join(self, deadline: float, key: str | None) -> None:
+        of_key = [write.future for write in self._writes if key in (None, write.model)]
+        wait(of_key, max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def remove(self, group: str) -> None:
-        """Removes a group's files after the writes so far, also while the disk takes no others."""
-        self._submit(lambda: self._folder.remove_if(lambda file: file.group == group), 0)
+    def remove(self, model: DiskModel, key: str) -> None:
+        """Removes a key's files after the writes so far, also while the disk takes no others."""
+        group = model.group(key)
+        self._leaving.remove_key(model, key)
+        self._submit(model, lambda: self._folder.remove_if(lambda file: file.group == group), 0)
 
-    def _submit(self, work: Callable[[], None], nbytes: int) -> None:
+    def _submit(self, model: DiskModel, work: Callable[[], None], nbytes: int) -> None:
         future = self._thread.submit(work)
-        self._writes.append((future, nbytes))
+        self._writes.append(Write(model.id, future, nbytes))
         future.add_done_callback(lambda done: self._wake())
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -169,7 +210,7 @@ class PromptSaver:
             rest = prompt.snapshots[length].layers if model.layout.has_states else {}
             yield from self._save(model, prompt, file, begin, rest)
         tidy = partial(self._tidy, files, dropped, group, ids, links)
-        self._submit(partial(self._guarded, tidy), 0)
+        self._submit(model, partial(self._guarded, tidy), 0)
 
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
@@ -226,7 +267,8 @@ class PromptSaver:
         ids = prompt.tokens[begin : file.length].copy()
         pieces = encoded(file, ids, about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        self._submit(partial(self._guarded, partial(self._write, file, pieces, ids)), nbytes)
+        write = partial(self._guarded, partial(self._write, file, pieces, ids))
+        self._submit(model, write, nbytes)
 
     def _log_misfit(self, model: str) -> None:
         if model not in self._misfits:

@@ -1,5 +1,6 @@
 """Reads the files of a prompt into arrays of NumPy, in a thread that does not use MLX."""
 
+import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from mlx_server.worker.prefill.cache_layout import (
 )
 
 log = logging.getLogger("mlx_server.engine")
+
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the file."""
 
 Tensors = dict[str, tuple[str, Bits]]
 """The type and the items of each tensor, by name."""
@@ -99,6 +103,8 @@ class _Assembly:
                 self._folder.scan()
                 return False
             except OSError as error:
+                if error.errno in SHORTAGES:
+                    raise
                 log.warning("a file of the prompt cache can't be read: %s", error.strerror)
                 self._folder.remove(file)
                 return False

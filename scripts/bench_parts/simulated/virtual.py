@@ -132,7 +132,7 @@ class Beside:
     first_token: float
     longest_gap: float
     speed: float
-    """Of the row that decodes, over its own."""
+    """Of the row that decodes, over its own for as many tokens."""
 
 
 def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDULE) -> Beside:
@@ -145,11 +145,15 @@ def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDU
     row = both.ask(300, 100_000)
     while len(row.times) < 60:
         both.step()
-    own = (row.times[-1] - row.times[-41]) / 40
+    begun = len(row.times)
     long = both.ask(prompt, 2)
     both.run(until=long)
     gaps = row.between(long.asked, both.now)
-    return Beside(first.first_token, long.first_token, max(gaps), own / (sum(gaps) / len(gaps)))
+    undisturbed = Simulation(named, schedule=schedule)
+    same = undisturbed.ask(300, begun + len(gaps))
+    undisturbed.run()
+    own = same.times[-1] - same.times[begun - 1]
+    return Beside(first.first_token, long.first_token, max(gaps), own / sum(gaps))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: J
         assert_strict(ChatCompletionChunk, chunk)
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert gathered(chunks) == summary(body)
-    assert None not in [each.get("system_fingerprint", "") for each in (body, *chunks)]
+    (fingerprint,) = {each["system_fingerprint"] for each in (body, *chunks)}
+    assert re.fullmatch("fp_[0-9a-f]{10}", fingerprint)
 
 
 def test_an_answer(client: TestClient) -> None:

@@ -64,6 +64,7 @@ FUNCTION: Json = {
 }
 
 CUSTOM = "tests/api/chat_completions/test_custom_tools.py::test_a_custom_tool_has_one_argument"
+HANDED_BACK = "tests/upstream/test_handed_back.py"
 TAKEN_BACK = "tests/api/chat_completions/test_custom_tools.py::test_a_call_is_taken_back"
 
 
@@ -133,6 +134,9 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "model": Case({"model": SAID}),
         "stream": Case({"stream": True}),
         "n": Case({"n": 2}),
+        "prompt_logprobs": Case({"prompt_logprobs": 1}),
+        "return_token_ids": Case({"return_token_ids": True}),
+        "timings_per_token": Case({"timings_per_token": True}),
         "return_progress": Case({"return_progress": True}, {"stream": True}),
     },
     fields.UsageStreamOptions: {
@@ -151,6 +155,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "guided_regex": Case({"guided_regex": "xyz"}),
         "guided_choice": Case({"guided_choice": ["xyz"]}),
         "guided_grammar": Case({"guided_grammar": 'root ::= "xyz"'}),
+        "json_schema": Case({"json_schema": {"const": "x"}}),
+        "grammar": Case({"grammar": 'root ::= "xyz"'}),
     },
     formats.JsonObjectFormat: {
         "type": Case({"response_format": {"type": "json_object"}}),
@@ -185,6 +191,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
         "include_reasoning": Case({"include_reasoning": False}, asked(THINKS)),
+        "echo": Case({"echo": True}, BEGUN),
         "verbosity": Case({"verbosity": "low"}),
         "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
@@ -201,11 +208,18 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "name": Case(user(name="me")),
         "reasoning": Case(answered(reasoning="Hm"), answered()),
         "reasoning_content": Case(answered(reasoning_content="Hm"), answered()),
+        "reasoning_details": f"{HANDED_BACK}::test_details_of_the_reasoning_come_back_as_they_were",
         "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
         "tool_call_id": refused(answered(result={"tool_call_id": None}), **answered()),
     },
-    chat.FunctionCallParam: {"id": Case(calling("d"), calling("c"))},
-    chat.FreeformCallParam: {"id": TAKEN_BACK},
+    chat.FunctionCallParam: {
+        "id": Case(calling("d"), calling("c")),
+        "extra_content": f"{HANDED_BACK}::test_a_signature_comes_back_with_its_call",
+    },
+    chat.FreeformCallParam: {
+        "id": TAKEN_BACK,
+        "extra_content": f"{HANDED_BACK}::test_calls_of_every_kind_keep_theirs",
+    },
     chat.FreeformCall: dict.fromkeys(("name", "input"), TAKEN_BACK),
     chat.FreeformParam: dict.fromkeys(("name", "description", "format"), CUSTOM),
     chat.GrammarParam: {"grammar": CUSTOM},

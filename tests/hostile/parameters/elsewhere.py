@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from mlx_server.config import distributed, hostfile, upstream
 
 REQUESTS, FAILURES = "tests/upstream/test_requests.py", "tests/upstream/test_failures.py"
+HANDED_BACK = "tests/upstream/test_handed_back.py"
 BUDGET = "tests/upstream/test_thinking_budget.py"
 WATSONX = "tests/upstream/test_watsonx.py"
 REFUSED = f"{REQUESTS}::test_what_can_not_be_passed_on_is_refused_by_name"
@@ -41,6 +42,8 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "parallel_tool_calls": f"{REQUESTS}::test_one_call_where_only_one_may_come",
         "tool_messages": f"{REQUESTS}::test_calls_and_results_as_text",
         "reasoning_messages": ITS_ROLES,
+        "reasoning_field": f"{HANDED_BACK}::test_the_owner_names_the_field_of_reasoning",
+        "extra_content": f"{HANDED_BACK}::test_an_upstream_that_takes_no_such_fields",
         "developer_role": ITS_ROLES,
         "json_schema": f"{REQUESTS}::test_a_schema_for_a_model_that_knows_none",
         "structured_outputs": REFUSED,

@@ -182,6 +182,8 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "is_error": Case(answered(result={"is_error": True}), answered()),
     },
     blocks.ToolUseBlock: {
+        "extra_content": "tests/upstream/test_handed_back.py::"
+        "test_a_signature_comes_back_with_its_call",
         "id": f"{INPUT}::test_calls_and_results",
         "name": Case(answered({"name": "g"}), answered()),
         "input": Case(answered({"input": {"b": 1}}), answered()),

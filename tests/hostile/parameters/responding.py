@@ -37,6 +37,9 @@ LIVE, ADAPTERS = "tests/live/test_responses.py", "tests/live/test_adapters.py"
 APPROVALS = f"{INPUT}::test_answers_to_requests_are_handed_on"
 SOME_TOOLS = f"{INPUT}::test_allowed_tools_of_a_server"
 CHOSEN = f"{INPUT}::test_choice_of_a_servers_tool"
+BACK = "tests/upstream/test_handed_back.py"
+SIGNED = f"{BACK}::test_a_signature_comes_back_with_its_call"
+SIGNED_KINDS = f"{BACK}::test_calls_of_every_kind_keep_theirs"
 SERVERS = "tests/hostile/test_parameters.py::test_a_server_is_what_was_asked_for"
 CONVERSATION = "tests/api/conversations/test_conversations.py"
 
@@ -164,6 +167,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "encrypted_content": f"{INPUT}::test_reasoning_in_each_of_its_forms",
     },
     items.FunctionCallItem: {
+        "extra_content": SIGNED,
         "call_id": refused(given({**CALL, "call_id": "d"}, RESULT), **given(CALL, RESULT)),
         "name": CALLING.with_(name="g"),
         "namespace": CALLING.with_(namespace="n"),
@@ -173,6 +177,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.ToolSearchOutputItem: dict.fromkeys(("call_id", "tools"), FOUND_TOOLS),
     items.AdditionalToolsItem: {"tools": f"{CLIENT_TOOLS}::test_items_add_tools"},
     items.CustomCallItem: {
+        "extra_content": SIGNED_KINDS,
         "call_id": refused(given({**TEXT, "call_id": "d"}, TEXTS), **given(TEXT, TEXTS)),
         "name": CUSTOM.with_(name="g"),
         "namespace": CUSTOM.with_(namespace="n"),
@@ -187,6 +192,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "error": f"{INPUT}::test_a_list_that_the_client_knows",
     },
     items.McpCallItem: {
+        "extra_content": SIGNED_KINDS,
         "server_label": f"{LOOP}::test_earlier_calls_go_by_the_names_of_now",
         "name": SERVED.with_(name="g"),
         "arguments": SERVED.with_(arguments='{"b": 1}'),
@@ -196,7 +202,11 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     items.McpApprovalRequestItem: dict.fromkeys(
         ("id", "server_label", "name", "arguments"), APPROVALS
-    ),
+    )
+    | {
+        "extra_content": "tests/upstream/test_endpoints.py::"
+        "test_it_waits_with_the_call_for_an_approval"
+    },
     items.McpApprovalResponseItem: dict.fromkeys(
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),

@@ -17,6 +17,10 @@ TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.TokenizeBody: {
         "model": f"{WIRE}::test_no_such_model",
         "prompt": f"{WIRE}::test_a_text",
+        "content": f"{WIRE}::test_a_content_has_no_special_tokens_of_its_own",
+        "add_special": f"{WIRE}::test_a_content_has_no_special_tokens_of_its_own",
+        "parse_special": f"{WIRE}::test_names_of_special_tokens_in_a_content",
+        "with_pieces": f"{WIRE}::test_pieces_are_texts_or_bytes",
         "messages": f"{WIRE}::test_messages_are_counted_as_they_are_answered",
         "tools": f"{WIRE}::test_tools_count",
         "chat_template_kwargs": "tests/generation/test_tokenization.py::test_template_kwargs",

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,8 +110,8 @@ class Process:
             self.reports += self.engine.step()
 
     def write(self) -> None:
-        """Waits until all that was copied is in files, and is reported."""
-        self.engine._disk._saver.join(time.monotonic() + 30)
+        """Waits until all is in files, and is reported."""
+        self.engine._disk._saver.flush(time.monotonic() + 30)
         self.reports += self.engine.step()
 
     def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
@@ -298,6 +299,127 @@ def test_what_another_model_replaced_in_memory_comes_back(llama: Path, tmp_path:
     process.answer([*prompt, 1, 2, 3])
     assert process.cached == 200
     process.stop()
+
+
+def test_what_the_disk_has_not_taken_yet_is_waited_for(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk goes on only when the unload waits for it."""
+    goes_on, write = Event(), PromptFolder.write
+
+    def held_up(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    def waited(futures: Sequence[Future[None]], seconds: float) -> None:
+        goes_on.set()
+        wait(futures, max(seconds, 30))
+
+    monkeypatch.setattr(PromptFolder, "write", held_up)
+    monkeypatch.setattr(prompt_saver, "wait", waited)
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    assert not goes_on.is_set()
+    process.engine.handle(UnloadModel("m"))
+    known = process.folder.count if process.folder else 0
+    goes_on.set()
+    assert known == 200 // BLOCK + 1
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
+
+
+class Leaving:
+    """A prompt that a beginning row evicts in the moment in which it was computed."""
+
+    def __init__(self, process: Process, **fields: Any) -> None:
+        self.process, self.prompt = process, words(1, 300)
+        process.rows += 1
+        first = Generate(process.rows, "m", self.prompt, 1, [], GREEDY, branches=[90, 200])
+        for name, value in fields.items():
+            setattr(first, name, value)
+        process.engine.handle(first)
+        while process.engine._is_busy:
+            process.engine.step()
+        assert process.folder
+        assert process.folder.count == 0
+        process.engine.handle(Generate(0, "m", words(2, 40), 4, [], GREEDY))
+        process.engine.handle(LimitCache(0))
+        assert not process.engine._disk._saver._writes, "nothing is copied, and no row waits"
+
+    def asked_again(self) -> int:
+        """The tokens that are known of it afterwards."""
+        self.process.settle()
+        self.process.write()
+        assert not self.process.engine._disk._saver._leaving.nbytes
+        self.process.engine.handle(LimitCache(1 << 30))
+        self.process.answer([*self.prompt, 1, 2, 3])
+        return self.process.cached
+
+
+@pytest.mark.tables
+def test_what_a_beginning_row_evicts_is_written_after_it(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    leaving = Leaving(start(path, tmp_path))
+    assert leaving.asked_again() >= 299
+    after = [*leaving.prompt, 1, 2, 3]
+    assert leaving.process.answer([*after, 4]) == start(path, None).answer([*after, 4])
+
+
+@pytest.mark.tables
+def test_of_what_is_too_large_to_wait_the_beginning_is_written(
+    path: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(path, tmp_path)
+    process.answer(words(1, 300), on_disk=False)
+    limit = replace(limits.PROMPT_WRITE_BYTES, value=process.engine._cache.nbytes * 9 // 10)
+    process.engine.handle(LimitCache(0))
+    process.engine.handle(LimitCache(1 << 30))
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", limit)
+    leaving = Leaving(process)
+    assert 0 < process.engine._disk._saver._leaving.nbytes <= limit.value
+    assert 90 <= leaving.asked_again() < 300
+    after = [*leaving.prompt, 1, 2, 3]
+    assert process.answer([*after, 4]) == start(path, None).answer([*after, 4])
+
+
+def test_what_the_disk_may_not_or_can_not_have_does_not_wait_for_it(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    private = start(llama, tmp_path / "private")
+    assert Leaving(private, on_disk=False).asked_again() == 0
+    refused = start(llama, tmp_path / "refused")
+    refused.engine._disk._saver._paused_until = float("inf")
+    Leaving(refused)
+    assert not refused.engine._disk._saver._leaving.nbytes
+    invalid = start(llama, tmp_path / "invalid")
+    leaving = Leaving(invalid)
+    invalid.engine._disk.forget("m")
+    assert leaving.asked_again() == 0
+    failed = start(llama, tmp_path / "failed")
+    leaving = Leaving(failed)
+    failed.engine._device_failed(RuntimeError("[METAL] Command buffer execution failed: x"))
+    assert leaving.asked_again() == 0
+
+
+def test_what_is_unloaded_while_a_row_of_another_model_runs_is_written(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.engine.handle(LoadModel("other", str(llama)))
+    process.settle()
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", prompt, 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    process.engine.handle(Generate(0, "other", words(2, 40), 4, [], GREEDY))
+    process.engine.handle(UnloadModel("m"))
+    process.settle()
+    process.write()
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
 
 
 def test_a_prompt_that_parts_within_a_block_uses_what_it_shares(
