@@ -1,12 +1,7 @@
 """Inkling: messages of one kind each, thoughts, text or a call."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from mlx_server.families.base import ModelFamily
-from mlx_server.messages import Tool
-from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.parsers.markup.layout import Header, MarkupLayout
 from mlx_server.tool_parsers.formats import INKLING as CALLS
 
 START, TEXT, END, TURN_END = (
@@ -18,24 +13,16 @@ START, TEXT, END, TURN_END = (
 THOUGHTS = ("<|content_thinking|>", END)
 
 
-def _layout(tools: Sequence[Tool]) -> MarkupLayout:
-    named = tuple(f"{START}{tool.name}" for tool in tools)
-    return MarkupLayout(
-        reasoning=(THOUGHTS,),
-        call_formats=(CALLS, *([_named(tools)] if tools else [])),
-        dropped=(START, *named, TEXT, END, TURN_END),
-    )
-
-
-def _named(tools: Sequence[Tool]) -> CallFormat:
-    """A call that is the answer's first message, whose start ended the prompt."""
-    opens = tuple(f"{tool.name}{CALLS.opens[0]}" for tool in tools)
-    return replace(CALLS, opens=opens, blocks=())
-
+LAYOUT = MarkupLayout(
+    reasoning=(THOUGHTS,),
+    call_formats=(CALLS,),
+    dropped=(START, TEXT, END, TURN_END),
+    header=Header(START, CALLS.opens),
+)
 
 INKLING = ModelFamily(
     name="inkling",
-    layout=_layout,
+    layout=LAYOUT,
     answer_prefix=f"{END}{START}{TEXT}",
     template_markers=CALLS.opens,
     stop_tokens=(TURN_END,),
