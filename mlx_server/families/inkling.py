@@ -1,6 +1,9 @@
 """Inkling: messages of one kind each, thoughts, text or a call."""
 
+from collections.abc import Sequence
+
 from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Tool
 from mlx_server.parsers.markup.layout import Header, MarkupLayout
 from mlx_server.tool_parsers.formats import INKLING as CALLS
 
@@ -13,16 +16,19 @@ START, TEXT, END, TURN_END = (
 THOUGHTS = ("<|content_thinking|>", END)
 
 
-LAYOUT = MarkupLayout(
-    reasoning=(THOUGHTS,),
-    call_formats=(CALLS,),
-    dropped=(START, TEXT, END, TURN_END),
-    header=Header(START, CALLS.opens),
-)
+def _layout(tools: Sequence[Tool]) -> MarkupLayout:
+    named = tuple(f"{START}{tool.name}" for tool in tools)
+    return MarkupLayout(
+        reasoning=(THOUGHTS,),
+        call_formats=(CALLS,),
+        dropped=(START, *named, TEXT, END, TURN_END),
+        header=Header(START, CALLS.opens),
+    )
+
 
 INKLING = ModelFamily(
     name="inkling",
-    layout=LAYOUT,
+    layout=_layout,
     answer_prefix=f"{END}{START}{TEXT}",
     template_markers=CALLS.opens,
     stop_tokens=(TURN_END,),

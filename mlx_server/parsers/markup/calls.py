@@ -101,9 +101,13 @@ class MarkupCallReader:
         if not (yield from ahead.accept(*header.ends)):
             return
         self._source.take(len(name))
+        calls, is_read = self.calls.finished, True
         if opening := (yield from self._source.accept(*self._delimiters.formats)):
             call_format = self._delimiters.formats[opening]
             yield from self.read(call_format, name + opening, self._output.add)
+            is_read = self.calls.finished > calls
+        if is_read and name.strip() not in ("", *(tool.name for tool in self._tools)):
+            self._output.add_repair("format")
 
     def _doubled(self, call_format: CallFormat) -> Steps[None]:
         """Read opening delimiters that repeat the one before."""
