@@ -9,7 +9,7 @@ from mlx_server.schemas.members import required_of
 from mlx_server.schemas.variants import variants_of
 
 A, B = {"required": ["a"]}, {"required": ["b"]}
-LISTED = {"properties": {"a": {}, "b": {}}}
+LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
 
 
 @pytest.mark.parametrize(
