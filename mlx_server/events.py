@@ -22,6 +22,8 @@ class TokenLogprob:
     """None for the first token of a prompt, which has no context to be predicted from."""
     top: tuple["TokenLogprob", ...] = ()
     """The likeliest tokens at this position, best first. Entries of `top` have no `top`."""
+    id: int | None = field(default=None, compare=False)
+    """None where another server answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Started:
     """The prompt as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The prompts as the model reads them, if requested."""
     normalized: tuple[str, ...] = ()
     """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
     estimated_prompt_tokens: int = 0
@@ -93,6 +97,14 @@ class PromptProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The log probabilities of a prompt, before anything of its first answer, if requested."""
+
+    index: int
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensSoFar:
     """Sent with each token, before the deltas that it makes, if requested."""
 
@@ -100,6 +112,8 @@ class TokensSoFar:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    token: int | None = None
+    """The id of the token, if requested. Those of rejected attempts come too, as they count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +263,8 @@ class ApprovalRequested:
     server: str
     name: str
     arguments: str
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 RepairKind = Literal[
@@ -329,6 +345,7 @@ class Finished:
 Event = (
     Started
     | PromptProgress
+    | PromptScored
     | TokensSoFar
     | TextDelta
     | ReasoningDelta

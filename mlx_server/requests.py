@@ -107,6 +107,9 @@ class GenerateRequest:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """The number of alternatives to report with the log probability of each token of the prompt,
+    or None for no `PromptScored` event."""
     format: Format | None = None
     format_param: str = "response_format"
     """The client's name of the parameter, for error messages."""
@@ -133,6 +136,8 @@ class GenerateRequest:
     """Whether `PromptProgress` events are sent."""
     continuous_usage: bool = False
     """Whether `TokensSoFar` events are sent."""
+    token_ids: bool = False
+    """Whether `Started` and `TokensSoFar` have the ids of the tokens."""
     client: str = ""
     """Digest of an API key, or an address. Waiting requests take turns by client."""
     cache_scope: str = ""
@@ -188,6 +193,8 @@ class Approval:
     arguments: str
     approve: bool
     reason: str | None = None
+    extra_content: Mapping[str, Any] | None = field(default=None, hash=False)
+    """See `ToolCall.extra_content`."""
 
 
 @dataclass(frozen=True, slots=True)

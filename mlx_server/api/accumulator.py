@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_server.api.timing import Timing
 from mlx_server.events import (
     Event,
     Finished,
     FinishReason,
     PromptProgress,
+    PromptScored,
     ReasoningDelta,
     Repaired,
     Started,
@@ -37,11 +39,22 @@ class AccumulatedAnswer:
     finish_reason: FinishReason | None = None
     raw: tuple[str, ...] = ()
     """The model's raw output, delimiters included, if the client requested it."""
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    """Of its prompt, if the client requested them."""
+    token_ids: list[int] = field(default_factory=list)
+    """The ids of its tokens, if the client requested them."""
+    reported_ids: int = 0
+    """How many of them the chunks of a stream had."""
     tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0
     _begun: dict[int, ToolCallStarted] = field(default_factory=dict)
     _arguments: dict[int, list[str]] = field(default_factory=dict)
+
+    def new_token_ids(self) -> list[int]:
+        """Those that no chunk had."""
+        found, self.reported_ids = self.token_ids[self.reported_ids :], len(self.token_ids)
+        return found
 
     def add(self, event: Event) -> None:
         match event:
@@ -54,10 +67,14 @@ class AccumulatedAnswer:
                 self.repairs.append(event)
             case Violation():
                 self.violations.append(event)
+            case PromptScored(_, tokens):
+                self.prompt_logprobs = tokens
             case TokensSoFar() | Finished():
                 self.tokens = event.completion_tokens
                 self.cached = event.cached_tokens
                 self.reasoning_tokens = event.reasoning_tokens
+                if isinstance(event, TokensSoFar) and event.token is not None:
+                    self.token_ids.append(event.token)
                 if isinstance(event, Finished):
                     self.finish_reason, self.raw = event.reason, event.raw
             case ToolCallStarted():
@@ -90,13 +107,17 @@ class Accumulator:
             AccumulatedAnswer() for _ in range(prompts * n)
         ]
         self._n = n
+        self.prompt_token_ids: Sequence[Sequence[int]] = ()
+        self._timing = Timing()
         self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
         self._normalized: Sequence[str] = ()
 
     def add(self, event: Event) -> None:
+        self._timing.note(event)
         match event:
             case Started():
+                self.prompt_token_ids = event.prompt_token_ids
                 self.model = event.model
                 self.fingerprint = event.fingerprint
                 self.prompt_tokens = event.prompt_tokens
@@ -130,6 +151,12 @@ class Accumulator:
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's `timings` of all answers together."""
+        tokens = sum(answer.tokens for answer in self.answers)
+        cached = sum(answer.cached for answer in self.answers[:: self._n])
+        return {"timings": self._timing.timings(self.prompt_tokens, cached, tokens)}
+
     def warnings(self, *answers: AccumulatedAnswer) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
         violations = [violation for each in answers for violation in each.violations]
@@ -139,6 +166,30 @@ class Accumulator:
         return warnings_body(
             repairs, self._unenforced, violations, normalized=self._normalized, raw=raw
         )
+
+
+def prompt_logprobs_body(answer: AccumulatedAnswer) -> dict[str, Any]:
+    """vLLM's `prompt_logprobs`, if the client requested them: for each token of the prompt its own
+    and its alternatives' by their ids, and null for the first. The rank of a token that is not
+    among the alternatives is null."""
+    if answer.prompt_logprobs is None:
+        return {}
+    found = [
+        _ranked(token) if token.logprob is not None else None for token in answer.prompt_logprobs
+    ]
+    return {"prompt_logprobs": found}
+
+
+def _ranked(token: TokenLogprob) -> dict[str, Any]:
+    ranks = {top.id: rank for rank, top in enumerate(token.top, 1)}
+    return {
+        str(each.id): {
+            "logprob": each.logprob,
+            "rank": ranks.get(each.id),
+            "decoded_token": each.token,
+        }
+        for each in (token, *token.top)
+    }
 
 
 def tool_output_tokens(count: int) -> dict[str, int]:

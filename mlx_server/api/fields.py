@@ -272,6 +272,26 @@ class GenerationBody(SamplingBody):
     return_progress: bool | None = None
     """llama.cpp's name for `include_progress`."""
     n: Annotated[int, Field(ge=1, le=limits.ANSWERS.value)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    """vLLM's: the log probabilities of the prompt's tokens, with so many alternatives."""
+    return_token_ids: bool | None = None
+    """vLLM's: the ids of the tokens of prompt and answer."""
+    timings_per_token: bool | None = None
+    """llama.cpp's: how long prompt and answer took, with each chunk or the whole answer."""
+
+    def refuse_streamed_prompts(self) -> None:
+        """Raises BadRequest for log probabilities of a prompt in a stream, as vLLM does."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequest(
+                "`prompt_logprobs` come with the whole answer: leave out `stream`.",
+                param="prompt_logprobs",
+            )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the answer needs to know of each token."""
+        of_stream = bool(self.stream) and self.continuous_usage
+        return of_stream or bool(self.return_token_ids or self.timings_per_token)
 
     @property
     def include_usage(self) -> bool:

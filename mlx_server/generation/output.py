@@ -24,6 +24,7 @@ from mlx_server.events import (
     Finished,
     FinishReason,
     PromptProgress,
+    PromptScored,
     ReasoningDelta,
     Repaired,
     TextDelta,
@@ -111,7 +112,11 @@ class OutputProcessor:
         unknown = Logprobs(None, [])
         tokens = zip(self._row.prompt, [unknown, *logprobs], strict=True)
         scored = tuple(_token_logprob(self._tokenizer, *token) for token in tokens)
-        yield TextDelta(self._index, self._prompt_text(), scored)
+        if (most := self._request.prompt_logprobs) is not None:
+            yield PromptScored(self._index, _with_top(scored, most))
+        if self._echo:
+            most = self._request.logprobs or 0
+            yield TextDelta(self._index, self._prompt_text(), _with_top(scored, most))
         if not self._row.max_tokens:
             yield self._finished("length")
 
@@ -122,7 +127,8 @@ class OutputProcessor:
         self._tokens += 1
         self._raw_ids.append(token.id)
         if self._request.continuous_usage:
-            yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning)
+            id = token.id if self._request.token_ids else None
+            yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning, id)
         if token.finish == "stop":  # the stop token itself is no part of the answer
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return
@@ -372,6 +378,12 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
 
 def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:
     def entry(token: int, logprob: float | None) -> TokenLogprob:
-        return TokenLogprob(tokenizer.spelling(token), tokenizer.bytes_of(token), logprob)
+        text, spelled = tokenizer.spelling(token), tokenizer.bytes_of(token)
+        return TokenLogprob(text, spelled, logprob, id=token)
 
     return replace(entry(token, found.chosen), top=tuple(entry(*top) for top in found.top))
+
+
+def _with_top(tokens: Iterable[TokenLogprob], most: int) -> tuple[TokenLogprob, ...]:
+    """The tokens with this many alternatives at most."""
+    return tuple(replace(token, top=token.top[:most]) for token in tokens)

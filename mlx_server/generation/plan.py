@@ -57,6 +57,10 @@ class RequestPlan:
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompts."""
 
+    def prompt_token_ids(self, n: int) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each prompt, which has n answers."""
+        return tuple(tuple(row.prompt) for row in self.rows[::n])
+
     def without_constraints(self) -> "RequestPlan":
         for row in self.rows:
             row.grammar = None
@@ -193,7 +197,9 @@ def retry_row(
     if room <= 0:
         return None
     try:
-        (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
+        (row,), _ = _rows(
+            prepared, replace(request, n=1, prompt_logprobs=None), conversation, prompt
+        )
     except NoRecording:
         return None
     row.max_tokens, row.overflow_tokens = first.max_tokens, first.overflow_tokens
@@ -356,7 +362,8 @@ def _row(
         overflow_tokens=overflow,
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
         sampling=_sampling(prepared, request, choice),
-        prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
+        prompt_logprobs=_scores_prompt(request, choice),
+        prompt_top_logprobs=request.prompt_logprobs or 0,
         client=request.client,
         cache_scope=request.cache_scope,
         on_disk=request.on_disk,
@@ -365,6 +372,13 @@ def _row(
         recording = prepared.transcript.pick(source, (request.model, prepared.id))
         replay.play(prepared, row, recording)
     return row
+
+
+def _scores_prompt(request: GenerateRequest, choice: int) -> bool:
+    """With `echo` each answer has the prompt's log probabilities, else the first of each prompt."""
+    if request.echo and (request.logprobs is not None or request.max_tokens == 0):
+        return True
+    return request.prompt_logprobs is not None and choice == 0
 
 
 def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:

@@ -11,6 +11,7 @@ from mlx_server.events import (
     Event,
     Finished,
     PromptProgress,
+    PromptScored,
     ReasoningDelta,
     Repaired,
     RepairKind,
@@ -113,7 +114,7 @@ class ReviewedAnswer(ABC):
         if isinstance(event, Finished):
             async for last in self._end(event):
                 yield last
-        elif isinstance(event, PromptProgress):
+        elif isinstance(event, PromptProgress | PromptScored):
             yield event
         elif isinstance(event, TokensSoFar):
             yield self._with_rejected_tokens(event)

@@ -234,7 +234,8 @@ class _Rounds:
                 continue
             granted.append(call)
             yield McpCallStarted(
-                0, call.number, call.id, approval.server, approval.name, approval.id
+                *(0, call.number, call.id, approval.server, approval.name, approval.id),
+                extra_content=call.extra_content,
             )
             yield McpCallDelta(0, call.number, approval.arguments)
             yield McpCallReady(0, call.number)
@@ -245,7 +246,8 @@ class _Rounds:
         shown = self._tools.known_name(approval.server, approval.name)
         tool = Tool(shown)
         offered = ServerTool(approval.server, approval.name, tool, needs_approval=False)
-        call = TurnCall(self._calls, f"call_{uuid.uuid4().hex}", shown, offered)
+        id, extra = f"call_{uuid.uuid4().hex}", approval.extra_content
+        call = TurnCall(self._calls, id, shown, offered, extra)
         call.arguments.append(approval.arguments)
         self._calls += 1
         return call

@@ -15,6 +15,7 @@ from mlx_server.events import (
     McpCallReady,
     McpCallStarted,
     PromptProgress,
+    PromptScored,
     ReasoningDelta,
     Repaired,
     TextDelta,
@@ -82,7 +83,7 @@ class ToolTurn:
             case ReasoningDelta():
                 self.reasoning.append(event.separated)
                 yield event
-            case BuiltInCall() | PromptProgress():
+            case BuiltInCall() | PromptProgress() | PromptScored():
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)
@@ -166,6 +167,7 @@ def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
             call.offered.server,
             call.offered.name,
             "".join(call.arguments),
+            call.extra_content,
         )
     else:
         yield McpCallReady(event.index, call.number)

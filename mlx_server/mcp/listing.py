@@ -1,7 +1,7 @@
 """A server's list of tools, reduced to those that the model gets."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,7 @@ from mlx_server import limits
 from mlx_server.events import ListedTool
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.requests import McpServer
-
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+from mlx_server.schemas.view import remote_reference
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Lister:
             return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS.value} characters"
         if tool.name in self.listing.tools:
             return "another tool has the same name"
-        if remote := _remote_reference(tool.input_schema):
+        if remote := remote_reference(tool.input_schema):
             return f"its schema refers to {remote[:200]!r}, which is not fetched"
         return None
 
@@ -102,18 +101,3 @@ def _annotations(tool: types.Tool) -> dict[str, Any] | None:
 def _size(tool: types.Tool) -> int:
     described = (tool.name, tool.description, tool.input_schema)
     return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-def _remote_reference(schema: Mapping[str, Any]) -> str | None:
-    waiting: list[Any] = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping):
-            for key in REFERENCES:
-                target = value.get(key)
-                if isinstance(target, str) and not target.startswith("#"):
-                    return target
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlx_server.messages import Tool
 from mlx_server.prompts.message_normalization import OwnText, Part, Turn
+from mlx_server.schemas.types import named
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
@@ -75,7 +76,7 @@ def _schema_text(wanted: Mapping[str, Any]) -> list[Part]:
         return [OwnText("Answer the question correctly, as a JSON object.")]
     description = wanted.get("description")
     about: list[Part] = [OwnText(" ("), description.strip(), OwnText(")")] if description else []
-    is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
+    is_object = isinstance(schema, Mapping) and named(schema) == {"object"}
     form = "a JSON object" if is_object else "JSON"
     begin = OwnText(f"Answer the question correctly, as {form} of this JSON Schema")
     return [begin, *about, COLON, _json(schema)]

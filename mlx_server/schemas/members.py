@@ -38,6 +38,11 @@ def properties_of(schema: Schema) -> Mapping[str, Schema]:
     return found
 
 
+def lists_properties(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema itself lists any property."""
+    return bool(schema.get("properties"))
+
+
 def required_of(schema: Schema) -> frozenset[str]:
     return frozenset(
         name

@@ -183,7 +183,7 @@ class ShortestInstances:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             return None
-        values = next((v for part in parts if (v := _values(part)) is not None), None)
+        values = next((v for part in parts if (v := constants_of(part)) is not None), None)
         if values is not None:
             return _shortest(map(compact, values))
         for at, part in enumerate(parts):
@@ -289,7 +289,8 @@ def _names(schema: Mapping[str, Any]) -> list[str]:
     return [name for name in _list(schema.get("required")) if isinstance(name, str)]
 
 
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+def constants_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The only values that the schema allows, by its `const` or `enum`; None if it has neither."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 

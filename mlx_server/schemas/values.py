@@ -142,6 +142,18 @@ class ValueSchema:
         values = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
         return values if isinstance(values, list) else None
 
+    @property
+    def pattern(self) -> str:
+        """The regular expression that is found in each text; empty if the schema has none."""
+        found: str = self.schema.get("pattern", "")
+        return found
+
+    @property
+    def format(self) -> str:
+        """The name of the texts' format; empty if the schema has none."""
+        found: str = self.schema.get("format", "")
+        return found
+
     def counts(self, least: str, most: str) -> tuple[int, int | None]:
         """The values of these keywords, which may be written 2.0."""
         limit = self.schema.get(most)

@@ -196,6 +196,22 @@ def _anchors_of(schema: Schema) -> Iterator[str]:
             yield schema[key][1:]
 
 
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def remote_reference(schema: Mapping[str, Any]) -> str | None:
+    """A reference that leads out of the schema, even from a keyword that is not known here."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        value = waiting.pop()
+        targets = [value.get(key) for key in _REFERENCES] if isinstance(value, _OBJECT) else []
+        for target in targets:
+            if isinstance(target, str) and not target.startswith("#"):
+                return target
+        waiting += _values_of(value)
+    return None
+
+
 def pointer(path: Path) -> str:
     return "/".join(["#", *(step.replace("~", "~0").replace("/", "~1") for step in path)])
 

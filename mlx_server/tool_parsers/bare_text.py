@@ -111,8 +111,7 @@ class _TextPatterns:
 
 def _own_patterns(value: ValueSchema) -> Iterator[str]:
     """The patterns of text that the schema itself states."""
-    schema = value.schema
-    if "string" not in named(schema):
+    if "string" not in named(value.schema):
         yield NEVER
     if value.listed is not None:
         texts = [quoted(text) or '""' for text in value.listed if isinstance(text, str)]
@@ -120,9 +119,9 @@ def _own_patterns(value: ValueSchema) -> Iterator[str]:
     least, most = value.counts("minLength", "maxLength")
     if (least, most) != (0, None):
         yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
-    if "pattern" in schema and (expression := search_pattern(schema["pattern"])):
+    if value.pattern and (expression := search_pattern(value.pattern)):
         yield f"/{expression}/"
-    if expression := FORMATS.get(schema.get("format", "")):
+    if expression := FORMATS.get(value.format):
         yield f"/{expression}/"
 
 

@@ -47,7 +47,7 @@ PYTHON = LiteralSyntax(
 
 def gemma(quote: str) -> LiteralSyntax:
     def string(lark: Lark, value: ValueSchema) -> str | None:
-        if not search_pattern(value.schema.get("pattern", "")):
+        if not search_pattern(value.pattern):
             return None
         text = lark.terminal(f"{text_of(value, lark)} & {lark.anything(quote)}")
         return f"{lark.text(quote)} {lark.up_to(quote, text)}"

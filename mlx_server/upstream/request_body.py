@@ -71,6 +71,10 @@ def _unsayable(
         yield "logprobs", "its `capabilities` say that it sends none"
     if request.echo:
         yield "echo", "prompts are not read from other servers"
+    if request.prompt_logprobs is not None:
+        yield "prompt_logprobs", "prompts are not read from other servers"
+    if request.token_ids:
+        yield "return_token_ids", "its answers are texts"
     if request.raw_messages:
         yield "enable_response_messages", "it sends no messages of its own format"
     if request.logit_bias and not can.logit_bias:

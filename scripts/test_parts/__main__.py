@@ -22,6 +22,8 @@ SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-r
 SIDE_BY_SIDE = (*SPREAD, "--alone=without")
 IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
 """And not in pytest's own: the run goes on where a test ends its process."""
+MEASURED = ("-m", "slipcover", "--json", "--fail-under", "0", "--out")
+"""What a part's coverage costs hardly anything with, before the file that it goes to."""
 RUN_AGAIN = 20
 """More failed tests than this are not run again: no coincidence breaks so many."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
@@ -49,27 +51,38 @@ class Run:
     before_alone: Callable[[], object] = lambda: None
     """Waits for what shares the processor with the tests that run side by side."""
 
-    def pytest(self, title: str, arguments: Sequence[str]) -> tuple[int, Outcomes]:
-        """Its exit code, and the outcome of every test."""
+    @property
+    def coverage(self) -> Path:
+        return self.folder / "coverage.json"
+
+    def pytest(
+        self, title: str, arguments: Sequence[str], under: Sequence[str] = ()
+    ) -> tuple[int, Outcomes]:
+        """Its exit code, and the outcome of every test. `under`: what Python runs it with."""
         sys.stdout.write(f"== pytest, {title}\n")
         sys.stdout.flush()
         path = self.folder / "outcomes.json"
         path.unlink(missing_ok=True)
         # the second -q leaves out pytest's last line, which would count this part alone
         own = ["-q", "-p", "test_parts.outcomes", "--outcomes", str(path)]
-        code = subprocess.call([sys.executable, "-m", "pytest", *own, *arguments])
+        code = subprocess.call([sys.executable, *under, "-m", "pytest", *own, *arguments])
         return code, Outcomes.read(path) if path.exists() else Outcomes()
 
     def tests(self, arguments: Sequence[str]) -> int:
         """The exit code."""
         codes = []
         paths: list[str] = []
-        for title, part, before in (
-            ("side by side", [*processes(arguments), *SIDE_BY_SIDE, *arguments], lambda: None),
-            ("alone", [*arguments, *IN_ONE_PROCESS, "--alone=only"], self.before_alone),
+        measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
+        side_by_side = [*processes(arguments), *SIDE_BY_SIDE, *arguments]
+        if measured:  # before our own plugin, which imports what is measured
+            side_by_side += ["-p", "slipcover"]
+        alone = [*arguments, *IN_ONE_PROCESS, "--alone=only"]
+        for title, part, under, before in (
+            ("side by side", side_by_side, measured, lambda: None),
+            ("alone", alone, [], self.before_alone),
         ):
             before()
-            code, found = self.pytest(title, part)
+            code, found = self.pytest(title, part, under)
             self._add(found)
             paths += found.paths
             codes.append(code)
@@ -123,11 +136,13 @@ class Checks:
         return code
 
 
-def coverage() -> int:
-    """Runs scripts/coverage, and returns its exit code."""
-    sys.stdout.write("== scripts/coverage\n")
+def is_covered(measured: Path) -> bool:
+    """Whether the tests ran as much of the packages as pyproject.toml wants. Prints the rest."""
+    sys.stdout.write("== coverage\n")
     sys.stdout.flush()
-    return subprocess.call([SCRIPTS / "coverage"])
+    merged = measured.with_suffix(".merged")
+    command = [sys.executable, "-m", "slipcover", "--out", str(merged), "--merge", str(measured)]
+    return subprocess.call(command) == PASSED
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -143,10 +158,10 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, interrupt)
         tests = run.tests(arguments)
         checked = checks.wait()
-    if "--all" in arguments and not run.interrupted:
-        checked = coverage() or checked
+        if "--all" in arguments and not run.interrupted:
+            checked = checked or not is_covered(run.coverage)
     if checked and not run.interrupted:
-        sys.stdout.write("scripts/check or scripts/coverage failed, see above.\n")
+        sys.stdout.write("scripts/check failed or too little is covered, see above.\n")
     sys.stdout.write(run.summary(time.monotonic() - began) + "\n")
     return INTERRUPTED if run.interrupted else tests or checked
 

@@ -170,6 +170,10 @@ CHAT: tuple[Json, ...] = (
         "max_tokens": 2,
         "continue_final_message": True,
         "add_generation_prompt": False,
+        "echo": True,
+        "prompt_logprobs": 2,
+        "return_token_ids": True,
+        "timings_per_token": True,
     },
     *({"model": TINY, "messages": [HI], "max_tokens": 2, **guided} for guided in GUIDED),
 )
@@ -177,6 +181,14 @@ COMPLETIONS: tuple[Json, ...] = (
     {"model": TINY, "prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 2, **SAMPLING},
     {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2, **STREAMED},
     {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "store": False},
+    {
+        "model": TINY,
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "prompt_logprobs": 2,
+        "return_token_ids": True,
+        "timings_per_token": True,
+    },
     {"model": TINY, "prompt": [5, 6], "max_tokens": 2, "response_format": {"type": "json_object"}},
     *({"model": TINY, "prompt": "Hi", "max_tokens": 2, **guided} for guided in GUIDED),
 )

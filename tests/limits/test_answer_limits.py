@@ -8,12 +8,12 @@ import pytest
 from mlx_server import limits
 from mlx_server.generation import review
 from mlx_server.grammars.lark import Lark
-from mlx_server.prompts.harmony.schema import _Reader
 from mlx_server.repair.conforming import schema_errors
 from mlx_server.repair.json_text import _is_json
 from mlx_server.repair.malformed import Malformed
 from mlx_server.schemas import lenient
 from mlx_server.schemas.types import resolved
+from mlx_server.schemas.typescript import SchemaReducer
 from mlx_server.schemas.values import ValueSchema
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers import source, values
@@ -79,7 +79,7 @@ def harmony_depth(levels: int) -> bool:
     schema: Any = {"type": "string"}
     for _ in range(levels):
         schema = {"type": "array", "items": schema}
-    return "string" in json.dumps(_Reader(schema).plain(schema))
+    return "string" in json.dumps(SchemaReducer(schema).plain(schema))
 
 
 def harmony_references(count: int) -> bool:
@@ -87,7 +87,7 @@ def harmony_references(count: int) -> bool:
         "properties": {str(at): {"$ref": "#/$defs/a"} for at in range(count)},
         "$defs": {"a": {"type": "string"}},
     }
-    found = _Reader(root).plain(root)["properties"]
+    found = SchemaReducer(root).plain(root)["properties"]
     return all(found.values())
 
 

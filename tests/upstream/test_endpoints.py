@@ -15,12 +15,14 @@ from tests.upstream.playing import (
     USAGE,
     Json,
     PlayingServer,
+    Reply,
     delta,
     events,
     says,
     settings,
     streamed,
 )
+from tests.upstream.test_handed_back import SIGNED
 from tests.upstream.test_quirks import CALL_JSON, PARIS
 
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
@@ -41,9 +43,9 @@ def client(upstream: PlayingServer, tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def called(name: str, arguments: str) -> Json:
+def called(name: str, arguments: str, **more: Any) -> Json:
     function = {"name": name, "arguments": arguments}
-    return {"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}
+    return {"tool_calls": [{"index": 0, "id": "call_1", "function": function, **more}]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -67,6 +69,53 @@ def test_a_tool_of_an_mcp_server_is_run_and_the_upstream_gets_its_result(
     *_, asked, result = second["messages"]
     assert asked["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
     assert (result["role"], result["content"]) == ("tool", "seen")
+
+
+def signed_look() -> Reply:
+    call = called("look", "{}", extra_content=SIGNED)
+    return streamed(delta(**call), delta("tool_calls"), USAGE)
+
+
+def calls_sent(upstream: PlayingServer, request: int) -> list[Json]:
+    messages = upstream.bodies[request]["messages"]
+    return [call for each in messages for call in each.get("tool_calls") or ()]
+
+
+def test_what_an_upstream_needs_back_comes_with_the_result_of_a_server(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(signed_look(), says("I have seen it."))
+    body = {"model": "up", "input": "Look!", "tools": [EYE]}
+    found = client.post("/v1/responses", json=body).json()
+    (call,) = calls_sent(upstream, request=1)
+    assert call["extra_content"] == found["output"][1]["extra_content"] == SIGNED
+
+
+@pytest.mark.parametrize("approve", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "approval alone"])
+def test_it_waits_with_the_call_for_an_approval(
+    approve: bool, kept: bool, goes_on: bool, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(signed_look(), says("Well."))
+    tools = [{**EYE, "require_approval": "always"}]
+    asked: list[Json] = [{"role": "user", "content": "Look!"}]
+    body: Json = {"model": "up", "input": asked, "tools": tools, "store": kept}
+    first = client.post("/v1/responses", json=body).json()
+    wanted = first["output"][-1]
+    assert (wanted["type"], wanted["extra_content"]) == ("mcp_approval_request", SIGNED)
+    reply: Json = {"type": "mcp_approval_response", "approval_request_id": wanted["id"]}
+    new = [{**reply, "approve": approve}, *(HI if goes_on else ())]
+    if kept:
+        body |= {"input": new, "previous_response_id": first["id"]}
+    else:
+        body["input"] = [*asked, *first["output"], *new]
+    second = client.post("/v1/responses", json=body).json()
+    assert second["status"] == "completed", second
+    (call,) = calls_sent(upstream, request=1)
+    assert call["extra_content"] == SIGNED
+    for item in second["output"]:
+        assert item["type"] != "mcp_call" or item["extra_content"] == SIGNED
 
 
 def test_a_response_goes_on_where_another_ended(

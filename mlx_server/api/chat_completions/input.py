@@ -42,7 +42,9 @@ def to_request(body: ChatBody) -> GenerateRequest:
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,
-        continuous_usage=bool(body.stream) and body.continuous_usage,
+        continuous_usage=body.counts_tokens,
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
         prompts=(conversation,),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -56,6 +58,14 @@ def to_request(body: ChatBody) -> GenerateRequest:
     )
 
 
+def echoed(body: ChatBody, request: GenerateRequest) -> str:
+    """The text of the last message, where the answer is to repeat it."""
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    is_repeated = body.echo and body.messages[-1].role == "assistant"
+    return conversation.messages[-1].content if is_repeated else ""
+
+
 def _param_names(body: ChatBody) -> dict[str, str]:
     thinking = body.param_names(body.effort, body.effort_param)
     return {**thinking, "tools": "functions"} if body.is_legacy else thinking
@@ -64,6 +74,7 @@ def _param_names(body: ChatBody) -> dict[str, str]:
 def _refuse(body: ChatBody) -> None:
     """Raises BadRequest for valid fields whose values are not supported."""
     check_stream_options(body.stream, body.stream_options)
+    body.refuse_streamed_prompts()
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     if body.modalities and body.modalities != ["text"]:

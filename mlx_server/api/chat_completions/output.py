@@ -5,7 +5,12 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
 from typing import Any
 
-from mlx_server.api.accumulator import AccumulatedAnswer, Accumulator, prompt_progress
+from mlx_server.api.accumulator import (
+    AccumulatedAnswer,
+    Accumulator,
+    prompt_logprobs_body,
+    prompt_progress,
+)
 from mlx_server.api.freeform import FreeformInput, text_of_arguments
 from mlx_server.events import (
     Event,
@@ -44,14 +49,21 @@ class ChatOutput:
         logprobs: bool,
         include_usage: bool,
         continuous_usage: bool = False,
+        token_ids: bool = False,
+        timings: bool = False,
+        echoed: str = "",
         freeform: Container[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS["both"],
     ) -> None:
-        """freeform: the names of the tools whose input is free text."""
+        """echoed: the text that each answer begins with. freeform: the names of the tools whose
+        input is free text."""
         self._accumulator = Accumulator(model=model, prompts=1, n=n)
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._token_ids = token_ids
+        self._timings = timings
+        self._echoed = echoed
         self._freeform = freeform
         self._reasoning_fields = reasoning_fields
         self._inputs: dict[tuple[int, int], FreeformInput] = {}
@@ -70,7 +82,16 @@ class ChatOutput:
         choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
         usage = self._accumulator.usage()
         warnings = self._accumulator.warnings(*self._accumulator.answers)
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage, **warnings}
+        first, *_ = self._accumulator.answers
+        return {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": usage,
+            **self._prompt_ids(),
+            **prompt_logprobs_body(first),
+            **self._timed(),
+            **warnings,
+        }
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -78,7 +99,8 @@ class ChatOutput:
             match event:
                 case Started():
                     for index in range(len(self._accumulator.answers)):
-                        yield self._chunk(index, {"role": "assistant", "content": ""})
+                        begun = self._chunk(index, {"role": "assistant", "content": self._echoed})
+                        yield begun if index else {**begun, **self._prompt_ids()}
                 case PromptProgress(index):
                     progress = prompt_progress(event, time.monotonic() - self._began)
                     yield {**self._chunk(index, {}), **progress}
@@ -94,8 +116,8 @@ class ChatOutput:
                     finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
                     yield {**finished, **warnings}
         if self._include_usage:
-            usage = self._accumulator.usage()
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}
+            last = {**self._head("chat.completion.chunk"), "choices": [], **self._timed()}
+            yield {**last, "usage": self._accumulator.usage()}
 
     def _head(self, kind: str) -> Wire:
         return {
@@ -118,8 +140,22 @@ class ChatOutput:
             "delta": delta,
             "logprobs": _logprobs(logprobs) if logprobs else None,
             "finish_reason": finish_reason,
+            **self._ids(self._accumulator.answers[index].new_token_ids()),
         }
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **self._usage()}
+        head = self._head("chat.completion.chunk")
+        return {**head, "choices": [choice], **self._usage(), **self._timed()}
+
+    def _ids(self, ids: Sequence[int]) -> Wire:
+        return {"token_ids": list(ids)} if self._token_ids else {}
+
+    def _prompt_ids(self) -> Wire:
+        if not self._token_ids:
+            return {}
+        (ids,) = self._accumulator.prompt_token_ids
+        return {"prompt_token_ids": list(ids)}
+
+    def _timed(self) -> Wire:
+        return self._accumulator.timings() if self._timings else {}
 
     def _usage(self) -> Wire:
         """A chunk's `usage`: null, unless the client wants the usage so far with each chunk."""
@@ -129,7 +165,7 @@ class ChatOutput:
 
     def _choice(self, index: int, answer: AccumulatedAnswer) -> Wire:
         reasoning = "".join(answer.reasoning)
-        text = "".join(answer.texts)
+        text = self._echoed + "".join(answer.texts)
         thought = self._thought(reasoning) if reasoning else {}
         calls = self._calls(answer.calls) if answer.calls else {}
         message = {
@@ -144,6 +180,7 @@ class ChatOutput:
             "message": message,
             "logprobs": _logprobs(answer.logprobs) if self._logprobs else None,
             "finish_reason": self._finish_reason(answer.finish_reason),
+            **self._ids(answer.token_ids),
         }
 
     def _thought(self, text: str) -> Wire:

@@ -214,10 +214,14 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     """vLLM's name, and OpenRouter's older one, for whether the answer shows its reasoning."""
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
+    echo: bool | None = None
+    """vLLM's: if the last message is the assistant's, the answer begins with its text."""
     metadata: dict[str, Any] | None = None
     """The labels of a stored completion are checked; other clients may put anything here."""
 
     def unused(self) -> Iterable[str]:
+        if self.echo and self.messages[-1].role != "assistant":
+            yield "echo"
         if self.verbosity not in (None, USUAL_VERBOSITY):
             yield "verbosity"
         if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):

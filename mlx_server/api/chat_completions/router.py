@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
-from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.input import echoed, to_request
 from mlx_server.api.chat_completions.output import (
     REASONING_FIELDS,
     ChatOutput,
@@ -42,7 +42,10 @@ async def chat_completions(http: Request) -> Response:
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        timings=bool(body.timings_per_token),
         freeform=body.freeform_names,
+        echoed=echoed(body, request),
         reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
     )
     ignored = await in_thread(body.ignored)

@@ -11,6 +11,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def to_request(body: CompletionBody) -> GenerateRequest:
     check_stream_options(body.stream, body.stream_options)
+    body.refuse_streamed_prompts()
     n = body.n or 1
     if body.best_of not in (None, n):
         raise BadRequest(
@@ -25,7 +26,9 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         **body.constrained(),
         buffered=not body.stream,
         progress=body.include_progress,
-        continuous_usage=bool(body.stream) and body.continuous_usage,
+        continuous_usage=body.counts_tokens,
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
         prompts=_prompts(body.prompt),
         n=n,
         max_tokens=_most_tokens(body.max_tokens),

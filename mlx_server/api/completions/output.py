@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from mlx_server.api.accumulator import Accumulator, prompt_progress
+from mlx_server.api.accumulator import Accumulator, prompt_logprobs_body, prompt_progress
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 
 Wire = dict[str, Any]
@@ -21,13 +21,20 @@ class CompletionOutput:
         logprobs: bool,
         include_usage: bool,
         continuous_usage: bool = False,
+        token_ids: bool = False,
+        timings: bool = False,
     ) -> None:
         self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
         self._offsets = [0] * (prompts * n)
         """The offset in characters of the next token, for each answer."""
+        self._is_begun = [False] * (prompts * n)
+        """Whether a chunk has been sent, for each answer."""
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
+        self._token_ids = token_ids
+        self._timings = timings
+        self._n = n
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._began = time.monotonic()
         self._created = int(time.time())
@@ -36,12 +43,16 @@ class CompletionOutput:
         async for event in events:
             self._accumulator.add(event)
         choices = [
-            self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason)
+            {
+                **self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason),
+                **prompt_logprobs_body(self._accumulator.answers[i - i % self._n]),
+                **self._ids(i, answer.token_ids, begins=True),
+            }
             for i, answer in enumerate(self._accumulator.answers)
         ]
         usage = self._accumulator.usage()
         warnings = self._accumulator.warnings(*self._accumulator.answers)
-        return {**self._head(), "choices": choices, "usage": usage, **warnings}
+        return {**self._head(), "choices": choices, "usage": usage, **self._timed(), **warnings}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         async for event in events:
@@ -56,7 +67,8 @@ class CompletionOutput:
                     warnings = self._accumulator.warnings(self._accumulator.answers[index])
                     yield {**self._chunk(self._choice(index, "", (), reason)), **warnings}
         if self._include_usage:
-            yield {**self._head(), "choices": [], "usage": self._accumulator.usage()}
+            usage = self._accumulator.usage()
+            yield {**self._head(), "choices": [], "usage": usage, **self._timed()}
 
     def _head(self) -> Wire:
         return {
@@ -68,7 +80,21 @@ class CompletionOutput:
         }
 
     def _chunk(self, choice: Wire) -> Wire:
-        return {**self._head(), "choices": [choice], **self._usage()}
+        index = choice["index"]
+        begins, self._is_begun[index] = not self._is_begun[index], True
+        ids = self._ids(index, self._accumulator.answers[index].new_token_ids(), begins=begins)
+        choices = [{**choice, **ids}]
+        return {**self._head(), "choices": choices, **self._usage(), **self._timed()}
+
+    def _ids(self, index: int, ids: Sequence[int], *, begins: bool) -> Wire:
+        """The answer's next tokens, after those of its prompt if it begins with them."""
+        if not self._token_ids:
+            return {}
+        prompt = self._accumulator.prompt_token_ids[index // self._n]
+        return {**({"prompt_token_ids": list(prompt)} if begins else {}), "token_ids": list(ids)}
+
+    def _timed(self) -> Wire:
+        return self._accumulator.timings() if self._timings else {}
 
     def _usage(self) -> Wire:
         """A chunk's `usage`: null, unless the client wants the usage so far with each chunk."""

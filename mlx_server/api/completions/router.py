@@ -24,6 +24,8 @@ async def completions(http: Request) -> Response:
         logprobs=request.logprobs is not None,
         include_usage=body.include_usage,
         continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        timings=bool(body.timings_per_token),
     )
     ignored = await in_thread(body.ignored)
     return await respond(

@@ -13,11 +13,11 @@ from mlx_server.api.call_arguments import arguments_object
 from mlx_server.api.embeddings.output import numbers
 from mlx_server.api.ollama.errors import error_body
 from mlx_server.api.sse import Frames
+from mlx_server.api.timing import Timing
 from mlx_server.events import (
     Event,
     Finished,
     ReasoningDelta,
-    Started,
     TextDelta,
     TokenLogprob,
     ToolCallFinished,
@@ -50,34 +50,6 @@ def chat_shape(piece: Piece) -> Wire:
 def generate_shape(piece: Piece) -> Wire:
     thinking = {"thinking": piece.thinking} if piece.thinking else {}
     return {"response": piece.text, **thinking}
-
-
-class Timing:
-    """The nanoseconds of each phase; the clock starts when the request has been read."""
-
-    def __init__(self) -> None:
-        self._began = self._loaded = self._answered = time.perf_counter_ns()
-        self._has_answered = False
-
-    def note(self, event: Event) -> None:
-        if self._has_answered:
-            return
-        self._answered = time.perf_counter_ns()
-        if isinstance(event, Started):
-            self._loaded = self._answered
-        else:
-            self._has_answered = True
-
-    def durations(self, prompt_tokens: int, tokens: int) -> Wire:
-        ended = time.perf_counter_ns()
-        return {
-            "total_duration": ended - self._began,
-            "load_duration": self._loaded - self._began,
-            "prompt_eval_count": prompt_tokens,
-            "prompt_eval_duration": self._answered - self._loaded,
-            "eval_count": tokens,
-            "eval_duration": ended - self._answered,
-        }
 
 
 class OllamaOutput:

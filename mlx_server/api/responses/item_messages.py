@@ -178,6 +178,7 @@ class ItemsToMessages:
                 request.arguments or "",
                 item.approve,
                 item.reason,
+                request.extra_content,
             )
         )
 
@@ -186,7 +187,10 @@ class ItemsToMessages:
         ones follow as call items."""
         answered, self.approvals = self.approvals, []
         for denied in (approval for approval in answered if not approval.approve):
-            call = ToolCall(denied.id, denied.name, denied.arguments, denied.server)
+            extra = denied.extra_content
+            call = ToolCall(
+                denied.id, denied.name, denied.arguments, denied.server, extra_content=extra
+            )
             result = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
             self._calls.append(call)
             self._results.append(Message("tool", result, tool_call_id=call.id))

@@ -154,6 +154,7 @@ class McpApprovalRequestItem(WireModel):
     server_label: str
     name: Annotated[str, Field(min_length=1)]
     arguments: str | None = None
+    extra_content: ExtraContent = None
 
 
 class McpApprovalResponseItem(Item):

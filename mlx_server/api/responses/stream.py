@@ -3,8 +3,8 @@
 The events have no `sequence_number` yet: the response adds it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from mlx_server.api.responses.items import Seal, Wire, new_id
 from mlx_server.events import (
@@ -198,7 +198,7 @@ class StreamedMcpCall(StreamedCall):
             "name": self._call.name,
             **self._final_fields(),
             "approval_request_id": self._call.approval,
-            **({EXTRA_CONTENT: extra} if (extra := self._call.extra_content) else {}),
+            **_extra(self._call.extra_content),
             "output": result.output if result else None,
             "error": _error(result.error) if result and result.error is not None else None,
         }
@@ -258,7 +258,13 @@ class StreamedMcpApprovalRequest(OutputItem):
             "server_label": self._request.server,
             "name": self._request.name,
             "arguments": self._request.arguments,
+            **_extra(self._request.extra_content),
         }
+
+
+def _extra(extra: Mapping[str, Any] | None) -> Wire:
+    """An upstream's own fields of a call, which it needs back."""
+    return {EXTRA_CONTENT: extra} if extra else {}
 
 
 def _summary_part(text: str) -> Wire:

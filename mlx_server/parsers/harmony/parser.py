@@ -49,6 +49,7 @@ from mlx_server.parsers.whitespace import PieceSeparator
 from mlx_server.repair.call_shapes import FoundCall
 from mlx_server.repair.json_text import json_text, parsed, text_around_json
 from mlx_server.repair.malformed import Malformed
+from mlx_server.schemas.members import lists_properties
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
 
@@ -76,7 +77,7 @@ FIELDS: dict[Section, str] = {"text": "content", "reasoning": "reasoning_content
 def is_built_in(tool: Tool) -> bool:
     """Whether a tool is the `python` or `browser` that the model was trained with, and not a
     client's function of that name, which has parameters."""
-    return tool.name in (PYTHON, BROWSER) and not tool.parameters.get("properties")
+    return tool.name in (PYTHON, BROWSER) and not lists_properties(tool.parameters)
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:

@@ -112,6 +112,7 @@ class MarkupParser:
             yield from self._lead()
         if self._ends_with.endswith(self._delimiters.all) and not self._verbatim:
             self._output.whitespace.after_delimiter()
+        yield from self._reader.recipient(self._ends_with.rstrip())
         yield from self._beginning()
         yield from self._read_all()
         if not (self._output.answered or self._source.cut):
@@ -240,6 +241,7 @@ class MarkupParser:
                 self._output.whitespace.after_delimiter()
         elif self._verbatim:
             self._output.add_text(space)
+        yield from self._reader.recipient(delimiter)
 
     def _literal_message(self) -> Steps[None]:
         """Read a message in which a call is text, unless the message begins with it."""

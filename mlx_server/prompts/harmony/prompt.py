@@ -40,11 +40,11 @@ from mlx_server.parsers.harmony.parser import (
     is_built_in,
 )
 from mlx_server.prompts.branches import Branches
-from mlx_server.prompts.harmony.schema import readable
 from mlx_server.prompts.harmony.vocabulary import check, encoding, splitter
 from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
+from mlx_server.schemas.typescript import for_typescript
 
 EFFORTS = {
     "none": ReasoningEffort.LOW,
@@ -206,7 +206,7 @@ def _instructions(text: str) -> str:
 
 
 def _tool_description(tool: Tool) -> ToolDescription:
-    parameters = readable(tool.parameters)
+    parameters = for_typescript(tool.parameters)
     for text in _strings([tool.name, tool.description, parameters]):
         _refuse_endless(text, "tools")
     return ToolDescription.new(_checked_name(tool.name), tool.description or "", parameters)

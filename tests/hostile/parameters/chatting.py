@@ -134,6 +134,9 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "model": Case({"model": SAID}),
         "stream": Case({"stream": True}),
         "n": Case({"n": 2}),
+        "prompt_logprobs": Case({"prompt_logprobs": 1}),
+        "return_token_ids": Case({"return_token_ids": True}),
+        "timings_per_token": Case({"timings_per_token": True}),
         "return_progress": Case({"return_progress": True}, {"stream": True}),
     },
     fields.UsageStreamOptions: {
@@ -188,6 +191,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "modalities": refused({"modalities": ["audio"]}),
         "reasoning_effort": Case({"reasoning_effort": "low"}),
         "include_reasoning": Case({"include_reasoning": False}, asked(THINKS)),
+        "echo": Case({"echo": True}, BEGUN),
         "verbosity": Case({"verbosity": "low"}),
         "metadata": f"{STORED}::test_lists_are_filtered",
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),

@@ -202,7 +202,11 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     items.McpApprovalRequestItem: dict.fromkeys(
         ("id", "server_label", "name", "arguments"), APPROVALS
-    ),
+    )
+    | {
+        "extra_content": "tests/upstream/test_endpoints.py::"
+        "test_it_waits_with_the_call_for_an_approval"
+    },
     items.McpApprovalResponseItem: dict.fromkeys(
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),

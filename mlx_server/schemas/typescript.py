@@ -4,20 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.schemas.members import lists_properties
 from mlx_server.schemas.view import View
 
 
-def readable(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The reduced schema; None for a tool without parameters."""
-    if not schema.get("properties"):
+def for_typescript(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The reduced schema of a tool's parameters; None if it lists none."""
+    if not lists_properties(schema):
         return None
-    return _Reader(schema).plain({**schema, "type": "object"})
+    return SchemaReducer(schema).plain({**schema, "type": "object"})
 
 
-NOT_WRITTEN = ("$defs", "definitions", "anyOf", "oneOf", "allOf")
+_NOT_WRITTEN = ("$defs", "definitions", "anyOf", "oneOf", "allOf")
 
 
-class _Reader:
+class SchemaReducer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._view = View(root)
         self._left = limits.HARMONY_REFERENCES.value
@@ -36,7 +37,7 @@ class _Reader:
             target = target if isinstance(target, Mapping) else {}
             return self.plain({**target, **own}, (*path, reference))
         path = (*path, "")
-        found = {key: value for key, value in schema.items() if key not in NOT_WRITTEN}
+        found = {key: value for key, value in schema.items() if key not in _NOT_WRITTEN}
         options = _options(schema)
         if len(options) == 1:
             return self.plain({**options[0], **found}, path)

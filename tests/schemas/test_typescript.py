@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.prompts.harmony.schema import readable
+from mlx_server.schemas.typescript import for_typescript
 
 PLACE: dict[str, Any] = {"type": "string", "description": "a place"}
 
@@ -19,16 +19,16 @@ PLACE: dict[str, Any] = {"type": "string", "description": "a place"}
     ids=["a definition", "an anchor", "a place in a list"],
 )
 def test_a_reference_is_replaced_by_what_it_means(reference: str, rest: dict[str, Any]) -> None:
-    found = readable({"properties": {"from": {"$ref": reference}}, **rest})
+    found = for_typescript({"properties": {"from": {"$ref": reference}}, **rest})
     assert found
     assert found["properties"]["from"].items() >= PLACE.items()
 
 
 def test_a_tool_without_parameters_has_none() -> None:
-    assert readable({"properties": {}, "$defs": {"place": PLACE}}) is None
+    assert for_typescript({"properties": {}, "$defs": {"place": PLACE}}) is None
 
 
 def test_a_schema_that_refers_to_itself_ends() -> None:
-    found = readable({"properties": {"a": {"$ref": "#/properties/a"}, "b": PLACE}})
+    found = for_typescript({"properties": {"a": {"$ref": "#/properties/a"}, "b": PLACE}})
     assert found
     assert found["properties"] == {"a": {}, "b": PLACE}

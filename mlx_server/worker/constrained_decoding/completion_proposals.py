@@ -8,29 +8,24 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
+from mlx_server.schemas.instance_texts import MOST_TEXTS, InstanceTexts
 from mlx_server.schemas.regex_tails import regex_tails
-from mlx_server.schemas.shortest import ShortestInstances, compact, patterns_of
 from mlx_server.worker.constrained_decoding.frame_tails import Spelled, frame_tails, spelled_text
 from mlx_server.worker.constrained_decoding.token_classes import SHORT_VALUES, TokenClasses
 
 _Text = TypeVar("_Text", str, bytes, list[int])
 
-Ways = list[list[int]]
+TokenSequences = list[list[int]]
 """Token sequences, the shortest first."""
 
-MOST_TEXTS = 1_500
-"""Texts of a kind, at most."""
 MOST_STATES = 256
 """Sets of bytes for which the texts that may begin are kept."""
 MOST_ENDINGS = 256
 """Endings of the whole answer that are tried in one place, at most."""
-MOST_SUFFIXES = 64
-"""Suffixes of one literal that are proposed, at most."""
 LITERAL_SUFFIXES = 16
 """Characters at the end of a rule's literal that are proposed, as free text may lead into it."""
 CALL_TOKENS = 128
@@ -42,7 +37,7 @@ _FRAMED = re.compile(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>')
 _PIECE = re.compile(r'/((?:[^/\\\n]|\\.)+)/|("(?:[^"\\\n]|\\.)+")')
 
 
-class Proposals:
+class TextProposals:
     """Texts that may lead closer to an end, the shortest first.
 
     A text is cut into tokens when it is first tried, as most texts never are.
@@ -130,20 +125,20 @@ def _bytes(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class CompletionGuide:
+class CompletionProposals:
     endings: FrameEndings
-    values: Proposals
+    values: TextProposals
     """JSON values, which stand where a value is expected."""
-    required: Proposals
+    required: TextProposals
     """A comma with a required member after it."""
-    following: Proposals
+    following: TextProposals
     """A comma with another member or an item after it."""
-    members: Proposals
-    tails: Proposals
+    members: TextProposals
+    tails: TextProposals
     """The ends of a text: the rest of a pattern, a name or a constant, with its quote."""
-    numbers: Proposals
+    numbers: TextProposals
     """Digits that may complete a number."""
-    own: Ways = field(default_factory=list)
+    own: TokenSequences = field(default_factory=list)
     """Control tokens and texts of the grammar's own rules, and what ends its expressions."""
     growth: int = 0
     """The number of tokens by which a single token may lengthen the shortest ending."""
@@ -152,43 +147,42 @@ class CompletionGuide:
     requires."""
 
 
-def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
+def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
     """grammar: its source in Lark."""
     schemas, own = _parts(grammar)
-    texts, instances = _Texts(), list[str | None]()
-    for schema in schemas:
-        # proposals only: what can't be read of a client's schema is left out
-        instances.append(None)
-        with suppress(ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
-            instances[-1] = texts.add_schema(schema)
+    texts = InstanceTexts(value.decode() for value in SHORT_VALUES)
+    instances = [texts.add(schema) for schema in schemas]
     spelled = Spelled()
     frame = frame_tails(own, instances, spelled)
     values, required, following = (
-        Proposals(classes, found) for found in (texts.values, texts.required, texts.following)
+        TextProposals(classes, found) for found in (texts.values, texts.required, texts.following)
     )
     members, tails, numbers = (
-        Proposals(classes, found) for found in (texts.members, texts.tails, texts.numbers)
+        TextProposals(classes, found) for found in (texts.members, texts.tails, texts.numbers)
     )
     literals, controls = list(_literals(own)), _controls(own, classes)
-    expressions = Proposals(classes, _expression_tails(own))
+    expressions = TextProposals(classes, _expression_tails(own))
     begun = sum(len(classes.cut(text.encode())) for text in literals) + len(controls)
-    return CompletionGuide(
+    return CompletionProposals(
         FrameEndings(classes, spelled, frame.tails if frame else ()),
         *(values, required, following, members, tails, numbers),
         own=[*controls, *_own_texts(literals, expressions, classes)],
         growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
-        reserve=max(texts.longest_tail(classes), expressions.longest),
+        reserve=max(len(classes.cut(_bytes(texts.longest_tail))), expressions.longest),
     )
 
 
-def _own_texts(literals: list[str], expressions: Proposals, classes: TokenClasses) -> Ways:
+def _own_texts(
+    literals: list[str], expressions: TextProposals, classes: TokenClasses
+) -> TokenSequences:
     """The literals, what ends them, and what ends the expressions, blanks last."""
     ends = {text[-size:].encode() for text in literals for size in range(1, LITERAL_SUFFIXES)}
     ends.update(expressions.without(frozenset()))
     whole = [classes.cut(text.encode()) for text in literals]
-    ways = [*sorted(whole, key=_by_length), *sorted(map(classes.cut, ends), key=_by_length)]
+    sequences = [*sorted(whole, key=_by_length), *sorted(map(classes.cut, ends), key=_by_length)]
     return sorted(
-        filter(None, ways), key=lambda way: all(classes.texts[id].isspace() for id in way)
+        filter(None, sequences),
+        key=lambda sequence: all(classes.texts[id].isspace() for id in sequence),
     )
 
 
@@ -208,71 +202,12 @@ def _parts(grammar: str) -> tuple[list[Any], str]:
     return schemas, "".join([*rest, grammar[at:]])
 
 
-class _Texts:
-    def __init__(self) -> None:
-        self.values = {text.decode() for text in SHORT_VALUES}
-        self.members: set[str] = set()
-        self.required: set[str] = set()
-        self.following: set[str] = set()
-        self.tails: set[str] = {'"', '":', '":0'}
-        self._required_tail = ""
-        """The longest one of a pattern."""
-        self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
-
-    def add_schema(self, schema: Any) -> str | None:
-        """Returns its shortest instance."""
-        instances = ShortestInstances(schema)
-        for one in instances.schemas:
-            self._add(one, instances.text(one))
-        required = instances.required()
-        for name, value in instances.members():
-            written = compact(name)
-            self.tails |= {f"{end}:" for end in _suffixes(written)}
-            if value is not None:
-                self.tails.add(f'":{value}')
-                self.members.add(f"{written}:{value}")
-                following = self.required if name in required else self.following
-                following.add(f",{written}:{value}")
-        return instances.text(schema)
-
-    def longest_tail(self, classes: TokenClasses) -> int:
-        """The tokens of the longest text that a pattern may require."""
-        return len(classes.cut(_bytes(self._required_tail)))
-
-    def _add(self, schema: Any, instance: str | None) -> None:
-        if instance is not None:
-            self.values.add(instance)
-            self.following.add(f",{instance}")
-        for tails in patterns_of(schema):
-            ends = {compact(tail)[1:] for tail in tails.tails}
-            self.tails |= ends
-            self._required_tail = max(self._required_tail, *ends, key=_by_length)
-        constants = [schema["const"]] if "const" in schema else schema.get("enum") or ()
-        for constant in islice(constants, MOST_TEXTS):
-            self.tails.update(_suffixes(compact(constant)))
-            self.values.add(compact(constant))
-        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-            bound = schema.get(key, False)
-            if not isinstance(bound, bool) and isinstance(bound, int | float):
-                near = [bound, bound + 1, bound - 1] if isinstance(bound, int) else [bound]
-                self.numbers |= {
-                    end for n in near for end in _suffixes(f"{n}") if end[0] in _DIGITS
-                }
-
-
-_DIGITS = ".0123456789"
-
-
-def _suffixes(text: str) -> list[str]:
-    return [text[at:] for at in range(1, min(len(text), MOST_SUFFIXES))]
-
-
-def _controls(source: str, classes: TokenClasses) -> Ways:
+def _controls(source: str, classes: TokenClasses) -> TokenSequences:
     """Control tokens, and delimiters of a control token, a text and another control token."""
     found = dict.fromkeys(_FRAMED.findall(source))
     cut = [(int(b), classes.cut(spelled_text(text).encode()), int(e)) for b, text, e in found]
     alone = [[int(id)] for id in dict.fromkeys(_CONTROL.findall(source))]
-    return [*([begin, *way, end] for begin, way, end in cut if way), *alone]
+    return [*([begin, *sequence, end] for begin, sequence, end in cut if sequence), *alone]
 
 
 def _literals(source: str) -> Iterator[str]:

@@ -1,0 +1,92 @@
+"""The texts that may continue or end an instance of a schema, wherever in it one stands.
+
+An object whose required member `size` is an `enum` of "S" and "XL" gives the values `"S"` and
+`"XL"`, the member `"size":"S"`, the required member `,"size":"S"` that may come after another one,
+and tails such as `L"`, `XL"` and `ize":`. They are proposals, to be checked by a matcher.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from mlx_server.schemas.shortest import ShortestInstances, compact, constants_of, patterns_of
+
+MOST_TEXTS = 1_500
+"""Texts of a kind, at most."""
+MOST_SUFFIXES = 64
+"""Suffixes of one literal that are proposed, at most."""
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_DIGITS = ".0123456789"
+
+
+class InstanceTexts:
+    """The texts of all the schemas that were added."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        """values: JSON values that may stand where any value is allowed."""
+        self.values = set(values)
+        self.members: set[str] = set()
+        self.required: set[str] = set()
+        """A comma with a required member after it."""
+        self.following: set[str] = set()
+        """A comma with another member or an item after it."""
+        self.tails: set[str] = {'"', '":', '":0'}
+        """The ends of a pattern's text, a name or a constant, with the closing quote."""
+        self.longest_tail = ""
+        """The longest end of a text that a pattern may require."""
+        self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
+        """Digits that may complete a number."""
+
+    def add(self, schema: Any) -> str | None:
+        """Returns the schema's shortest instance; None if none was found.
+
+        What can't be read of a schema is left out, as these are proposals only.
+        """
+        with suppress(ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            return self._add_all(schema)
+        return None
+
+    def _add_all(self, schema: Any) -> str | None:
+        instances = ShortestInstances(schema)
+        for one in instances.schemas:
+            self._add_own(one, instances.text(one))
+        required = instances.required()
+        for name, value in instances.members():
+            written = compact(name)
+            self.tails |= {f"{end}:" for end in _suffixes(written)}
+            if value is not None:
+                self.tails.add(f'":{value}')
+                self.members.add(f"{written}:{value}")
+                following = self.required if name in required else self.following
+                following.add(f",{written}:{value}")
+        return instances.text(schema)
+
+    def _add_own(self, schema: Mapping[str, Any], instance: str | None) -> None:
+        if instance is not None:
+            self.values.add(instance)
+            self.following.add(f",{instance}")
+        for tails in patterns_of(schema):
+            ends = {compact(tail)[1:] for tail in tails.tails}
+            self.tails |= ends
+            self.longest_tail = max(self.longest_tail, *ends, key=lambda text: (len(text), text))
+        for constant in islice(constants_of(schema) or (), MOST_TEXTS):
+            self.tails.update(_suffixes(compact(constant)))
+            self.values.add(compact(constant))
+        for number in _bounds(schema):
+            self.numbers |= {end for end in _suffixes(f"{number}") if end[0] in _DIGITS}
+
+
+def _bounds(schema: Mapping[str, Any]) -> Iterable[int | float]:
+    """The schema's bounds, and the integers next to them."""
+    for key in _BOUNDS:
+        bound = schema.get(key, False)
+        if isinstance(bound, int) and not isinstance(bound, bool):
+            yield from (bound, bound + 1, bound - 1)
+        elif isinstance(bound, float):
+            yield bound
+
+
+def _suffixes(text: str) -> list[str]:
+    return [text[at:] for at in range(1, min(len(text), MOST_SUFFIXES))]

@@ -1,0 +1,179 @@
+"""What vLLM's and llama.cpp's servers answer besides OpenAI's fields, if a client asks for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.server import LiveServer, serving
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TINY, OTHERS = "tiny", "elsewhere"
+HI = {"role": "user", "content": "Salü"}
+BEGUN = [HI, {"role": "assistant", "content": "It is"}]
+TOKENS = 8
+A = 67
+"""The id of `a` in the vocabulary of the one with random weights."""
+SHORT: dict[str, Any] = {"model": TINY, "max_tokens": TOKENS, "temperature": 0}
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("fields")
+    elsewhere = {"source": "openai+http://127.0.0.1:9/v1"}
+    config = {"models": {TINY: {"source": str(tiny_path)}, OTHERS: elsewhere}}
+    with serving(folder, config) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http
+
+
+def post(http: httpx.Client, path: str, **asked: Any) -> Json:
+    response = http.post(path, json={**SHORT, **asked})
+    assert response.status_code == 200, response.text
+    found: Json = response.json()
+    return found
+
+
+def streamed(http: httpx.Client, path: str, **asked: Any) -> list[Json]:
+    response = http.post(path, json={**SHORT, **asked, "stream": True})
+    assert response.status_code == 200, response.text
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
+    return [json.loads(line) for line in lines if line not in ("", "[DONE]")]
+
+
+def test_the_ids_of_prompt_and_answer(http: httpx.Client) -> None:
+    a = {"logit_bias": {str(A): 100}}
+    found = post(http, CHAT, messages=[HI], return_token_ids=True, **a)
+    tokenized = http.post("/tokenize", json={"model": TINY, "messages": [HI]}).json()
+    assert found["prompt_token_ids"] == tokenized["tokens"]
+    (choice,) = found["choices"]
+    assert choice["token_ids"] == [A] * TOKENS
+    assert choice["message"]["content"] == "a" * TOKENS
+
+
+def test_the_ids_in_a_stream_are_those_of_the_whole_answer(http: httpx.Client) -> None:
+    asked: Json = {"messages": [HI], "return_token_ids": True}
+    whole = post(http, CHAT, **asked)
+    first, *rest = streamed(http, CHAT, **asked)
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in rest)
+    ids = [id for chunk in (first, *rest) for id in chunk["choices"][0]["token_ids"]]
+    assert ids == whole["choices"][0]["token_ids"]
+
+
+def test_the_ids_of_each_text_and_each_of_its_answers(http: httpx.Client) -> None:
+    asked: Json = {"prompt": ["a", "bc"], "n": 2, "return_token_ids": True}
+    whole = post(http, COMPLETIONS, **asked)["choices"]
+    prompts = [choice["prompt_token_ids"] for choice in whole]
+    assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
+    ids: dict[int, list[int]] = {}
+    begun = []
+    for chunk in streamed(http, COMPLETIONS, **asked):
+        (choice,) = chunk["choices"]
+        ids.setdefault(choice["index"], []).extend(choice["token_ids"])
+        if "prompt_token_ids" in choice:
+            begun.append((choice["index"], choice["prompt_token_ids"]))
+    assert sorted(begun) == list(enumerate(prompts))
+    assert [ids[i] for i in range(4)] == [choice["token_ids"] for choice in whole]
+
+
+def test_without_asking_there_are_none(http: httpx.Client) -> None:
+    for path, asked in ((CHAT, {"messages": [HI]}), (COMPLETIONS, {"prompt": "a"})):
+        found = post(http, path, **asked)
+        names = {*found, *found["choices"][0]}
+        assert not names & {"token_ids", "prompt_token_ids", "prompt_logprobs", "timings"}
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_an_echo(http: httpx.Client) -> None:
+    asked: Json = {"prompt_logprobs": 2, "return_token_ids": True, "n": 2}
+    chat = post(http, CHAT, messages=[HI], **asked)
+    ids, scored = chat["prompt_token_ids"], chat["prompt_logprobs"]
+    assert scored[0] is None
+    assert len(scored) == len(ids)
+    echo = post(http, COMPLETIONS, prompt=ids, echo=True, logprobs=2)["choices"][0]["logprobs"]
+    for at in range(1, len(ids)):
+        own = scored[at][str(ids[at])]
+        assert own["logprob"] == pytest.approx(echo["token_logprobs"][at], abs=1e-4)
+        assert own["decoded_token"] == echo["tokens"][at]
+        ranks = {each["rank"] for each in scored[at].values()}
+        assert {1, 2} <= ranks <= {1, 2, None}
+        assert len(scored[at]) == (2 if own["rank"] else 3)
+    text = post(http, COMPLETIONS, prompt=[ids, ids[:3]], **asked)["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in text] == [len(ids)] * 2 + [3] * 2
+
+
+def test_they_have_a_number_of_alternatives_of_their_own(http: httpx.Client) -> None:
+    asked: Json = {"prompt": "abc", "echo": True, "logprobs": 1, "prompt_logprobs": 3}
+    (choice,) = post(http, COMPLETIONS, **asked)["choices"]
+    assert {len(top) for top in choice["logprobs"]["top_logprobs"] if top} == {1}
+    assert min(len(each) for each in choice["prompt_logprobs"][1:]) >= 3
+    chat = post(http, CHAT, messages=[HI], prompt_logprobs=0)
+    assert {len(each) for each in chat["prompt_logprobs"][1:]} == {1}
+    assert chat["choices"][0]["logprobs"] is None
+
+
+def test_an_answer_repeats_the_message_that_it_continues(http: httpx.Client) -> None:
+    asked: Json = {"messages": BEGUN, "continue_final_message": True}
+    new = post(http, CHAT, **asked)["choices"][0]["message"]["content"]
+    whole = post(http, CHAT, **asked, echo=True)["choices"][0]["message"]["content"]
+    assert whole == "It is" + new
+    deltas = [chunk["choices"][0]["delta"] for chunk in streamed(http, CHAT, **asked, echo=True)]
+    assert "".join(delta.get("content", "") for delta in deltas) == whole
+
+
+def test_another_message_is_not_repeated(http: httpx.Client) -> None:
+    response = http.post(CHAT, json={**SHORT, "messages": [HI], "echo": True})
+    assert response.headers["x-mlx-server-ignored"] == "echo"
+    assert not response.json()["choices"][0]["message"]["content"].startswith(HI["content"])
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [(CHAT, {"messages": [HI]}), (COMPLETIONS, {"prompt": "Salü"})]
+)
+def test_timings(http: httpx.Client, path: str, asked: Json) -> None:
+    found = post(http, path, **asked, timings_per_token=True)
+    whole, usage = found["timings"], found["usage"]
+    assert whole["predicted_n"] == usage["completion_tokens"]
+    assert whole["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert whole["cache_n"] + whole["prompt_n"] == usage["prompt_tokens"]
+    assert whole["predicted_ms"] > 0
+    chunks = streamed(http, path, **asked, timings_per_token=True)
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == whole["predicted_n"]
+    assert "usage" not in chunks[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": "1"}, "prompt_logprobs"),
+        ({"prompt_logprobs": 2**64}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"return_token_ids": 1}, "return_token_ids"),
+        ({"return_token_ids": "yes"}, "return_token_ids"),
+        ({"timings_per_token": "true"}, "timings_per_token"),
+        ({"timings_per_token": [True]}, "timings_per_token"),
+        ({"echo": "It"}, "echo"),
+        ({"prompt_logprobs": 1, "model": OTHERS}, "prompt_logprobs"),
+        ({"return_token_ids": True, "model": OTHERS}, "return_token_ids"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_is_refused(http: httpx.Client, path: str, asked: Json, param: str) -> None:
+    both: Json = {"messages": [HI]} if path == CHAT else {"prompt": "a"}
+    response = http.post(path, json={**SHORT, **both, **asked})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
