@@ -268,6 +268,8 @@ WRONG: list[tuple[Json, str]] = [
     ({"input": [{}]}, "input[0]"),
     ({"input": [USER, {"type": "frobnicate"}]}, "input[1]"),
     ({"input": [USER, {"type": ["message"]}]}, "input[1]"),
+    ({"input": [USER, {"type": "compaction_trigger"}]}, "input[1]"),
+    ({"input": [{"type": "configuration_update", "reasoning": {"effort": "low"}}]}, "input[0]"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
