@@ -281,8 +281,6 @@ class MarkupParser:
         header = yield from self._source.accept(*TURN_HEADERS, *layout.leads)
         if header in TURN_HEADERS:
             yield from self._source.space()
-        if header not in (*layout.leads, *layout.dropped):
-            self._output.add_repair("format")
 
     def _call_in_reasoning(self) -> Steps[None]:
         """Report the call of an answer that is only reasoning, if it contains exactly one and ends
