@@ -29,8 +29,9 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.decode_groups import DecodeGroups
 from mlx_server.worker.encoders import Encoder
-from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
+from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import PrefillBudget
@@ -42,6 +43,7 @@ from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import Row, row_of
 from mlx_server.worker.row_cache import RowCache
+from mlx_server.worker.step_bytes import StepBytes
 
 
 @dataclass
@@ -67,10 +69,12 @@ class Batch:
         cache: PromptCache | None = None,
         held: Collection[int] = (),
         schedule: Schedule = DEFAULT_SCHEDULE,
+        reads: StepBytes | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_invalid: Callable[[str], None] = lambda key: None,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
+        reads: what a step of the model reads, by default what its arrays say.
         on_invalid: called with the key of cached prompts whose values may be invalid."""
         self.model = model
         self._held = held
@@ -86,7 +90,7 @@ class Batch:
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self._decoder = DecodeBatch.empty(model, greedy_sampler)
+        self._decoder = DecodeGroups(reads or StepBytes(model))
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
@@ -143,7 +147,7 @@ class Batch:
         waiting = [row for waiting in self._turns for row in waiting.rows]
         aside = [row for one in self._kept_decode for row in one.samplers]
         preempted = self._preempted.rows
-        return [*waiting, *self._prefilling, *self._decoder.samplers, *aside, *preempted]
+        return [*waiting, *self._prefilling, *self._decoder.rows, *aside, *preempted]
 
     @property
     def _prefilling(self) -> list[Row]:
@@ -167,7 +171,7 @@ class Batch:
     def ready_at(self) -> float:
         """The time at which the next step is due by the batch's clock: later than now during a
         replay delay."""
-        return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
+        return self._began + max((row.delay for row in self._decoder.rows), default=0.0)
 
     def add(
         self,
@@ -193,11 +197,12 @@ class Batch:
     def preempt(self, number: int) -> None:
         """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for
         `resume`."""
-        if number in self._decoder.uids:
-            at = self._decoder.uids.index(number)
-            row, tokens = self._decoder.samplers[at], self._decoder.tokens[at]
-            self._cache.store(row, tokens, partial(self._decoder.extract_cache, at))
-            self._preempted.decoding(self._decoder.part_without_cache(at))
+        if number in self._decoder:
+            group, at = self._decoder.place(number)
+            self._cache.store(
+                group.samplers[at], group.tokens[at], partial(group.extract_cache, at)
+            )
+            self._preempted.decoding(self._decoder.part_without_cache(number))
         elif aside := next((one for one in self._kept_decode if one.uids[0] == number), None):
             self._kept_decode.remove(aside)
             self._cache.store(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
@@ -217,12 +222,12 @@ class Batch:
         self._preempted.left(number)
 
     def _leave(self, number: int) -> None:
-        if number in self._decoder.uids:
-            at = self._decoder.uids.index(number)
-            tokens, row = self._decoder.tokens[at], self._decoder.samplers[at]
-            cache = self._decoder.extract_cache(at) if self._cache.wants(row, tokens) else []
-            self._decoder.filter([i for i in range(len(self._decoder)) if i != at])
-            self._cache.store(row, tokens, lambda: cache, handed_over=not self._decoder)
+        if number in self._decoder:
+            group, at = self._decoder.place(number)
+            tokens, row, alone = group.tokens[at], group.samplers[at], len(group) == 1
+            cache = group.extract_cache(at) if self._cache.wants(row, tokens) else []
+            self._decoder.remove(number)
+            self._cache.store(row, tokens, lambda: cache, handed_over=alone)
         elif self._group and number in self._group.batch.uids:
             self._keep_computed(self._group, number)
             self._group.cancel(number)
@@ -257,17 +262,17 @@ class Batch:
             self._prefill_piece(tokens, done)
         elif self._decoder:
             self._decode_step(done)
-        self._drop_failed(self._decoder.samplers, done)
+        self._drop_failed(self._decoder.rows, done)
         return done
 
     def set_aside(self, number: int) -> None:
         """Takes a row out of decoding; it keeps its cache and returns when there is room."""
-        self._kept_decode.append(self._decoder.part(self._decoder.uids.index(number)))
+        self._kept_decode.append(self._decoder.part(number))
 
     def _change_rows(self) -> None:
         """Takes paused rows out of decoding and returns others to it if there is room."""
-        for row in [row for row in self._decoder.uids if row in self._held]:
-            self.set_aside(row)
+        for row in [row for row in self._decoder.rows if row.number in self._held]:
+            self.set_aside(row.number)
         for one in self._returning:
             client = one.samplers[0].client
             wanted = len(self._newcomers) if client in self._served else 0
@@ -283,7 +288,7 @@ class Batch:
     @property
     def _served(self) -> Counter[str]:
         """The number of rows in prefill or decoding, by client."""
-        return Counter(row.client for row in [*self._decoder.samplers, *self._prefilling])
+        return Counter(row.client for row in [*self._decoder.rows, *self._prefilling])
 
     @property
     def _newcomers(self) -> set[str]:
@@ -306,11 +311,11 @@ class Batch:
         So a model that is computed one row at a time finishes its row first: taking turns would
         copy a row's whole cache each time, and keep two caches where one is reserved.
         """
-        decoding = Counter(row.client for row in self._decoder.samplers)
+        decoding = Counter(row.client for row in self._decoder.rows)
         ((client, rows),) = decoding.most_common(1) or [("", 0)]
         if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
             return None
-        youngest: int = max(r.number for r in self._decoder.samplers if r.client == client)
+        youngest: int = max(r.number for r in self._decoder.rows if r.client == client)
         return youngest
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
@@ -326,12 +331,10 @@ class Batch:
     def _decode_step(self, done: StepResult) -> None:
         self._began, count = self._clock(), len(self._decoder)
         self.waited_for_piece = False
-        rows = {row.number: row for row in self._decoder.samplers}
-        responses = self._decoder.next()
-        # A finished row's memory is free at once only if it was alone: otherwise the batch has to
-        # be copied without it first.
-        alone = len(responses) == 1
-        done.tokens = [self._token(rows, response, alone=alone) for response in responses]
+        rows = {row.number: row for row in self._decoder.rows}
+        done.tokens = [
+            self._token(rows, response, alone=alone) for response, alone in self._decoder.next()
+        ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
         self._budget.stepped(count, self._clock() - self._began)

@@ -112,7 +112,7 @@ class Run:
         assert len(self.batch) == self.batch.waiting == 0
         assert not self.batch.rows
         assert self.batch._group is None
-        assert not self.batch._decoder.prompt_cache
+        assert not self.batch._decoder.caches
         assert self.batch.step() == StepResult()
 
 

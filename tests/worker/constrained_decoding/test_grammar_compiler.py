@@ -144,7 +144,9 @@ def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: E
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_constrained_and_free_rows_come_and_go_and_answer_as_alone(tiny_path: Path, seed: int) -> None:
+def test_constrained_and_free_rows_come_and_go_and_answer_as_alone(
+    tiny_path: Path, seed: int
+) -> None:
     dice = random.Random(seed)
     asks = [_any_row(dice, row) for row in range(24)]
     mixed, apart = loaded(tiny_path, concurrency=5), loaded(tiny_path)
