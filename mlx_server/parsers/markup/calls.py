@@ -16,7 +16,7 @@ from mlx_server.tool_parsers.mixed_blocks import mixed_block
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
 BLANKS = re.compile(r"[ \t]+")
-RECIPIENT = re.compile(r"[\w.:/ -]+")
+RECIPIENT = re.compile(r"[\w.:/-]+")
 BRACKETS = re.compile(r"[\s\]}]+")
 
 
@@ -88,15 +88,17 @@ class MarkupCallReader:
 
     def recipient(self, before: str) -> Steps[None]:
         """Read the name of a recipient whom the layout does not list, and the call of the message
-        if it begins with one. before: the text before the name."""
+        if it begins with one. before: the text before the name, if it is known."""
         header = self._layout.header
-        if not (header and before.endswith(header.opens)):
+        if not header or (before and not before.endswith(header.opens)):
             return
         if (yield from self._source.after_space(*self._delimiters.all)):
             return
         ahead = self._source.lookahead()
         name = yield from ahead.run(BLANKS)
-        name += yield from ahead.accept(header.prefix)
+        if header.prefix and not (yield from ahead.accept(header.prefix)):
+            return
+        name += header.prefix
         name += yield from ahead.run(RECIPIENT)
         if not (yield from ahead.accept(*header.ends)):
             return
