@@ -77,7 +77,7 @@ async def give(http: Request) -> Response:
     loading = asyncio.create_task(_loaded(pool, id))
     entries = await in_thread(_entries, prepared, body)
     given.add(name, entries)
-    http.app.state.loading_given = loading  # a task that nobody holds may be lost
+    http.app.state.loading_given = loading  # asyncio itself keeps no strong reference
     return json_response({"model": name}, ignored_header(body.ignored()))
 
 

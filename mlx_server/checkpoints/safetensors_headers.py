@@ -36,12 +36,12 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Header:
+class TensorsHeader:
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, object]
 
 
-def read_header(file: BinaryIO, size: int, most: int) -> Header:
+def read_header(file: BinaryIO, size: int, most: int) -> TensorsHeader:
     """The header of an open file of `size` bytes; it may have `most` bytes. Raises BadHeader."""
     start = file.read(8)
     if len(start) < 8:
@@ -61,7 +61,7 @@ def read_header(file: BinaryIO, size: int, most: int) -> Header:
     metadata = entries.pop(METADATA, {})
     tensors = {name: _tensor(name, entry, 8 + length) for name, entry in entries.items()}
     _check_layout(tensors, 8 + length, size)
-    return Header(tensors, metadata if isinstance(metadata, dict) else {})
+    return TensorsHeader(tensors, metadata if isinstance(metadata, dict) else {})
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _check_layout(tensors: Mapping[str, Tensor], data: int, size: int) -> None:
         raise BadHeader("is longer than its header says")
 
 
-def read_header_of(path: Path, most: int) -> Header:
+def read_header_of(path: Path, most: int) -> TensorsHeader:
     """Raises BadHeader or OSError."""
     with open_regular(path) as file:
         return read_header(file, os.fstat(file.fileno()).st_size, most)

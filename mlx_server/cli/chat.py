@@ -26,7 +26,9 @@ def chat(
         str | None, typer.Option(help="URL of the server [http://127.0.0.1:8000].")
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: greedy sampling.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")

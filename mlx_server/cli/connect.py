@@ -11,7 +11,7 @@ from mlx_server.cli.root import app
 @app.command()
 def connect(
     client: Annotated[
-        str | None, typer.Argument(metavar="CLIENT", help="Shows the clients if left out.")
+        str | None, typer.Argument(metavar="CLIENT", help="A client; without one, all are listed.")
     ] = None,
     url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
@@ -19,7 +19,7 @@ def connect(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="ID", help="Model [the first].")] = None,
     context_length: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="[what the server says].")
+        int | None, typer.Option(min=1, metavar="TOKENS", help="Context length [the server's].")
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Put the lines into the client's files.")

@@ -23,10 +23,10 @@ def login(
     name: Name,
     config: ConfigFile = None,
     browser: Annotated[
-        bool, typer.Option(help="Open the page; else only its address is shown.")
+        bool, typer.Option(help="Open the login page, or only show its URL.")
     ] = True,
 ) -> None:
-    """Log in to an MCP server that wants to know its user.
+    """Log in to an MCP server that requires a login (OAuth).
 
     \b
     mlx-server connectors login wiki

@@ -289,6 +289,11 @@ class EngineClient:
             ):
                 self._abandon(why)
 
+    def _wants(self) -> bool:
+        """Whether the process waits for nothing but processor time, or the disk."""
+        found = vitals(self.pid) if self.pid else None
+        return found is not None and found.wants
+
     def _abandon(self, what: str, message: str = "") -> None:
         if not self._death:
             log.error("the engine process %s %s and is being killed", self.pid, what)
@@ -305,7 +310,7 @@ class EngineClient:
                 self._liveness.record(report)
                 if line := self.doing.report(report.doing, asyncio.get_running_loop().time()):
                     log.info("%s", line)
-                if is_stuck_in_step(report):
+                if is_stuck_in_step(report, self._wants):
                     self._abandon("is stuck in a step")
             case messages.StepOutput(tokens=tokens):
                 for token in tokens:

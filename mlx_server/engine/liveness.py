@@ -7,6 +7,7 @@ and freeing memory use processor time, and reading pages from disk counts as pag
 that does any of these is not still.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +40,8 @@ starved of processor time."""
 STILL_SHARE, STARVED_SHARE = 0.08, 0.5
 """Shares of a processor. A step that waits for a GPU or a lock uses less than STILL_SHARE, as do
 the threads that wait for the GIL in a deadlock (2 to 4 % each). A step that computes or loops for
-ever uses more than STARVED_SHARE. In between it works, but other processes get most of the time."""
+ever uses more than STARVED_SHARE. In between it works, but other processes get most of the time; so
+does one that uses less and is runnable, as on two cores that forty processes want."""
 
 State = Literal["running", "stopped"]
 
@@ -57,13 +59,15 @@ class Vitals:
     """Whether a thread is runnable but not scheduled, or waits for the disk."""
 
 
-def is_stuck_in_step(heartbeat: Heartbeat) -> bool:
-    """Whether a step has taken so long that it is not expected to end."""
+def is_stuck_in_step(heartbeat: Heartbeat, wants: Callable[[], bool]) -> bool:
+    """Whether a step has taken so long that it is not expected to end. wants: see Vitals; asked
+    only if the step has got less processor time than a process gets that is only starved."""
     longest = heartbeat.longest_seconds
     patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
     if heartbeat.step_seconds <= patience:
         return False
-    starved = STILL_SHARE < heartbeat.processor_seconds / heartbeat.step_seconds < STARVED_SHARE
+    share = heartbeat.processor_seconds / heartbeat.step_seconds
+    starved = share < STARVED_SHARE and (share > STILL_SHARE or wants())
     return not starved or heartbeat.step_seconds > max(patience, FIRST_STEP_SECONDS)
 
 

@@ -10,7 +10,7 @@ EXAONE4 = ModelFamily(
     name="exaone4",
     layout=LAYOUT,
     answer_prefix="\n</think>\n\n",
-    model_types=("exaone4",),
+    model_types=("exaone4", "exaone_moe"),
     stop_tokens=("[|endofturn|]",),
     special_tokens=(
         "[BOS]",

@@ -1,12 +1,10 @@
 """Inkling: messages of one kind each, thoughts, text or a call."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.parsers.markup.layout import Header, MarkupLayout
 from mlx_server.tool_parsers.formats import INKLING as CALLS
 
 START, TEXT, END, TURN_END = (
@@ -22,15 +20,10 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
     named = tuple(f"{START}{tool.name}" for tool in tools)
     return MarkupLayout(
         reasoning=(THOUGHTS,),
-        call_formats=(CALLS, *([_named(tools)] if tools else [])),
+        call_formats=(CALLS,),
         dropped=(START, *named, TEXT, END, TURN_END),
+        header=Header(START, CALLS.opens),
     )
-
-
-def _named(tools: Sequence[Tool]) -> CallFormat:
-    """A call that is the answer's first message, whose start ended the prompt."""
-    opens = tuple(f"{tool.name}{CALLS.opens[0]}" for tool in tools)
-    return replace(CALLS, opens=opens, blocks=())
 
 
 INKLING = ModelFamily(

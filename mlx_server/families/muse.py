@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.parser import MarkupLayout
+from mlx_server.parsers.markup.layout import Header, MarkupLayout
 from mlx_server.tool_parsers.tag_formats import MUSE as CALLS
 
 START, MESSAGE, END, TURN_END = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -23,6 +23,7 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
         call_formats=(CALLS,),
         dropped=(*to_user, *to_tools, f"{START}assistant", MESSAGE, END, TURN_END),
         literal=to_user,
+        header=Header(f"{START}assistant", (MESSAGE,), "to="),
         ends_reasoning=(*to_tools, f"{START}assistant"),
     )
 

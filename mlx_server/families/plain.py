@@ -9,4 +9,9 @@ from mlx_server.tool_parsers.formats import HERMES, PLAIN_ARRAY, PLAIN_OBJECT
 
 LAYOUT = MarkupLayout(call_formats=(HERMES, PLAIN_OBJECT, PLAIN_ARRAY))
 
-PLAIN = ModelFamily(name="plain", layout=LAYOUT, answer_prefix="\n</think>\n\n")
+PLAIN = ModelFamily(
+    name="plain",
+    layout=LAYOUT,
+    answer_prefix="\n</think>\n\n",
+    stop_tokens=("<|role_end|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end_of_turn|>"),
+)

@@ -10,7 +10,16 @@ QWEN3 = ModelFamily(
     name="qwen3",
     layout=LAYOUT,
     answer_prefix="\n</think>\n\n",
-    model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
+    model_types=(
+        "qwen2",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    ),
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=(
         "<|endoftext|>",

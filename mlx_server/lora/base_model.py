@@ -9,7 +9,12 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import check_model
-from mlx_server.checkpoints.safetensors_headers import BadHeader, Header, Tensor, read_header_of
+from mlx_server.checkpoints.safetensors_headers import (
+    BadHeader,
+    Tensor,
+    TensorsHeader,
+    read_header_of,
+)
 from mlx_server.errors import ModelUnusable
 from mlx_server.system.regular_files import read_regular
 
@@ -56,7 +61,7 @@ def read_base_shapes(folder: Path | None, source: str) -> BaseModelShapes:
     return BaseModelShapes(shapes, complete, frozenset(_names(source, str(folder))))
 
 
-def _headers(folder: Path) -> list[Header]:
+def _headers(folder: Path) -> list[TensorsHeader]:
     try:
         files = sorted(folder.glob("model*.safetensors"))
         return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value) for file in files]

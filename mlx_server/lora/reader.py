@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import is_own
-from mlx_server.checkpoints.safetensors_headers import BadHeader, Header, Tensor, read_header
+from mlx_server.checkpoints.safetensors_headers import BadHeader, Tensor, TensorsHeader, read_header
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.base_model import plain_path
 from mlx_server.lora.config import (
@@ -188,7 +188,7 @@ def _weights_file(folder: Path, name: str) -> Path:
     raise invalid(folder, f"has no {name}. Copy it there")
 
 
-def _pairs(folder: Path, config: AdapterConfig, header: Header) -> list[_LoraNames]:
+def _pairs(folder: Path, config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:
     layers: dict[str, dict[str, tuple[str, Tensor]]] = {}
     for name, tensor in header.tensors.items():
         found = TENSORS[config.format].fullmatch(name)
@@ -313,7 +313,7 @@ def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], comp
     return pair.m is None or math.prod(pair.m[1].shape) in (outer[-2], shape[-2])
 
 
-def _digest(folder: Path, config: bytes, file: BinaryIO, header: Header) -> str:
+def _digest(folder: Path, config: bytes, file: BinaryIO, header: TensorsHeader) -> str:
     """The digest of both files; in the same pass it checks that all weights are finite."""
     import numpy as np  # here, since it takes 0.1 s, and most servers read no adapter
 

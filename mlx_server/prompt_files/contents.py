@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_server.checkpoints.safetensors_headers import SIZES, BadHeader, Header, read_header
+from mlx_server.checkpoints.safetensors_headers import SIZES, BadHeader, TensorsHeader, read_header
 from mlx_server.prompt_files.names import Ids, PromptFile
 
 CHECKSUM, TOKENS = "checksum", "tokens"
@@ -165,14 +165,14 @@ def _checked_bytes(path: Path, most_bytes: int) -> bytearray:
     return data
 
 
-def _items(data: bytearray, header: Header, name: str) -> tuple[str, Bits]:
+def _items(data: bytearray, header: TensorsHeader, name: str) -> tuple[str, Bits]:
     tensor = header.tensors[name]
     width = WIDTHS[SIZES[tensor.dtype]]
     items = np.frombuffer(data, width, prod(tensor.shape), tensor.begin)
     return tensor.dtype, items.reshape(tensor.shape)
 
 
-def _about(header: Header) -> Mapping[str, Any]:
+def _about(header: TensorsHeader) -> Mapping[str, Any]:
     try:
         about = json.loads(str(header.metadata.get("about")))
     except (ValueError, RecursionError):

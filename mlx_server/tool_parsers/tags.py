@@ -31,6 +31,8 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
 APART = re.compile(r"\n[^\n]+\n")
 GARBLE = re.compile(r"[\w/]+")
+CONTROL_TOKEN = re.compile(r"<\|[^<>|]+\|\Z")
+"""One without its last bracket, at the end of a text."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +216,13 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
 
 def _head(source: Source) -> Steps[tuple[str, str]]:
     """The name in an opening tag, in quotes or not, and what follows it there."""
-    pieces: list[str] = []
-    if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
-        raise Malformed("a tag without an end")
-    text = "".join(pieces).strip()
+    text = ""
+    while not text or CONTROL_TOKEN.search(text):  # a control token in a name is not the tag's end
+        pieces = [text and f"{text}>"]
+        if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
+            raise Malformed("a tag without an end")
+        text = "".join(pieces)
+    text = text.strip()
     quote = text[:1]
     if quote and quote in "\"'":
         name, _, attributes = text[1:].partition(quote)

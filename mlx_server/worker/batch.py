@@ -9,7 +9,6 @@ one `Sampler` samples for all rows at once.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,18 +19,17 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     Generate,
-    Prefilled,
     PrefillProgress,
-    RowFailed,
-    RowLeftGrammar,
     Schedule,
     Token,
 )
 from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.decode_groups import DecodeGroups
 from mlx_server.worker.encoders import Encoder
-from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
+from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch
+from mlx_server.worker.places import Places
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.cost import PrefillPiece
@@ -42,17 +40,8 @@ from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import Row, row_of
 from mlx_server.worker.row_cache import RowCache
-
-
-@dataclass
-class StepResult:
-    """The results of one step of a batch."""
-
-    tokens: list[Token] = field(default_factory=list)
-    prefilled: list[Prefilled] = field(default_factory=list)
-    progress: list[PrefillProgress] = field(default_factory=list)
-    failed: list[RowFailed | RowLeftGrammar] = field(default_factory=list)
-    """Rows that have left the batch."""
+from mlx_server.worker.step_bytes import StepBytes
+from mlx_server.worker.step_result import StepResult
 
 
 class Batch:
@@ -67,10 +56,12 @@ class Batch:
         cache: PromptCache | None = None,
         held: Collection[int] = (),
         schedule: Schedule = DEFAULT_SCHEDULE,
+        reads: StepBytes | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_invalid: Callable[[str], None] = lambda key: None,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
+        reads: what a step of the model reads, by default what its arrays say.
         on_invalid: called with the key of cached prompts whose values may be invalid."""
         self.model = model
         self._held = held
@@ -78,7 +69,6 @@ class Batch:
         """Decoding rows that were set aside, each as a batch of one row."""
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
-        self._concurrency = 1 if self.why_alone else concurrency
         self._cache = RowCache(cache or PromptCache(0), key, make_caches(model), on_invalid)
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._schedule, self._budget = schedule, PrefillBudget(schedule)
@@ -86,7 +76,8 @@ class Batch:
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self._decoder = DecodeBatch.empty(model, greedy_sampler)
+        self._decoder = DecodeGroups(reads or StepBytes(model))
+        self._places = Places(1 if self.why_alone else concurrency, self._decoder)
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
@@ -143,7 +134,7 @@ class Batch:
         waiting = [row for waiting in self._turns for row in waiting.rows]
         aside = [row for one in self._kept_decode for row in one.samplers]
         preempted = self._preempted.rows
-        return [*waiting, *self._prefilling, *self._decoder.samplers, *aside, *preempted]
+        return [*waiting, *self._prefilling, *self._decoder.rows, *aside, *preempted]
 
     @property
     def _prefilling(self) -> list[Row]:
@@ -167,7 +158,7 @@ class Batch:
     def ready_at(self) -> float:
         """The time at which the next step is due by the batch's clock: later than now during a
         replay delay."""
-        return self._began + max((row.delay for row in self._decoder.samplers), default=0.0)
+        return self._began + max((row.delay for row in self._decoder.rows), default=0.0)
 
     def add(
         self,
@@ -193,11 +184,12 @@ class Batch:
     def preempt(self, number: int) -> None:
         """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for
         `resume`."""
-        if number in self._decoder.uids:
-            at = self._decoder.uids.index(number)
-            row, tokens = self._decoder.samplers[at], self._decoder.tokens[at]
-            self._cache.store(row, tokens, partial(self._decoder.extract_cache, at))
-            self._preempted.decoding(self._decoder.part_without_cache(at))
+        if number in self._decoder:
+            group, at = self._decoder.place(number)
+            self._cache.store(
+                group.samplers[at], group.tokens[at], partial(group.extract_cache, at)
+            )
+            self._preempted.decoding(self._decoder.part_without_cache(number))
         elif aside := next((one for one in self._kept_decode if one.uids[0] == number), None):
             self._kept_decode.remove(aside)
             self._cache.store(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
@@ -217,12 +209,12 @@ class Batch:
         self._preempted.left(number)
 
     def _leave(self, number: int) -> None:
-        if number in self._decoder.uids:
-            at = self._decoder.uids.index(number)
-            tokens, row = self._decoder.tokens[at], self._decoder.samplers[at]
-            cache = self._decoder.extract_cache(at) if self._cache.wants(row, tokens) else []
-            self._decoder.filter([i for i in range(len(self._decoder)) if i != at])
-            self._cache.store(row, tokens, lambda: cache, handed_over=not self._decoder)
+        if number in self._decoder:
+            group, at = self._decoder.place(number)
+            tokens, row, alone = group.tokens[at], group.samplers[at], len(group) == 1
+            cache = group.extract_cache(at) if self._cache.wants(row, tokens) else []
+            self._decoder.remove(number)
+            self._cache.store(row, tokens, lambda: cache, handed_over=alone)
         elif self._group and number in self._group.batch.uids:
             self._keep_computed(self._group, number)
             self._group.cancel(number)
@@ -257,17 +249,17 @@ class Batch:
             self._prefill_piece(tokens, done)
         elif self._decoder:
             self._decode_step(done)
-        self._drop_failed(self._decoder.samplers, done)
+        self._drop_failed(self._decoder.rows, done)
         return done
 
     def set_aside(self, number: int) -> None:
         """Takes a row out of decoding; it keeps its cache and returns when there is room."""
-        self._kept_decode.append(self._decoder.part(self._decoder.uids.index(number)))
+        self._kept_decode.append(self._decoder.part(number))
 
     def _change_rows(self) -> None:
         """Takes paused rows out of decoding and returns others to it if there is room."""
-        for row in [row for row in self._decoder.uids if row in self._held]:
-            self.set_aside(row)
+        for row in [row for row in self._decoder.rows if row.number in self._held]:
+            self.set_aside(row.number)
         for one in self._returning:
             client = one.samplers[0].client
             wanted = len(self._newcomers) if client in self._served else 0
@@ -278,12 +270,12 @@ class Batch:
     @property
     def _room(self) -> int:
         """The number of rows that may still begin."""
-        return self._concurrency - len(self._decoder) - len(self._prefilling)
+        return self._places.free - len(self._prefilling)
 
     @property
     def _served(self) -> Counter[str]:
         """The number of rows in prefill or decoding, by client."""
-        return Counter(row.client for row in [*self._decoder.samplers, *self._prefilling])
+        return Counter(row.client for row in [*self._decoder.rows, *self._prefilling])
 
     @property
     def _newcomers(self) -> set[str]:
@@ -292,32 +284,14 @@ class Batch:
     def _following(self) -> WaitingPrompt | PrefillGroup | None:
         """Returns the prompt that is computed next: the present one, or another."""
         if self._group is None:
-            return self._turns.next(self._may_begin)
-        return self._turns.instead_of(self._group, self._may_begin) or self._group
-
-    def _may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
-        fits = len(self._decoder) + len(waiting.rows) <= self._concurrency
-        return fits or self._yielding(waiting) is not None
-
-    def _yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
-        """Returns the row to set aside for a client that has none: the youngest of the client with
-        the most rows, if that one has several.
-
-        So a model that is computed one row at a time finishes its row first: taking turns would
-        copy a row's whole cache each time, and keep two caches where one is reserved.
-        """
-        decoding = Counter(row.client for row in self._decoder.samplers)
-        ((client, rows),) = decoding.most_common(1) or [("", 0)]
-        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
-            return None
-        youngest: int = max(r.number for r in self._decoder.samplers if r.client == client)
-        return youngest
+            return self._turns.next(self._places.may_begin)
+        return self._turns.instead_of(self._group, self._places.may_begin) or self._group
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
         if self.is_overdue:
             return 0
         rows, context = len(following.rows), following.context
-        waiting = min(self.waiting, self._concurrency - len(self._decoder))
+        waiting = min(self.waiting, self._places.free)
         left, shared = following.left - rows, self.shared
         return self._budget.piece(
             len(self._decoder), waiting, rows, context, left=left, shared=shared
@@ -326,12 +300,10 @@ class Batch:
     def _decode_step(self, done: StepResult) -> None:
         self._began, count = self._clock(), len(self._decoder)
         self.waited_for_piece = False
-        rows = {row.number: row for row in self._decoder.samplers}
-        responses = self._decoder.next()
-        # A finished row's memory is free at once only if it was alone: otherwise the batch has to
-        # be copied without it first.
-        alone = len(responses) == 1
-        done.tokens = [self._token(rows, response, alone=alone) for response in responses]
+        rows = {row.number: row for row in self._decoder.rows}
+        done.tokens = [
+            self._token(rows, response, alone=alone) for response, alone in self._decoder.next()
+        ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
         self._budget.stepped(count, self._clock() - self._began)
@@ -360,8 +332,8 @@ class Batch:
             self._turns.end()
             self._turns.add(self._group)
             self._group = None
-        if len(self._decoder) + len(following.rows) > self._concurrency:
-            yielding = self._yielding(following)
+        if not self._places.fit(following):
+            yielding = self._places.yielding(following)
             assert yielding is not None, "there is no room for this prompt"
             self.set_aside(yielding)
         self._turns.begin(following)

@@ -66,26 +66,28 @@ class DecodeBatch(GenerationBatch):
                 raise
             return sample_rows_alone(self.samplers, logits, inputs, mask)
 
-    def part(self, at: int) -> "DecodeBatch":
-        """Removes one row and returns it as a batch, with its cache."""
-        one = self._row(at)
-        one.prompt_cache = PrefillBatch(self.model, one.uids, [self.extract_cache(at)]).prompt_cache
+    def part(self, places: list[int]) -> "DecodeBatch":
+        """Removes some rows and returns them as a batch, with their caches."""
+        part = self._rows(places)
+        caches = [self.extract_cache(at) for at in places]
+        part.prompt_cache = PrefillBatch(self.model, part.uids, caches).prompt_cache
         # Unevaluated slices would keep the caches of the whole batch in memory.
-        mx.eval([cache.state for cache in one.prompt_cache])
-        self.filter([i for i in range(len(self)) if i != at])
-        return one
+        mx.eval([cache.state for cache in part.prompt_cache])
+        self.filter([i for i in range(len(self)) if i not in places])
+        return part
 
     def part_without_cache(self, at: int) -> "DecodeBatch":
-        one = self._row(at)
+        one = self._rows([at])
         self.filter([i for i in range(len(self)) if i != at])
         return one
 
-    def _row(self, at: int) -> "DecodeBatch":
-        one: DecodeBatch = DecodeBatch.empty(self.model, self.fallback_sampler)
+    def _rows(self, places: list[int]) -> "DecodeBatch":
+        part: DecodeBatch = DecodeBatch.empty(self.model, self.fallback_sampler)
         for name in PER_ROW:
-            setattr(one, name, [getattr(self, name)[at]])
-        one._next_tokens = self._next_tokens[at : at + 1]
-        return one
+            values = getattr(self, name)
+            setattr(part, name, [values[at] for at in places])
+        part._next_tokens = self._next_tokens[mx.array(places)]
+        return part
 
     def _for_rows(self) -> tuple[Sampler, RowAdapters]:
         """Returns the rows' sampler and adapters, made again only when the rows have changed."""

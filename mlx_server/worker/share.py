@@ -10,6 +10,7 @@ import msgspec
 from mlx_server.engine.rank_group import Mode
 from mlx_server.errors import public_message
 from mlx_server.worker.quantized_kv import make_caches
+from mlx_server.worker.step_bytes import OneGroup, StepBytes
 from mlx_server.worker.weights import Reading, arrays
 
 log = logging.getLogger("mlx_server.engine")
@@ -29,6 +30,9 @@ class WholeModel:
     def nbytes(self, model: nn.Module) -> int:
         """The bytes of the weights, on the machine that has most of them."""
         return sum(array.nbytes for array in arrays(model))
+
+    def step_bytes(self, model: nn.Module) -> StepBytes:
+        return StepBytes(model)
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """Whether a prompt cache of this model would have the same prompts in each process."""
@@ -98,6 +102,10 @@ class Share(WholeModel):
 
     def nbytes(self, model: nn.Module) -> int:
         return self._largest
+
+    def step_bytes(self, model: nn.Module) -> StepBytes:
+        """One batch for all rows: ranks with other layers would make other groups."""
+        return OneGroup(model)
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """The ranks of a pipeline may have layers of different kinds, or more of them: then the

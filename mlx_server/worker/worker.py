@@ -394,6 +394,7 @@ class Engine:
             cache=self._cache,
             held=self._paused,
             schedule=self._schedule,
+            reads=self._share.step_bytes(network),
             clock=self._clock,
             on_invalid=self._disk.forget,
         )

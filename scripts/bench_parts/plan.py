@@ -51,6 +51,7 @@ CASES = (
     Case("tiny", 16, 32, 512),
     Case("tiny", 16, 64, 64, warm=True),
     Case("tiny", 16, 32, 512, warm=True),
+    Case("tiny", 4, 4, 1000, 8, warm=True),
     ONE,
     Case("demo", 4, 4, 64, 32),
     Case("demo", 8, 8, 64, 32),

@@ -119,22 +119,25 @@ def test_a_word_begins_it_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "longest", "processor", "stuck"),
+    ("step", "longest", "processor", "wants", "stuck"),
     [
-        (4.9, 0.1, 0.0, False),
-        (5.1, 0.1, 0.0, True),  # waits for a GPU or a lock
-        (5.1, 0.1, 5.0, True),  # loops for ever
-        (5.1, 0.1, 1.0, False),  # gets a fifth of a core
-        (59.0, 0.1, 12.0, False),
-        (61.0, 0.1, 12.0, True),
-        (5.1, 2.0, 0.0, False),  # a machine that needs as long as that
-        (10.1, 2.0, 0.0, True),
-        (59.0, 0.0, 59.0, False),  # its first step
-        (61.0, 0.0, 0.0, True),
+        (4.9, 0.1, 0.0, False, False),
+        (5.1, 0.1, 0.0, False, True),  # waits for a GPU or a lock
+        (5.1, 0.1, 5.0, True, True),  # loops for ever
+        (5.1, 0.1, 1.0, False, False),  # gets a fifth of a core
+        (5.1, 0.1, 0.25, True, False),  # gets a twentieth, at load 40 on two cores
+        (59.0, 0.1, 3.0, True, False),
+        (61.0, 0.1, 3.0, True, True),
+        (59.0, 0.1, 12.0, False, False),
+        (61.0, 0.1, 12.0, False, True),
+        (5.1, 2.0, 0.0, False, False),  # a machine that needs as long as that
+        (10.1, 2.0, 0.0, False, True),
+        (59.0, 0.0, 59.0, False, False),  # its first step
+        (61.0, 0.0, 0.0, False, True),
     ],
 )
-def test_a_step(step: float, longest: float, processor: float, stuck: bool) -> None:
-    assert is_stuck_in_step(Heartbeat(step, longest, processor)) == stuck
+def test_a_step(step: float, longest: float, processor: float, wants: bool, stuck: bool) -> None:
+    assert is_stuck_in_step(Heartbeat(step, longest, processor), lambda: wants) == stuck
 
 
 @contextmanager

@@ -272,7 +272,7 @@ def test_it_holds_the_model_to_that_notation(unknown: Checkpoint, calls: str) ->
         (CODER, "afmoe", "qwen3_coder"),
         (HERMES, "afmoe", "plain"),
         (HERMES, "bailing_moe", "plain"),
-        (HERMES, "exaone_moe", "plain"),
+        (HERMES, "exaone_moe", "exaone4"),
         (CODER, "qwen3_vl", "qwen3_coder"),
         (GLM, "bailing_hybrid", "glm4_5"),
         (GLM, "laguna", "glm4_5"),

@@ -77,7 +77,7 @@ def held(engine: Engine) -> None:
 def of_nobody(engine: Engine) -> int:
     """Memory but for the caches of the rows that decode, which grow."""
     mx.synchronize()
-    caches = engine._batches["tiny"]._decoder.prompt_cache
+    caches = engine._batches["tiny"]._decoder.caches
     return mx.get_active_memory() - sum(int(cache.nbytes) for cache in caches)
 
 

@@ -2,6 +2,7 @@
 
     scripts/exchanges record FILE     ask a server some 850 things, and write its answers
     scripts/exchanges check FILE      ask again, and show which answers differ
+    ... --without REGEX               what matches it counts for nothing: a field that is new
 
 Every golden output of every family is played, streamed and not, and the demo model answers
 greedily on each endpoint. Ids and times are replaced by their kind; the rest is compared byte for
@@ -15,7 +16,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,10 @@ def differences(before: list[Exchange], after: list[Exchange]) -> Iterator[str]:
     yield from (f"-- {name}: not asked any more" for name in then)
 
 
+def without(pattern: re.Pattern[str], some: list[Exchange]) -> list[Exchange]:
+    return [replace(each, body=pattern.sub("", each.body)) for each in some]
+
+
 def lines_of(exchange: Exchange) -> list[str]:
     return [str(exchange.status), str(exchange.headers), *exchange.body.splitlines()]
 
@@ -222,6 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/exchanges", description=__doc__)
     parser.add_argument("action", choices=("record", "check"))
     parser.add_argument("file", type=Path)
+    parser.add_argument("--without", type=re.compile, default=re.compile(r"(?!)"))
     given = parser.parse_args()
     found = exchanges()
     if given.action == "record":
@@ -230,7 +236,8 @@ def main() -> int:
         print(f"{len(found)} exchanges in {given.file}")
         return 0
     lines = given.file.read_text("utf-8").split("\n")
-    differ = list(differences([Exchange(**json.loads(line)) for line in lines], found))
+    before = [Exchange(**json.loads(line)) for line in lines]
+    differ = list(differences(*(without(given.without, some) for some in (before, found))))
     print(*differ, f"{len(found)} exchanges, {len(differ)} differ", sep="\n")
     return bool(differ)
 

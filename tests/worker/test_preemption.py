@@ -62,11 +62,11 @@ def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
     run.until_decoding()
     steps(run, 4)
     before = {number: len(answer) for number, answer in run.answers.items()}
-    preempted = [number for number in run.batch._decoder.uids if number % 3]
+    preempted = [number for number in (row.number for row in run.batch._decoder.rows) if number % 3]
     for number in preempted:
         run.batch.preempt(number)
     assert set(run.batch.rows) > set(preempted)
-    assert not set(run.batch._decoder.uids) & set(preempted)
+    assert not {row.number for row in run.batch._decoder.rows} & set(preempted)
     run.finish()
     assert {n: len(run.answers[n]) for n in preempted} == {n: before[n] for n in preempted}
     for number in preempted:
@@ -81,8 +81,8 @@ def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
     run.join(0, Ask(a_prompt(900), max_tokens=40, sampling=GREEDY))
     run.until_decoding()
     steps(run, 3)
-    mx.eval([cache.state for cache in run.batch._decoder.prompt_cache])
-    held = sum(cache.nbytes for cache in run.batch._decoder.prompt_cache)
+    mx.eval([cache.state for cache in run.batch._decoder.caches])
+    held = sum(cache.nbytes for cache in run.batch._decoder.caches)
     before = mx.get_active_memory()
     run.batch.preempt(0)
     assert before - mx.get_active_memory() >= 0.9 * held > 0

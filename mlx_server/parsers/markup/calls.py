@@ -1,5 +1,6 @@
 """Reads the calls of an answer that delimiters or first words open; what is broken becomes text."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -13,6 +14,10 @@ from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.mixed_blocks import mixed_block
 from mlx_server.tool_parsers.source import Into, Source, Steps
+
+BLANKS = re.compile(r"[ \t]+")
+RECIPIENT = re.compile(r"[\w.:/-]+")
+BRACKETS = re.compile(r"[\s\]}]+")
 
 
 class MarkupCallReader:
@@ -50,8 +55,9 @@ class MarkupCallReader:
         self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
     ) -> Steps[None]:
         """Read a call. `already` is the text read so far; it goes to `into` if it is no call."""
-        following, self.is_reading = "", True
+        following = ""
         while already:
+            self.is_reading = True
             self.calls.misplaced = (*call_format.repairs, *misplaced)
             is_uncertain = any(call_format is each for each in self._delimiters.uncertain_formats)
             self.calls.holds_calls = self._holds_calls or is_uncertain
@@ -64,6 +70,8 @@ class MarkupCallReader:
             try:
                 yield from self._doubled(call_format)
                 yield from call_format.read(self._source, self.calls)
+                self.is_reading = False
+                yield from self._leftovers(call_format)
                 self._output.whitespace.after_delimiter()
             except Malformed as error:
                 is_mixed = isinstance(error, UnknownTool) and bool(call_format.opens)
@@ -78,12 +86,52 @@ class MarkupCallReader:
             call_format = self._delimiters.formats.get(already, call_format)
         self.is_reading = False
 
+    def recipient(self, before: str) -> Steps[None]:
+        """Read the name of a recipient whom the layout does not list, and the call of the message
+        if it begins with one. before: the text before the name, if it is known."""
+        header = self._layout.header
+        if not header or (before and not before.endswith(header.opens)):
+            return
+        if (yield from self._source.after_space(*self._delimiters.all)):
+            return
+        ahead = self._source.lookahead()
+        name = yield from ahead.run(BLANKS)
+        if header.prefix and not (yield from ahead.accept(header.prefix)):
+            return
+        name += header.prefix
+        name += yield from ahead.run(RECIPIENT)
+        if not (yield from ahead.accept(*header.ends)):
+            return
+        self._source.take(len(name))
+        calls, is_read = self.calls.finished, True
+        if opening := (yield from self._source.accept(*self._delimiters.formats)):
+            call_format = self._delimiters.formats[opening]
+            yield from self.read(call_format, name + opening, self._output.add)
+            is_read = self.calls.finished > calls
+        if is_read and name.strip() not in ("", *(tool.name for tool in self._tools)):
+            self._output.add_repair("format")
+
     def _doubled(self, call_format: CallFormat) -> Steps[None]:
         """Read opening delimiters that repeat the one before."""
         while call_format.opens and (yield from self._source.after_space(*call_format.opens)):
             yield from self._source.space()
             yield from self._source.expect(*call_format.opens)
             self.calls.misplaced = ("format", *self.calls.misplaced)
+
+    def _leftovers(self, call_format: CallFormat) -> Steps[None]:
+        """Read what closes nothing after a call: a delimiter that its format has not, and brackets
+        with which the answer ends."""
+        ahead = self._source.lookahead()
+        found = yield from ahead.space()
+        if closing := (yield from ahead.accept(*call_format.may_close)):
+            found += closing
+        else:
+            brackets = yield from ahead.run(BRACKETS)
+            found += brackets
+            if not brackets.strip() or (yield from ahead.peek()) or self._source.cut:
+                return
+        self._source.take(len(found))
+        self._output.add_repair("format")
 
     def _mixed(self, call_format: CallFormat, already: str) -> Steps[bool]:
         """Make the calls of known tools in a block that calls unknown ones too, and report those.

@@ -10,6 +10,18 @@ from mlx_server.tool_parsers.call_ids import new_id
 
 
 @dataclass(frozen=True)
+class Header:
+    """The beginning of a message, which may name whoever it is for."""
+
+    opens: str
+    """The delimiter before the name."""
+    ends: tuple[str, ...]
+    """The delimiters after a name that is no part of the message's text."""
+    prefix: str = ""
+    """The text before the name."""
+
+
+@dataclass(frozen=True)
 class MarkupLayout:
     reasoning: tuple[Pair, ...] = (THINK,)
     """Pairs of an opening and a closing delimiter."""
@@ -19,6 +31,8 @@ class MarkupLayout:
     name identifies within a text."""
     dropped: tuple[str, ...] = ()
     """Delimiters without a meaning of their own, such as those of a section of calls."""
+    header: Header | None = None
+    """How messages begin, in families whose answers consist of several."""
     literal: tuple[str, ...] = ()
     """Those of `dropped` that open a message to the user, which may show what a call looks like."""
     transparent: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.markup.mentions import Mentions
 from mlx_server.parsers.markup.output import MarkupOutput
+from mlx_server.parsers.markup.turns import TURN_HEADERS
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.reasoning_tags import THINK, is_tag
@@ -108,10 +109,11 @@ class MarkupParser:
             yield from self._reasoning(closing)
         elif self._layout.worded_reasoning and not self._formatted:
             yield from self._worded_reasoning()
-        if self._layout.leads and not self._formatted:
+        if not self._formatted:
             yield from self._lead()
         if self._ends_with.endswith(self._delimiters.all) and not self._verbatim:
             self._output.whitespace.after_delimiter()
+        yield from self._reader.recipient(self._ends_with.rstrip())
         yield from self._beginning()
         yield from self._read_all()
         if not (self._output.answered or self._source.cut):
@@ -240,6 +242,7 @@ class MarkupParser:
                 self._output.whitespace.after_delimiter()
         elif self._verbatim:
             self._output.add_text(space)
+        yield from self._reader.recipient(delimiter)
 
     def _literal_message(self) -> Steps[None]:
         """Read a message in which a call is text, unless the message begins with it."""
@@ -270,9 +273,14 @@ class MarkupParser:
             self._output.add(space)
 
     def _lead(self) -> Steps[None]:
-        space = yield from self._source.space()
-        if not (yield from self._source.accept(*self._layout.leads)):
-            self._output.add(space)
+        """Read the header of an answer, which is no part of it."""
+        layout = self._layout
+        if not (yield from self._source.after_space(*TURN_HEADERS, *layout.leads)):
+            return
+        yield from self._source.space()
+        header = yield from self._source.accept(*TURN_HEADERS, *layout.leads)
+        if header in TURN_HEADERS:
+            yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
         """Report the call of an answer that is only reasoning, if it contains exactly one and ends

@@ -1,9 +1,12 @@
 """Searches tokens that lead from a matcher's state to where its grammar may stop.
 
-The search proposes the sequences of the grammar's guide, the shortest first, and asks the matcher
-which of them fit; it computes no mask, as that may take milliseconds in a state that is new. What
-it may spend is counted in calls of the matcher, not in time, so that an answer does not depend on
-how busy the machine is.
+It is a depth-first search of a bounded cost. Each step tries the grammar's proposals, the shortest
+first, and asks the matcher which of them fit; it computes no mask, as that may take milliseconds in
+a state that is new. The cost is counted in calls of the matcher, not in time, so that an answer
+does not depend on how busy the machine is.
+
+An example: after `{"name":"An` the proposed tail `"` leaves the text, the proposal of a required
+member `,"age":0` fits next, and the grammar accepts the closing `}`: the ending is `","age":0}`.
 """
 
 from collections import Counter
@@ -13,10 +16,10 @@ from itertools import chain, islice
 
 from llguidance import LLMatcher
 
-from mlx_server.worker.constrained_decoding.completion_guide import (
-    CompletionGuide,
-    Proposals,
-    Ways,
+from mlx_server.worker.constrained_decoding.completion_proposals import (
+    CompletionProposals,
+    TextProposals,
+    TokenSequences,
 )
 from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
@@ -24,7 +27,7 @@ TAILS = 8
 """The known ending is tried again without its first 0 to TAILS - 1 tokens."""
 
 WIDTH = 6
-"""Ways of a kind of which each is tried before one of them is followed further."""
+"""Sequences of a kind of which each is tried before one of them is followed further."""
 
 SHORTEST = 24
 """The number of the shortest texts that are tried before the longest ones: a pattern's whole text
@@ -119,9 +122,9 @@ class Probe:
 
 
 class EndingSearch:
-    def __init__(self, classes: TokenClasses, guide: CompletionGuide) -> None:
+    def __init__(self, classes: TokenClasses, proposals: CompletionProposals) -> None:
         self._classes = classes
-        self._guide = guide
+        self._proposed_texts = proposals
         self._quotes = _each(classes.quotes)
         self._closers = _each(classes.closers)
         self._comma = _each(classes.comma)
@@ -131,10 +134,10 @@ class EndingSearch:
         self._fillers = _each(classes.fillers)
         self._single = _each(classes.single)
         self._continuation = _each(classes.known(CONTINUATION))
-        self._escaped = [way for text in ESCAPED if (way := classes.cut(text))]
+        self._escaped = [sequence for text in ESCAPED if (sequence := classes.cut(text))]
 
-    def continuations(self, token: int) -> Ways:
-        """Ways to complete the last character of a token's text, or its escape."""
+    def continuations(self, token: int) -> TokenSequences:
+        """Sequences that complete the last character of a token's text, or its escape."""
         missing = self._classes.missing(token)
         if missing and self._continuation:
             rest = self._continuation[0] * (missing - 1)
@@ -148,7 +151,7 @@ class EndingSearch:
         read since. Returns None if none was found. The probe is left where it was.
         """
         tails = self._tails(known, read)
-        path: Ways = []
+        path: TokenSequences = []
         choices: list[Iterator[list[int]]] = []
         while (found := self._known_end(probe, tails)) is None:
             choices.append(self._moves(probe, path, tails))
@@ -166,7 +169,7 @@ class EndingSearch:
         """Returns what is known to end the grammar, without a search."""
         return self._known_end(probe, [])
 
-    def _tails(self, known: list[int], read: int) -> Ways:
+    def _tails(self, known: list[int], read: int) -> TokenSequences:
         """Returns what is left of the known ending, the shortest first."""
         tails = [known[at:] for at in range(min(len(known), TAILS))][::-1]
         if read and (unread := self._without(known, read)):
@@ -186,22 +189,27 @@ class EndingSearch:
             size -= len(texts[token])
         return []
 
-    def _known_end(self, probe: Probe, tails: Ways) -> list[int] | None:
+    def _known_end(self, probe: Probe, tails: TokenSequences) -> list[int] | None:
         """Returns what is known to end the grammar from here on."""
         if probe.accepts:
             return []
         if (known := next((tail[:-1] for tail in tails if probe.fits(tail)), None)) is not None:
             return known
-        endings = self._guide.endings
+        endings = self._proposed_texts.endings
         some = (
             endings.after_control()
             if self.reads_text(probe)
             else endings.without(self._excluded(probe))
         )
         stop = self._classes.stop
-        return next((way for way in self._fitting(probe, some) if probe.fits([*way, stop])), None)
+        return next(
+            (sequence for sequence in self._fitting(probe, some) if probe.fits([*sequence, stop])),
+            None,
+        )
 
-    def _extend(self, path: Ways, choices: Iterator[list[int]], probe: Probe, limit: int) -> bool:
+    def _extend(
+        self, path: TokenSequences, choices: Iterator[list[int]], probe: Probe, limit: int
+    ) -> bool:
         """Follows the next one of the choices; returns False if there is none."""
         size = sum(map(len, path))
         for step in choices:
@@ -212,7 +220,9 @@ class EndingSearch:
                 return True
         return False
 
-    def _moves(self, probe: Probe, path: Ways, tails: Ways) -> Iterator[list[int]]:
+    def _moves(
+        self, probe: Probe, path: TokenSequences, tails: TokenSequences
+    ) -> Iterator[list[int]]:
         """Proposes what may lead closer to an end, the best of each kind first.
 
         Of texts and characters it prefers those that the path does not have yet, so that the search
@@ -220,50 +230,50 @@ class EndingSearch:
         """
         used = Counter(map(tuple, path))
 
-        def unused_first(ways: Ways) -> Ways:
-            return sorted(ways, key=lambda way: used[tuple(way)])
+        def unused_first(sequences: TokenSequences) -> TokenSequences:
+            return sorted(sequences, key=lambda sequence: used[tuple(sequence)])
 
-        own = unused_first(self._guide.own)
+        own = unused_first(self._proposed_texts.own)
         if self.reads_text(probe):
             yield from self._leaving(probe, own)
             yield from self._fitting(probe, self._fillers)
             return
-        for ways in chain(self._proposals(probe), [self._fitting(probe, own)]):
-            near = [*islice(ways, WIDTH)]
+        for sequences in chain(self._proposals(probe), [self._fitting(probe, own)]):
+            near = [*islice(sequences, WIDTH)]
             last = len(near) > 1 and next((w for w in near if self._ends(probe, w, tails)), None)
             if last:
                 yield last
             yield from near
-            yield from ways
+            yield from sequences
         for few in (self._openers, self._escaped, self._single):
             yield from self._fitting(probe, unused_first(few))
         yield from self._fitting(probe, self._fillers)
 
     def _proposals(self, probe: Probe) -> Iterator[Iterator[list[int]]]:
-        """Proposes ways of each kind, the best kind first."""
-        guide = self._guide
+        """Proposes sequences of each kind, the best kind first."""
+        texts = self._proposed_texts
         yield self._fitting(probe, self._continuation)
         yield self._fitting(probe, self._closers)
-        for ways in chain(
-            self._proposed(probe, guide.required), self._proposed(probe, guide.following)
+        for sequences in chain(
+            self._proposed(probe, texts.required), self._proposed(probe, texts.following)
         ):
-            yield self._whole_values(probe, ways)
+            yield self._whole_values(probe, sequences)
         yield self._fitting(probe, self._comma)
-        yield from self._proposed(probe, guide.tails)
-        for ways in self._proposed(probe, guide.values):
-            yield self._whole_values(probe, ways)
-        yield from self._proposed(probe, guide.members)
+        yield from self._proposed(probe, texts.tails)
+        for sequences in self._proposed(probe, texts.values):
+            yield self._whole_values(probe, sequences)
+        yield from self._proposed(probe, texts.members)
         yield iter(self._forced(probe))
-        for ways in self._proposed(probe, guide.numbers):
-            yield self._whole_values(probe, ways)
+        for sequences in self._proposed(probe, texts.numbers):
+            yield self._whole_values(probe, sequences)
         yield self._fitting(probe, self._colon)
 
-    def _ends(self, probe: Probe, way: list[int], tails: Ways) -> bool:
-        """Whether what ends the grammar after this way is known."""
-        if not probe.left or not probe.take(way):
+    def _ends(self, probe: Probe, sequence: list[int], tails: TokenSequences) -> bool:
+        """Whether what ends the grammar after this sequence is known."""
+        if not probe.left or not probe.take(sequence):
             return False
         found = self._known_end(probe, tails)
-        probe.back(len(way))
+        probe.back(len(sequence))
         return found is not None
 
     def reads_text(self, probe: Probe) -> bool:
@@ -282,48 +292,48 @@ class EndingSearch:
             for quote in self._quotes
         )
 
-    def _leaving(self, probe: Probe, own: Ways) -> Iterator[list[int]]:
+    def _leaving(self, probe: Probe, own: TokenSequences) -> Iterator[list[int]]:
         """Proposes what ends free text."""
-        tails = chain.from_iterable(self._proposed(probe, self._guide.tails))
-        for way in chain(self._fitting(probe, self._quotes), tails, self._fitting(probe, own)):
-            if probe.take(way):
+        tails = chain.from_iterable(self._proposed(probe, self._proposed_texts.tails))
+        for sequence in chain(self._fitting(probe, self._quotes), tails, self._fitting(probe, own)):
+            if probe.take(sequence):
                 left = probe.accepts or not self.reads_text(probe)
-                probe.back(len(way))
+                probe.back(len(sequence))
                 if left:
-                    yield way
+                    yield sequence
 
-    def _whole_values(self, probe: Probe, ways: Iterator[list[int]]) -> Iterator[list[int]]:
-        """Proposes ways after which the value is complete: one digit may not be all of a number."""
-        for way in ways:
-            if any(probe.fits([*way, after]) for after in self._classes.after):
-                yield way
+    def _whole_values(self, probe: Probe, sequences: Iterator[list[int]]) -> Iterator[list[int]]:
+        """Proposes sequences that complete a value: one digit may not be all of a number."""
+        for sequence in sequences:
+            if any(probe.fits([*sequence, after]) for after in self._classes.after):
+                yield sequence
 
-    def _proposed(self, probe: Probe, proposals: Proposals) -> Iterator[Iterator[list[int]]]:
+    def _proposed(self, probe: Probe, proposals: TextProposals) -> Iterator[Iterator[list[int]]]:
         """Proposes the shortest texts that fit, then the others, the longest first."""
         texts = proposals.without(self._excluded(probe))
         for some in (texts[:SHORTEST], reversed(texts[SHORTEST:])):
             yield self._fitting(probe, map(proposals.tokens, some))
 
-    def _fitting(self, probe: Probe, ways: Iterable[list[int]]) -> Iterator[list[int]]:
+    def _fitting(self, probe: Probe, sequences: Iterable[list[int]]) -> Iterator[list[int]]:
         excluded, first = self._excluded(probe), self._classes.first
         refused: set[tuple[int, ...]] = set()
-        for way in ways:
+        for sequence in sequences:
             if not probe.left:
                 return
-            if not way or first[way[0]] in excluded:
+            if not sequence or first[sequence[0]] in excluded:
                 continue
-            if (way[0],) in refused or (*way[:2],) in refused:
+            if (sequence[0],) in refused or (*sequence[:2],) in refused:
                 continue
-            count = probe.fitting(way)
-            if count == len(way):
-                yield way
+            count = probe.fitting(sequence)
+            if count == len(sequence):
+                yield sequence
             elif count < 2:
-                refused.add((*way[: count + 1],))
+                refused.add((*sequence[: count + 1],))
 
-    def _forced(self, probe: Probe) -> Ways:
+    def _forced(self, probe: Probe) -> TokenSequences:
         text = probe.forced()[:FORCED]
-        way = self._classes.cut(text) if text and b"\xff" not in text else []
-        return [way] if way and probe.fits(way) else []
+        sequence = self._classes.cut(text) if text and b"\xff" not in text else []
+        return [sequence] if sequence and probe.fits(sequence) else []
 
     def _joined(self, tokens: list[int]) -> list[int]:
         """The same text in longer tokens."""
@@ -341,5 +351,5 @@ class EndingSearch:
         return joined + classes.cut(text)
 
 
-def _each(ids: list[int]) -> Ways:
+def _each(ids: list[int]) -> TokenSequences:
     return [[id] for id in ids]

@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
 from mlx_server.schemas.compiler import LIMITS, in_a_line
-from mlx_server.worker.constrained_decoding.completion_guide import guide_of
+from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     SEARCHED_AHEAD,
     CompletionHints,
@@ -150,7 +150,7 @@ def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) ->
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
     trie, classes = vocabulary.trie, vocabulary.token_classes
-    reading = in_thread(partial(guide_of, source, classes), lambda: None)
+    reading = in_thread(partial(proposals_of, source, classes), lambda: None)
     matcher = _matcher(source, trie)  # llguidance releases the GIL meanwhile
     if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
         raise GrammarRefused("the message to be continued is not the beginning of such an answer")
@@ -161,10 +161,10 @@ def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) ->
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
     search = LazyMatcher(partial(_matcher, source, trie, prefix))
-    guide = reading.result()
-    hints = known_hints(classes, matcher.deep_copy(), guide)
+    proposals = reading.result()
+    hints = known_hints(classes, matcher.deep_copy(), proposals)
     if hints.tokens is None:
-        hints = searched_hints(classes, search.copy(), guide)
+        hints = searched_hints(classes, search.copy(), proposals)
     return CompiledGrammar(matcher, hints, search)
 
 

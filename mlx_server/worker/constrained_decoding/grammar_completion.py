@@ -5,6 +5,17 @@ From any state of a matcher an ending can be found: tokens that lead to where th
 Later a token is allowed only if the ending that it would require still fits. So text and numbers
 continue while there is room, new members and items begin only where they can be finished, and in
 the end only the ending itself is allowed.
+
+Parsing theory calls such an ending a completion of a viable prefix; here the shortest known one is
+kept for each row. An example, with tokens of one byte and a required `name` and `age`: after
+`{"name":"An` the ending is `","age":0}`, which is 10 tokens and the stop token.
+
+    tokens left   allowed next
+    100           all that the grammar allows: the ending is not even searched
+    12            `n` (11 tokens are left, as the ending needs), not `\\` (an escape takes one more)
+    11            `"` only, with which the ending begins
+
+After `"` the ending is the rest of the known one, and is not searched again.
 """
 
 from dataclasses import dataclass
@@ -13,7 +24,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.worker.constrained_decoding.completion_guide import CompletionGuide
+from mlx_server.worker.constrained_decoding.completion_proposals import CompletionProposals
 from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
 from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
@@ -54,14 +65,14 @@ NEVER = 1 << 20
 class CompletionHints:
     """The results about a grammar's endings at compile time, shared by all of its rows."""
 
-    guide: CompletionGuide
+    proposals: CompletionProposals
     tokens: list[int] | None = None
     """An ending from the grammar's start; None if none was found."""
 
     @property
     def reach(self) -> int:
         """A row with this many tokens more than its ending needs is not restricted."""
-        return self.guide.growth + self.guide.reserve + MARGIN
+        return self.proposals.growth + self.proposals.reserve + MARGIN
 
     def next_search(self, remaining: int, ending: list[int] | None = None) -> int:
         """Returns how many tokens are left when an ending has to be known next.
@@ -72,11 +83,11 @@ class CompletionHints:
         slack = -1 if known is None else remaining - 1 - len(known)
         if slack <= self.reach:
             return remaining
-        return remaining - max(1, (slack - self.reach) // (1 + self.guide.growth))
+        return remaining - max(1, (slack - self.reach) // (1 + self.proposals.growth))
 
 
 def searched_hints(
-    classes: TokenClasses, matcher: LLMatcher, guide: CompletionGuide
+    classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
 ) -> CompletionHints:
     """Finds an ending from the grammar's beginning, in a thread where no row waits.
 
@@ -84,17 +95,17 @@ def searched_hints(
     """
     probe = Probe(matcher)
     probe.allow(FIRST_WORK)
-    return CompletionHints(guide, EndingSearch(classes, guide).find(probe, [], NEVER))
+    return CompletionHints(proposals, EndingSearch(classes, proposals).find(probe, [], NEVER))
 
 
 def known_hints(
-    classes: TokenClasses, matcher: LLMatcher, guide: CompletionGuide
+    classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
 ) -> CompletionHints:
-    """Asks only whether what the guide knows ends the grammar, so that few of the lexer's states
+    """Asks only whether what is proposed ends the grammar, so that few of the lexer's states
     are used up."""
     probe = Probe(matcher)
     probe.allow(STEP_WORK)
-    return CompletionHints(guide, EndingSearch(classes, guide).known_end(probe))
+    return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
 
 
 class Judgement:
@@ -128,8 +139,8 @@ class GrammarCompletion:
         """matcher: for the search alone, in the state in which the row's own began."""
         self._classes = classes
         self._hints = hints
-        self._search = EndingSearch(classes, hints.guide)
-        self._guide = hints.guide
+        self._search = EndingSearch(classes, hints.proposals)
+        self._proposals = hints.proposals
         self._matcher = matcher
         self._follower: Probe | None = None
         """Made when the row comes near its limit."""
@@ -260,9 +271,9 @@ class GrammarCompletion:
         plain, reserve = None, RESERVE
         if reads_text and self._search.reads_plain_text(self._probe):
             plain = 0 if ending else -1
-        elif reads_text and ending and self._guide.reserve:
-            reserve = max(RESERVE, self._guide.reserve)
-            plain = None if self._guide.own else reserve
+        elif reads_text and ending and self._proposals.reserve:
+            reserve = max(RESERVE, self._proposals.reserve)
+            plain = None if self._proposals.own else reserve
         others = mask if plain is None else mask & ~self._classes.plain[: len(mask)]
         if reads_text:
             groups = sorted(self._classes.by_marks.of(others), key=len, reverse=True)

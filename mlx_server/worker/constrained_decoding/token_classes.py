@@ -1,4 +1,11 @@
-"""Classifies a vocabulary's tokens by their effect on an ending (see grammar_completion.py)."""
+"""Classifies a vocabulary's tokens by their effect on an ending (see grammar_completion.py).
+
+A mask may allow 100,000 tokens, and to ask the matcher about each would take longer than the model.
+Tokens of the same characters have the same effect: in a JSON text ` Paris` and ` Lyon` leave its
+ending as it is, `",` and `."` may end it, and each `[[` or `{"` makes the ending longer. So a token
+has a kind, a bit for each sort of character in it, and one token of a kind (three of a large one)
+is asked for all of them. What the bits can't tell is left to a reserve of a few tokens.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 

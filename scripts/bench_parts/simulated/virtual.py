@@ -8,11 +8,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench_parts.simulated.forward import forward
-from bench_parts.simulated.roofline import pair, seconds
+from bench_parts.simulated.roofline import Model, pair, seconds
 from mlx_server.engine.messages import DEFAULT_SCHEDULE, Generate, Schedule
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.batch import Batch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.step_bytes import StepBytes
+from mlx_server.worker.step_result import StepResult
 
 VOCABULARY = 320
 GREEDY = SamplingParams(temperature=0)
@@ -30,6 +32,17 @@ class Network(nn.Module):  # type: ignore[misc, unused-ignore]
         machine, model = self._pair
         rows, tokens = inputs.shape
         return forward((rows, tokens), cache, VOCABULARY, machine, model, self._take)
+
+
+class Bytes(StepBytes):
+    """What a step of the simulated model reads."""
+
+    def __init__(self, model: Model) -> None:
+        self._others, self._experts = int(model.dense_bytes), int(model.expert_bytes)
+        self._unused, self._token = 1 - model.expert_share, model.kv_bytes
+
+    def token(self, caches: Iterable[Any]) -> float:
+        return self._token
 
 
 @dataclass
@@ -69,6 +82,7 @@ class Simulation:
             key="m",
             cache=PromptCache(cache_bytes),
             schedule=schedule,
+            reads=Bytes(pair(named)[1]),
             clock=lambda: self.now,
         )
         self.answers: list[Answer] = []

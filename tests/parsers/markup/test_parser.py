@@ -119,6 +119,14 @@ def folded(events: Sequence[Event]) -> dict[str, Any]:
 
 
 CASES = {
+    "brackets end an answer after a call": (
+        f"{OPEN}{NOW}{CLOSE}\n]}}",
+        {"calls": [{}]},
+    ),
+    "brackets begin a text after a call": (
+        f"{OPEN}{NOW}{CLOSE}]}} is a smile.",
+        {"calls": [{}], "text": "]} is a smile."},
+    ),
     "text": ("Hi.\n", {"text": "Hi.\n"}),
     "reasoning": ("<think>\nHm.\n</think>\n\nHi.", {"reasoning": "Hm.", "text": "Hi."}),
     "reasoning without an end": ("<think>Hm.\n", {"reasoning": "Hm.\n"}),

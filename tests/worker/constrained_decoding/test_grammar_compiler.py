@@ -34,8 +34,7 @@ from mlx_server.engine.messages import (
 from mlx_server.requests import SamplingParams
 from mlx_server.schemas.compiler import LIMITS
 from mlx_server.worker import read_rate
-from mlx_server.worker.constrained_decoding import grammar_compiler
-from mlx_server.worker.constrained_decoding import logit_constraints as guide
+from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
 from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from mlx_server.worker.worker import Engine
@@ -129,13 +128,13 @@ def test_nor_where_what_is_allowed_was_pushed_far_away(
 def test_reported_log_probabilities_are_the_model_s_own(engine: Engine) -> None:
     reported = SamplingParams(temperature=0, logprobs=2)
     reports = run(engine, ask(0, sampling=reported), ask(1, grammar=DIGITS, sampling=reported))
-    free, guided = tokens_of(0, reports)[0], tokens_of(1, reports)[0]
-    assert guided.id != free.id
+    free, constrained = tokens_of(0, reports)[0], tokens_of(1, reports)[0]
+    assert constrained.id != free.id
     assert free.logprobs
-    assert guided.logprobs
-    assert dict(guided.logprobs.top) == pytest.approx(dict(free.logprobs.top), abs=1e-3)
-    assert guided.logprobs.chosen
-    assert guided.logprobs.chosen < guided.logprobs.top[0][1]
+    assert constrained.logprobs
+    assert dict(constrained.logprobs.top) == pytest.approx(dict(free.logprobs.top), abs=1e-3)
+    assert constrained.logprobs.chosen
+    assert constrained.logprobs.chosen < constrained.logprobs.top[0][1]
 
 
 def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: Engine) -> None:
@@ -145,7 +144,9 @@ def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: E
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_guided_and_free_rows_come_and_go_and_answer_as_alone(tiny_path: Path, seed: int) -> None:
+def test_constrained_and_free_rows_come_and_go_and_answer_as_alone(
+    tiny_path: Path, seed: int
+) -> None:
     dice = random.Random(seed)
     asks = [_any_row(dice, row) for row in range(24)]
     mixed, apart = loaded(tiny_path, concurrency=5), loaded(tiny_path)
@@ -207,14 +208,14 @@ def test_a_row_whose_grammar_errs_ends_alone(
     assert not failures(before)
     poisoned = f"{endless}// poisoned\n"
 
-    def guide(asked: Generate) -> LogitConstraint | None:
+    def poisoned_constraint(asked: Generate) -> LogitConstraint | None:
         made = make(asked)
         if made and asked.grammar == poisoned:
             made.__class__, Poisoned.at = Poisoned, step
         return made
 
     make = engine._constraints.constraint
-    monkeypatch.setattr(engine._constraints, "constraint", guide)
+    monkeypatch.setattr(engine._constraints, "constraint", poisoned_constraint)
     asks[3].grammar = poisoned
     after = run(engine, *asks)
     assert [failed.row for failed in of(RowFailed, after)] == [3]
@@ -228,10 +229,10 @@ def test_a_row_whose_grammar_errs_ends_alone(
 
 
 def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
-    ways = " | ".join(f'"{n}" T' for n in range(5000))
+    variants = " | ".join(f'"{n}" T' for n in range(5000))
     asks = [ask(row, grammar=WORDS if row % 2 else None, tokens=9) for row in range(8)]
     before = run(engine, *asks)
-    asks[3].grammar = f'{HEAD}start: /[a-z]{{4}}/ ":" ({ways})\nT: /[a-z]/\n'
+    asks[3].grammar = f'{HEAD}start: /[a-z]{{4}}/ ":" ({variants})\nT: /[a-z]/\n'
     after = run(engine, *asks)
     assert {*failures(after)} == {3}
     assert f"max is {LIMITS.max_items_in_row}" in failures(after)[3]
@@ -248,37 +249,37 @@ def test_what_llguidance_says_of_an_error_has_no_state_of_its_parser() -> None:
 
 
 @pytest.fixture
-def course(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
-    """In order: the shapes of what is begun to be computed, and how many rows are capped."""
+def computed_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
+    """In order: the shapes of what is begun to be computed, and how many rows are masked."""
     noted: list[tuple[int, ...] | int] = []
     computed: Callable[..., None] = mx.async_eval
-    capped = AdditiveMask.step
+    masked = AdditiveMask.step
 
     def compute(*arrays: Any) -> None:
         noted.extend(array.shape for array in arrays if isinstance(array, mx.array))
         computed(*arrays)
 
-    def cap(caps: AdditiveMask, tokens: Sequence[int | None], width: int) -> Any:
+    def step(mask: AdditiveMask, tokens: Sequence[int | None], width: int) -> Any:
         noted.append(len(tokens))
-        return capped(caps, tokens, width)
+        return masked(mask, tokens, width)
 
     monkeypatch.setattr(mx, "async_eval", compute)
-    monkeypatch.setattr(AdditiveMask, "step", cap)
+    monkeypatch.setattr(AdditiveMask, "step", step)
     return noted
 
 
-@pytest.mark.parametrize("guided", [0, 1, 8])
-def test_only_guided_rows_are_capped_and_while_the_logits_are_computed(
-    engine: Engine, course: list[tuple[int, ...] | int], guided: int
+@pytest.mark.parametrize("constrained", [0, 1, 8])
+def test_only_constrained_rows_are_masked_and_while_the_logits_are_computed(
+    engine: Engine, computed_shapes: list[tuple[int, ...] | int], constrained: int
 ) -> None:
-    run(engine, *(ask(row, grammar=WORDS if row < guided else None) for row in range(8)))
-    pairs = [pair for pair in pairwise(course) if isinstance(pair[1], int)]
-    assert bool(pairs) is bool(guided)
+    run(engine, *(ask(row, grammar=WORDS if row < constrained else None) for row in range(8)))
+    pairs = [pair for pair in pairwise(computed_shapes) if isinstance(pair[1], int)]
+    assert bool(pairs) is bool(constrained)
     assert {shape for shape, _ in pairs} <= {(rows, 320) for rows in range(1, 9)}
-    assert {capped for _, capped in pairs} <= {*range(1, guided + 1)}
+    assert {rows for _, rows in pairs} <= {*range(1, constrained + 1)}
 
 
-def test_what_a_guide_of_ours_raises_ends_its_row_alone(
+def test_what_a_constraint_of_ours_raises_ends_its_row_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LogitConstraint, words: Any) -> bool:
@@ -293,7 +294,7 @@ def test_what_a_guide_of_ours_raises_ends_its_row_alone(
     assert len(tokens_of(1, reports)) == 9
 
 
-def test_what_errs_behind_the_last_token_is_nobody_s_concern(
+def test_an_error_after_the_last_token_fails_no_row(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: LogitConstraint, words: Any) -> bool:
@@ -396,7 +397,7 @@ def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
 
 
 class Says:
-    """A guide that has one thing to say; None: that all may follow."""
+    """A constraint that allows one thing; None: anything may follow."""
 
     def __init__(self, allowed: set[int] | None) -> None:
         self.allowed = allowed
@@ -404,29 +405,29 @@ class Says:
 
     def step(self, token: int | None, words: Any) -> bool:
         self.heard.append(token)
-        words[:] = 0  # as a guide may leave them
+        words[:] = 0  # as a constraint may leave them
         for id in self.allowed or ():
             words[id // 32] |= np.uint32(1 << id % 32)
         return self.allowed is not None
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 77, 320])
-def test_caps_are_as_wide_as_the_logits(width: int) -> None:
+def test_masks_are_as_wide_as_the_logits(width: int) -> None:
     says = [Says({0, width - 1}), Says(None)]
-    caps = AdditiveMask(cast(list[LogitConstraint], says))
+    mask = AdditiveMask(cast(list[LogitConstraint], says))
     for _ in range(2):
-        found = caps.step([None, 5], width)
+        found = mask.step([None, 5], width)
         assert found is not None
         assert found.shape == (2, width)
         assert np.flatnonzero(found[0] > 0).tolist() == sorted({0, width - 1})
         assert (found[0][1:-1] == -np.inf).all()
         assert (found[1] > 0).all()
     assert [one.heard for one in says] == [[None, None], [5, 5]]
-    wider = caps.step([None, None], width + 40)
+    wider = mask.step([None, None], width + 40)
     assert wider is not None
     assert wider.shape == (2, width + 40)
     says[0].allowed = None
-    assert caps.step([None, None], width) is None
+    assert mask.step([None, None], width) is None
 
 
 class Gate:
@@ -572,7 +573,7 @@ def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         folders.append(folder.name)
         return Vocabulary(folder, stop_tokens)
 
-    monkeypatch.setattr(guide, "Vocabulary", noted)
+    monkeypatch.setattr(logit_constraints, "Vocabulary", noted)
     return folders
 
 

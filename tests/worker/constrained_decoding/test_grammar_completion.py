@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.worker.constrained_decoding.completion_guide import guide_of
+from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_WORK,
     CompletionHints,
@@ -35,7 +35,7 @@ def completion_hints(
     classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
 ) -> CompletionHints:
     """grammar: the matcher's source in Lark; without it, no completions are known."""
-    return searched_hints(classes, matcher, guide_of(grammar, classes))
+    return searched_hints(classes, matcher, proposals_of(grammar, classes))
 
 
 @dataclass
@@ -98,6 +98,41 @@ def lazy(matcher: LLMatcher) -> LazyMatcher:
     return LazyMatcher(lambda: matcher)
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("remaining", "allowed", "banned"),
+    [(100, b'n"\\', b""), (12, b'n"', b"\\"), (11, b'"', b"n \\,")],
+)
+def test_the_example_of_the_docstring(
+    bytewise: World, remaining: int, allowed: bytes, banned: bytes
+) -> None:
+    lark = Lark()
+    grammar = lark.source(lark.json(PERSON))
+    hints = completion_hints(bytewise.pieces, bytewise.matcher(grammar), grammar)
+    matcher = bytewise.matcher(grammar)
+    completion = GrammarCompletion(bytewise.pieces, hints, lazy(bytewise.matcher(grammar)))
+    for token in b'{"name":"An':
+        assert matcher.consume_token(token)
+        completion.advance(token)
+    mask = np.zeros((1, bytewise.tree.vocab_size + 31 >> 5), dtype=np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    completion.allow(mask[0], remaining)
+    found = bytes(id for id in bytewise.pieces.allowed(mask[0]) if id < 256)
+    assert {*allowed} <= {*found}
+    assert {*banned}.isdisjoint(found)
+    if remaining <= 12:
+        assert bytes(completion.ending or ()) == b'","age":0}'
+    if remaining == 11:
+        assert found == allowed
+
+
 @dataclass
 class Said:
     tokens: list[int]
@@ -120,7 +155,7 @@ def say(
     matcher = world.matcher(grammar)
     ending = GrammarCompletion(
         world.pieces,
-        known or CompletionHints(guide_of(grammar, world.pieces)),
+        known or CompletionHints(proposals_of(grammar, world.pieces)),
         LazyMatcher(lambda: world.matcher(grammar)),
     )
     mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)

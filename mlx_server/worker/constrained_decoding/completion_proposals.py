@@ -19,7 +19,7 @@ from mlx_server.worker.constrained_decoding.token_classes import SHORT_VALUES, T
 
 _Text = TypeVar("_Text", str, bytes, list[int])
 
-Ways = list[list[int]]
+TokenSequences = list[list[int]]
 """Token sequences, the shortest first."""
 
 MOST_STATES = 256
@@ -37,7 +37,7 @@ _FRAMED = re.compile(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>')
 _PIECE = re.compile(r'/((?:[^/\\\n]|\\.)+)/|("(?:[^"\\\n]|\\.)+")')
 
 
-class Proposals:
+class TextProposals:
     """Texts that may lead closer to an end, the shortest first.
 
     A text is cut into tokens when it is first tried, as most texts never are.
@@ -125,20 +125,20 @@ def _bytes(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class CompletionGuide:
+class CompletionProposals:
     endings: FrameEndings
-    values: Proposals
+    values: TextProposals
     """JSON values, which stand where a value is expected."""
-    required: Proposals
+    required: TextProposals
     """A comma with a required member after it."""
-    following: Proposals
+    following: TextProposals
     """A comma with another member or an item after it."""
-    members: Proposals
-    tails: Proposals
+    members: TextProposals
+    tails: TextProposals
     """The ends of a text: the rest of a pattern, a name or a constant, with its quote."""
-    numbers: Proposals
+    numbers: TextProposals
     """Digits that may complete a number."""
-    own: Ways = field(default_factory=list)
+    own: TokenSequences = field(default_factory=list)
     """Control tokens and texts of the grammar's own rules, and what ends its expressions."""
     growth: int = 0
     """The number of tokens by which a single token may lengthen the shortest ending."""
@@ -147,7 +147,7 @@ class CompletionGuide:
     requires."""
 
 
-def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
+def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
     """grammar: its source in Lark."""
     schemas, own = _parts(grammar)
     texts = InstanceTexts(value.decode() for value in SHORT_VALUES)
@@ -155,15 +155,15 @@ def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
     spelled = Spelled()
     frame = frame_tails(own, instances, spelled)
     values, required, following = (
-        Proposals(classes, found) for found in (texts.values, texts.required, texts.following)
+        TextProposals(classes, found) for found in (texts.values, texts.required, texts.following)
     )
     members, tails, numbers = (
-        Proposals(classes, found) for found in (texts.members, texts.tails, texts.numbers)
+        TextProposals(classes, found) for found in (texts.members, texts.tails, texts.numbers)
     )
     literals, controls = list(_literals(own)), _controls(own, classes)
-    expressions = Proposals(classes, _expression_tails(own))
+    expressions = TextProposals(classes, _expression_tails(own))
     begun = sum(len(classes.cut(text.encode())) for text in literals) + len(controls)
-    return CompletionGuide(
+    return CompletionProposals(
         FrameEndings(classes, spelled, frame.tails if frame else ()),
         *(values, required, following, members, tails, numbers),
         own=[*controls, *_own_texts(literals, expressions, classes)],
@@ -172,14 +172,17 @@ def guide_of(grammar: str, classes: TokenClasses) -> CompletionGuide:
     )
 
 
-def _own_texts(literals: list[str], expressions: Proposals, classes: TokenClasses) -> Ways:
+def _own_texts(
+    literals: list[str], expressions: TextProposals, classes: TokenClasses
+) -> TokenSequences:
     """The literals, what ends them, and what ends the expressions, blanks last."""
     ends = {text[-size:].encode() for text in literals for size in range(1, LITERAL_SUFFIXES)}
     ends.update(expressions.without(frozenset()))
     whole = [classes.cut(text.encode()) for text in literals]
-    ways = [*sorted(whole, key=_by_length), *sorted(map(classes.cut, ends), key=_by_length)]
+    sequences = [*sorted(whole, key=_by_length), *sorted(map(classes.cut, ends), key=_by_length)]
     return sorted(
-        filter(None, ways), key=lambda way: all(classes.texts[id].isspace() for id in way)
+        filter(None, sequences),
+        key=lambda sequence: all(classes.texts[id].isspace() for id in sequence),
     )
 
 
@@ -199,12 +202,12 @@ def _parts(grammar: str) -> tuple[list[Any], str]:
     return schemas, "".join([*rest, grammar[at:]])
 
 
-def _controls(source: str, classes: TokenClasses) -> Ways:
+def _controls(source: str, classes: TokenClasses) -> TokenSequences:
     """Control tokens, and delimiters of a control token, a text and another control token."""
     found = dict.fromkeys(_FRAMED.findall(source))
     cut = [(int(b), classes.cut(spelled_text(text).encode()), int(e)) for b, text, e in found]
     alone = [[int(id)] for id in dict.fromkeys(_CONTROL.findall(source))]
-    return [*([begin, *way, end] for begin, way, end in cut if way), *alone]
+    return [*([begin, *sequence, end] for begin, sequence, end in cut if sequence), *alone]
 
 
 def _literals(source: str) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""The decoding rows of a model, in groups of similar lengths, each of which is a batch of mlx-lm's.
+
+A step of the rows is a step of each group. `step_bytes.py` says which groups read the least.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from mlx_server.worker.phases import DecodeBatch
+from mlx_server.worker.row import Row
+from mlx_server.worker.step_bytes import StepBytes, cheapest_groups
+
+WORTH = 0.25
+"""Groups change if a step then reads less by this share of the weights: a change copies rows."""
+
+
+class DecodeGroups:
+    def __init__(self, reads: StepBytes) -> None:
+        self._reads = reads
+        self._groups: list[DecodeBatch] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups))
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in group.uids for group in self._groups)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self._groups for row in group.samplers]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of rows of each group."""
+        return [len(group) for group in self._groups]
+
+    @property
+    def caches(self) -> list[Any]:
+        return [cache for group in self._groups for cache in group.prompt_cache]
+
+    def place(self, number: int) -> tuple[DecodeBatch, int]:
+        """Returns the group of a row, and the row's place in it."""
+        group = next(group for group in self._groups if number in group.uids)
+        return group, group.uids.index(number)
+
+    def next(self) -> Iterator[tuple[Any, bool]]:
+        """Yields what mlx-lm says of the next token of each row, and whether the row has a group of
+        its own: only then a row that finishes frees its memory at once, as other groups have to be
+        copied without it."""
+        for group in list(self._groups):
+            alone = len(group) == 1
+            for response in group.next():
+                yield response, alone
+        self._regroup()
+
+    def extend(self, batch: DecodeBatch) -> None:
+        self._groups.append(batch)
+        self._regroup()
+
+    def remove(self, number: int) -> None:
+        group, place = self.place(number)
+        group.filter([row for row in range(len(group)) if row != place])
+        self._regroup()
+
+    def part(self, number: int) -> DecodeBatch:
+        """Removes one row and returns it as a batch, with its cache."""
+        group, place = self.place(number)
+        one = group.part([place])
+        self._regroup()
+        return one
+
+    def part_without_cache(self, number: int) -> DecodeBatch:
+        group, place = self.place(number)
+        one = group.part_without_cache(place)
+        self._regroup()
+        return one
+
+    def _regroup(self) -> None:
+        """Changes the groups after rows have come or left, if that is worth it."""
+        self._groups = [group for group in self._groups if group]
+        token = max((self._reads.token(group.prompt_cache) for group in self._groups), default=0.0)
+        lengths = {
+            number: len(tokens)
+            for group in self._groups
+            for number, tokens in zip(group.uids, group.tokens, strict=True)
+        }
+
+        def read(rows: int, longest: int) -> float:
+            return self._reads.weights(rows) + rows * longest * token
+
+        now = sum(read(len(group), max(map(len, group.tokens))) for group in self._groups)
+        least, groups = cheapest_groups(list(lengths.values()), read)
+        if now - least > WORTH * self._reads.weights(1):
+            numbers = list(lengths)
+            self._change([{numbers[row] for row in rows} for rows in groups])
+
+    def _change(self, wanted: list[set[int]]) -> None:
+        parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))
+        self._groups = []
+        for numbers in wanted:
+            largest, *others = sorted(
+                (part for part in parts if part.uids[0] in numbers), key=_padded, reverse=True
+            )
+            for other in others:
+                largest.extend(other)
+            self._groups.append(largest)
+
+
+def _split(group: DecodeBatch, wanted: list[set[int]]) -> Iterator[DecodeBatch]:
+    """Yields the rows of a group that belong together from now on. Those that take the most memory
+    stay where they are, the others are copied."""
+    while len(found := [numbers for numbers in wanted if not numbers.isdisjoint(group.uids)]) > 1:
+        least = min(found, key=lambda numbers: _padded_of(group, numbers))
+        yield group.part([at for at, number in enumerate(group.uids) if number in least])
+    yield group
+
+
+def _padded(group: DecodeBatch) -> int:
+    return _padded_of(group, set(group.uids))
+
+
+def _padded_of(group: DecodeBatch, numbers: set[int]) -> int:
+    """Tokens that some rows of a group take, with padding."""
+    rows = zip(group.uids, group.tokens, strict=True)
+    lengths = [len(tokens) for number, tokens in rows if number in numbers]
+    return len(lengths) * max(lengths)

@@ -1,0 +1,117 @@
+"""Rows decode in groups of similar lengths where a step reads less that way."""
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.step_bytes import StepBytes, cheapest_groups
+from tests.worker.kinds import KINDS, Kind
+from tests.worker.simulated import PAIRS, Simulation, pair, seconds
+from tests.worker.test_kinds import Bench
+
+pytestmark = pytest.mark.tables
+
+SHORT, LONG = 300, 30_000
+
+
+def every_grouping(rows: list[int]) -> Iterator[list[list[int]]]:
+    if not rows:
+        yield []
+        return
+    first, *others = rows
+    for groups in every_grouping(others):
+        yield [[first], *groups]
+        for at, group in enumerate(groups):
+            yield [*groups[:at], [first, *group], *groups[at + 1 :]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    weights=st.integers(0, 60),
+    experts=st.integers(0, 60),
+)
+def test_no_groups_read_less(lengths: list[int], weights: int, experts: int) -> None:
+    def read(rows: int, longest: int) -> float:
+        return weights + experts * (1 - 0.5**rows) + rows * longest
+
+    def all_read(groups: list[list[int]]) -> float:
+        return sum(read(len(group), max(lengths[row] for row in group)) for group in groups)
+
+    least, found = cheapest_groups(lengths, read)
+    rows = list(range(len(lengths)))
+    assert sorted(row for group in found for row in group) == rows
+    assert least == pytest.approx(all_read(found))
+    assert least <= min(map(all_read, every_grouping(rows))) + 1e-9
+
+
+def step_of(named: str, lengths: list[int]) -> tuple[float, list[int]]:
+    """Seconds of a step of rows with such prompts, and the groups' sizes."""
+    simulation = Simulation(named, concurrency=32)
+    rows = [simulation.ask(length, 1_000_000) for length in lengths]
+    while not all(row.times for row in rows):
+        simulation.step()
+    simulation.steps.clear()
+    while len(simulation.steps) < 4:
+        simulation.step()
+    return simulation.steps[-1], sorted(simulation.batch._decoder.sizes)
+
+
+@pytest.mark.parametrize("named", PAIRS)
+def test_short_rows_next_to_a_long_one_step_faster_than_in_one_batch(named: str) -> None:
+    lengths = [*[SHORT] * 8, LONG]
+    took, groups = step_of(named, lengths)
+    machine, model = pair(named)
+    assert groups == [1, 8]
+    assert took < 0.7 * seconds(machine, model, 1, [LONG] * len(lengths))  # in one batch
+
+
+@pytest.mark.parametrize("named", PAIRS)
+def test_rows_of_similar_lengths_share_a_batch(named: str) -> None:
+    assert step_of(named, [300, 500, 900, 2000])[1] == [4]
+
+
+class NoWeights(StepBytes):
+    """Any padding is worth another group."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def weights(self, rows: int) -> float:
+        return 1.0
+
+    def token(self, caches: Iterable[Any]) -> float:
+        return 1.0
+
+
+ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=lambda kind: kind.name)
+def test_rows_that_change_groups_answer_as_alone(kind: Kind, tmp_path: Path) -> None:
+    """Rows come and go, so that groups are made, split and joined."""
+    path = kind.save(tmp_path / kind.name)
+    dice, cold, grouped = random.Random(1), Bench(path), Bench(path)
+    batch: Batch = grouped.engine._batches["m"]
+    batch._decoder._reads = NoWeights()
+    prompts = [[dice.randrange(250) for _ in range(length)] for length in (5, 90, 6, 90, 40, 7)]
+    most, answers = 0, dict[int, list[int]]()
+    asks = [(prompt, 12 + 5 * number) for number, prompt in enumerate(prompts)]
+    for ask in asks:
+        grouped.begin(*ask)
+        for _ in range(4):
+            gather(answers, grouped.step())
+            most = max(most, len(batch._decoder.sizes))
+    gather(answers, grouped.finish())
+    assert most > 1
+    assert list(dict(sorted(answers.items())).values()) == [cold.answer(*ask) for ask in asks]
+
+
+def gather(answers: dict[int, list[int]], more: dict[int, list[int]]) -> None:
+    for row, tokens in more.items():
+        answers.setdefault(row, []).extend(tokens)
