@@ -15,7 +15,8 @@ Body = TypeVar("Body", bound=BaseModel)
 JSON = "application/json"
 
 LARGE_BYTES = 64 << 10
-"""Bodies over this are parsed off the event loop."""
+"""Bodies over this are parsed off the event loop. So is the first of each type, which has to wait
+for its validator."""
 
 
 async def read(http: Request, wire_type: type[Body]) -> Body:
@@ -24,7 +25,7 @@ async def read(http: Request, wire_type: type[Body]) -> Body:
     raw = b"".join([chunk async for chunk in http.stream()])
     http.state.body_bytes = len(raw)
     size_of_request.set(len(raw))
-    if len(raw) > LARGE_BYTES:
+    if len(raw) > LARGE_BYTES or not wire_type.__pydantic_complete__:
         return await in_thread(_parsed, raw, wire_type)
     return _parsed(raw, wire_type)
 

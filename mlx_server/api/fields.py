@@ -96,7 +96,8 @@ class SharedFields(AdapterChoice):
 class WireModel(BaseModel):
     """An object of a body. It takes fields that it does not know, which `ignored` lists."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    # validators are built when they are first used: all together they would delay the start
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset()
     """Further fields, which need no effect: labels of the client, and what an earlier answer had.

@@ -8,11 +8,10 @@ import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import Any
-
-from jsonschema import Draft202012Validator
 
 from mlx_server import limits
 from mlx_server.schemas import patterns
@@ -67,7 +66,12 @@ METASCHEMA = {key: shape for keys, shape in _BY_SHAPE for key in keys} | {
 """The values that keywords may have. The published metaschema is not used: `jsonschema` takes ten
 times as long with it, because it refers to itself dynamically at every level."""
 
-_validator = Draft202012Validator({"properties": METASCHEMA})
+
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator  # late, as it would delay the server's start
+
+    return Draft202012Validator({"properties": METASCHEMA})
 
 
 def written(schema: Any) -> str:
@@ -131,7 +135,7 @@ def _is_finite(value: float) -> bool:
 def _check_shape(part: Part) -> None:
     if isinstance(part.schema, Mapping) and all(map(_is_plain, part.schema.items())):
         return
-    for error in _validator.iter_errors(part.schema):
+    for error in _validator().iter_errors(part.schema):
         path = map(str, error.absolute_path)
         why = error.message
         why = why if len(why) <= 200 else f"{why[:100]} ...{why[-90:]}"

@@ -25,57 +25,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
 from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
+from mlx_server.templates.messages import (
+    BIG_NUMBER,
+    CompiledReply,
+    CompileTemplate,
+    OutOfMemoryReply,
+    RefusedReply,
+    RenderedReply,
+    RenderTemplate,
+    Reply,
+    Request,
+    TooLongReply,
+    UnknownReply,
+)
 
 WINDOW = 1 << 16
 """Characters that are encoded at a time: a template may yield its whole prompt as one part."""
-
-BIG_NUMBER = 1
-"""The msgpack extension code of integers of more than 64 bits."""
-
-
-class CompileTemplate(msgspec.Struct, array_like=True, tag=True):
-    digest: bytes
-    source: str
-    seconds: float
-    """Limit of processor time; four times as much wall-clock time is allowed."""
-
-
-class RenderTemplate(msgspec.Struct, array_like=True, tag=True):
-    digest: bytes
-    variables: dict[str, Any]
-    seconds: float
-    max_characters: int
-
-
-class CompiledReply(msgspec.Struct, array_like=True, tag=True):
-    reads: list[str]
-    """Names of the variables that the template reads."""
-
-
-class RenderedReply(msgspec.Struct, array_like=True, tag=True):
-    """The rendered text, in UTF-8, is the payload of this reply."""
-
-
-class RefusedReply(msgspec.Struct, array_like=True, tag=True):
-    message: str
-
-
-class UnknownReply(msgspec.Struct, array_like=True, tag=True):
-    """The template must be compiled first."""
-
-
-class OutOfMemoryReply(msgspec.Struct, array_like=True, tag=True):
-    """Memory ran out; the child ends after this reply."""
-
-
-class TooLongReply(msgspec.Struct, array_like=True, tag=True):
-    """The text has more than `max_characters`."""
-
-
-Request = CompileTemplate | RenderTemplate
-Reply = (
-    CompiledReply | RenderedReply | RefusedReply | UnknownReply | OutOfMemoryReply | TooLongReply
-)
 
 
 class GenerationTag(jinja2.ext.Extension):

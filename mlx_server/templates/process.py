@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +10,8 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
-from mlx_server.templates import child
-from mlx_server.templates.child import (
+from mlx_server.templates.messages import (
+    BIG_NUMBER,
     CompiledReply,
     CompileTemplate,
     OutOfMemoryReply,
@@ -24,7 +25,7 @@ from mlx_server.templates.child import (
 )
 
 PROGRAM = Program(
-    child.__file__,
+    str(Path(__file__).with_name("child.py")),  # whose libraries this process does without
     "renders chat templates",
     memory=limits.TEMPLATE_MEMORY.value,
     largest=4 * limits.TEMPLATE_CHARACTERS.value,
@@ -133,7 +134,7 @@ def _with_big_numbers(value: Any) -> Any:
             return value
         case int() if value.bit_length() > 63:
             data = value.to_bytes(value.bit_length() // 8 + 1, signed=True)
-            return msgspec.msgpack.Ext(child.BIG_NUMBER, data)
+            return msgspec.msgpack.Ext(BIG_NUMBER, data)
         case list() | tuple():
             return [_with_big_numbers(item) for item in value]
         case dict():

@@ -9,7 +9,6 @@ one `Sampler` samples for all rows at once.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,10 +19,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     Generate,
-    Prefilled,
     PrefillProgress,
-    RowFailed,
-    RowLeftGrammar,
     Schedule,
     Token,
 )
@@ -33,6 +29,7 @@ from mlx_server.worker.decode_groups import DecodeGroups
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch
+from mlx_server.worker.places import Places
 from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.cost import PrefillPiece
@@ -44,17 +41,7 @@ from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import Row, row_of
 from mlx_server.worker.row_cache import RowCache
 from mlx_server.worker.step_bytes import StepBytes
-
-
-@dataclass
-class StepResult:
-    """The results of one step of a batch."""
-
-    tokens: list[Token] = field(default_factory=list)
-    prefilled: list[Prefilled] = field(default_factory=list)
-    progress: list[PrefillProgress] = field(default_factory=list)
-    failed: list[RowFailed | RowLeftGrammar] = field(default_factory=list)
-    """Rows that have left the batch."""
+from mlx_server.worker.step_result import StepResult
 
 
 class Batch:
@@ -82,7 +69,6 @@ class Batch:
         """Decoding rows that were set aside, each as a batch of one row."""
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
-        self._concurrency = 1 if self.why_alone else concurrency
         self._cache = RowCache(cache or PromptCache(0), key, make_caches(model), on_invalid)
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._schedule, self._budget = schedule, PrefillBudget(schedule)
@@ -91,6 +77,7 @@ class Batch:
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
         self._decoder = DecodeGroups(reads or StepBytes(model))
+        self._places = Places(1 if self.why_alone else concurrency, self._decoder)
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
@@ -283,7 +270,7 @@ class Batch:
     @property
     def _room(self) -> int:
         """The number of rows that may still begin."""
-        return self._concurrency - len(self._decoder) - len(self._prefilling)
+        return self._places.free - len(self._prefilling)
 
     @property
     def _served(self) -> Counter[str]:
@@ -297,32 +284,14 @@ class Batch:
     def _following(self) -> WaitingPrompt | PrefillGroup | None:
         """Returns the prompt that is computed next: the present one, or another."""
         if self._group is None:
-            return self._turns.next(self._may_begin)
-        return self._turns.instead_of(self._group, self._may_begin) or self._group
-
-    def _may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
-        fits = len(self._decoder) + len(waiting.rows) <= self._concurrency
-        return fits or self._yielding(waiting) is not None
-
-    def _yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
-        """Returns the row to set aside for a client that has none: the youngest of the client with
-        the most rows, if that one has several.
-
-        So a model that is computed one row at a time finishes its row first: taking turns would
-        copy a row's whole cache each time, and keep two caches where one is reserved.
-        """
-        decoding = Counter(row.client for row in self._decoder.rows)
-        ((client, rows),) = decoding.most_common(1) or [("", 0)]
-        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
-            return None
-        youngest: int = max(r.number for r in self._decoder.rows if r.client == client)
-        return youngest
+            return self._turns.next(self._places.may_begin)
+        return self._turns.instead_of(self._group, self._places.may_begin) or self._group
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
         if self.is_overdue:
             return 0
         rows, context = len(following.rows), following.context
-        waiting = min(self.waiting, self._concurrency - len(self._decoder))
+        waiting = min(self.waiting, self._places.free)
         left, shared = following.left - rows, self.shared
         return self._budget.piece(
             len(self._decoder), waiting, rows, context, left=left, shared=shared
@@ -363,8 +332,8 @@ class Batch:
             self._turns.end()
             self._turns.add(self._group)
             self._group = None
-        if len(self._decoder) + len(following.rows) > self._concurrency:
-            yielding = self._yielding(following)
+        if not self._places.fit(following):
+            yielding = self._places.yielding(following)
             assert yielding is not None, "there is no room for this prompt"
             self.set_aside(yielding)
         self._turns.begin(following)

@@ -11,8 +11,9 @@ from pathlib import Path
 import mlx.nn as nn
 
 from mlx_server.engine.messages import ComputeAhead
-from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.batch import Batch
 from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.step_result import StepResult
 from mlx_server.worker.step_time import StepTime
 
 

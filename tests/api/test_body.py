@@ -47,6 +47,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_large_bodies_are_parsed_in_a_thread(threads: list[int]) -> None:
+    """And the first of a type, which builds its validator."""
+    post({"text": "x"})
+    threads.clear()
     assert post({"text": "x"}).json() == 1
     assert threads == []
     assert post({"text": "x" * body.LARGE_BYTES}).json() == body.LARGE_BYTES

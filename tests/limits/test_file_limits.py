@@ -13,7 +13,7 @@ from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
 from mlx_server.checkpoints.tokenizer import _check_growth
 from mlx_server.lora.reader import _config_text
 from mlx_server.sources.checkpoint_files import check_architecture
-from mlx_server.templates import child, process
+from mlx_server.templates import child, messages, process
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.worker import batch
 from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
@@ -51,9 +51,9 @@ def test_one_past_it(case: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_template_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(characters: int) -> bool:
         templates = child.Templates()
-        templates.reply_to(child.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
-        reply, _ = templates.reply_to(child.RenderTemplate(b"", {"x": "x" * characters}, 1, 1))
-        return reply == child.RefusedReply("x" * characters)
+        templates.reply_to(messages.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
+        reply, _ = templates.reply_to(messages.RenderTemplate(b"", {"x": "x" * characters}, 1, 1))
+        return reply == messages.RefusedReply("x" * characters)
 
     Boundary("TEMPLATE_ERROR_CHARACTERS", whole).check(monkeypatch)
 

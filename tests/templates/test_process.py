@@ -20,7 +20,7 @@ from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.sandbox import parent
 from mlx_server.sandbox.parent import Stopped, WarmProcess
-from mlx_server.templates import child
+from mlx_server.templates import child, messages
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
 from tests.live.server import eventually
@@ -43,9 +43,9 @@ def pids() -> set[int]:
 def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
     """A process that renders without end, and the request for it."""
     own = WarmProcess(PROGRAM)
-    ask(own, child.CompileTemplate(b"", ENDLESS, 1))
+    ask(own, messages.CompileTemplate(b"", ENDLESS, 1))
     before = psutil.Process(own.pid).cpu_times().user
-    asked = thread.submit(ask, own, child.RenderTemplate(b"", {}, 30, 9))
+    asked = thread.submit(ask, own, messages.RenderTemplate(b"", {}, 30, 9))
     eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
     return own, asked
 
@@ -70,10 +70,10 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
-    ask(own, child.CompileTemplate(b"", "a", 1))
+    ask(own, messages.CompileTemplate(b"", "a", 1))
     os.kill(own.pid, signal.SIGSTOP)
     with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
-        ask(own, child.CompileTemplate(b"", "a", 0.05))
+        ask(own, messages.CompileTemplate(b"", "a", 0.05))
     assert not own.is_alive
 
 
@@ -103,8 +103,8 @@ def test_a_slow_start_is_no_time_of_the_first_request() -> None:
     os.kill(own.pid, signal.SIGSTOP)
     # after 4 * 0.05 s and 1 s
     Timer(1.5, own._process.send_signal, [signal.SIGCONT]).start()
-    reply, _ = ask(own, child.CompileTemplate(b"", "a", 0.05))
-    assert isinstance(reply, child.CompiledReply)
+    reply, _ = ask(own, messages.CompileTemplate(b"", "a", 0.05))
+    assert isinstance(reply, messages.CompiledReply)
     own.end()
 
 
@@ -116,7 +116,7 @@ def test_one_that_does_not_start_is_told_of(
     program.write_text("import signal; signal.pause()")
     own = WarmProcess(replace(PROGRAM, file=str(program)))
     with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
-        ask(own, child.CompileTemplate(b"", "a", 2))
+        ask(own, messages.CompileTemplate(b"", "a", 2))
     assert not own.is_alive
 
 
@@ -230,7 +230,7 @@ def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     own = WarmProcess(PROGRAM)
     try:
         assert "secret" not in psutil.Process(own.pid).environ().values()
-        ask(own, child.CompileTemplate(b"", "a", 1))
+        ask(own, messages.CompileTemplate(b"", "a", 1))
         assert psutil.Process(own.pid).num_fds() == 3
     finally:
         own.end()

@@ -38,7 +38,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import read_rate, row_admission, worker
-from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.batch import Batch
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
@@ -47,6 +47,7 @@ from mlx_server.worker.prompt_logprobs import PIECE, Scoring
 from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import RowCache
 from mlx_server.worker.sampling import Sampler
+from mlx_server.worker.step_result import StepResult
 from mlx_server.worker.worker import Engine
 from tests.worker.test_batch import a_prompt, ids
 

@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -232,12 +233,15 @@ InputItem = Annotated[
     BeforeValidator(_typed),
 ]
 
-_items: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+@cache
+def _items() -> TypeAdapter[list[InputItem]]:
+    return TypeAdapter(list[InputItem])
 
 
 def read_items(stored: Iterable[Mapping[str, Any]]) -> list[InputItem]:
     """Parses items from the store, which this server wrote or has validated before."""
-    return _items.validate_python([dict(item) for item in stored])
+    return _items().validate_python([dict(item) for item in stored])
 
 
 def wire(item: InputItem) -> Wire:
