@@ -211,6 +211,13 @@ def finished(events: list[Event]) -> list[Finished]:
 END = [0]
 
 
+def without_fingerprint(event: Event) -> Started:
+    """It differs by version and by the files of the model."""
+    assert isinstance(event, Started)
+    assert event.fingerprint
+    return replace(event, fingerprint=None)
+
+
 def test_an_answer_begins_with_started_and_ends_with_finished(
     spec: ModelSpec, tokenizer: Tokenizer
 ) -> None:
@@ -219,7 +226,7 @@ def test_an_answer_begins_with_started_and_ends_with_finished(
         spec, ASKED, admitted(), said(hello[:2]), said(hello[2:]), said(END, finish="stop")
     )
     prompt = tokenizer.encode("Hello")
-    assert events[0] == Started("m", len(prompt), sampling=PUBLISHERS)
+    assert without_fingerprint(events[0]) == Started("m", len(prompt), sampling=PUBLISHERS)
     assert events[-1] == Finished(0, "stop", len(hello) + 1, 0, text_tokens=len(hello))
     assert all(isinstance(event, TextDelta) for event in events[1:-1])
     assert text_of(events) == "Good day."
@@ -262,7 +269,8 @@ def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
     prompts = [tokenizer.encode(f"<|im_start|>{word}") for word in ("Hi", "Ho")]
     assert [row.prompt for row in engine.rows] == prompts
     ignored = ("chat_template_kwargs.x", "tools", "chat_template_kwargs.y")
-    assert events[0] == Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
+    expected = Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
+    assert without_fingerprint(events[0]) == expected
 
 
 def test_a_stop_string_across_tokens_ends_the_row_at_once(
@@ -774,7 +782,7 @@ def test_the_generation_prompt_is_a_part_of_the_prompt(
         spec, request, [*admitted(0, 1), *said([256], 0, "stop"), *said([256], 1, "stop")]
     )
     started = Started("m", len(longer), sampling=SamplingParams(temperature=0.0))
-    assert events[0] == started, "as it would be of a real model"
+    assert without_fingerprint(events[0]) == started, "as it would be of a real model"
 
 
 def test_n_answers_and_several_prompts_take_the_next_entries(
