@@ -18,7 +18,7 @@ from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 
-FORMAT = 2
+FORMAT = 3
 """Increase this whenever the built-in files change, so that those in the cache are made again."""
 
 MODEL_TYPE = "replay"
@@ -95,8 +95,8 @@ def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
 
 def _built_in(family: ModelFamily) -> Files:
     made = built_in_tokenizer(family)
-    ends = family.stop_tokens or (END,)
-    config = {"chat_template": TEMPLATE, "eos_token": ends[0]}
+    ends = (token for token in family.stop_tokens if made.token_to_id(token) is not None)
+    config = {"chat_template": TEMPLATE, "eos_token": next(ends, END)}
     return {
         "tokenizer.json": made.to_str(),
         "tokenizer_config.json": json.dumps(config),
