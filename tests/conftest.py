@@ -31,6 +31,9 @@ SLOW = (*SLOW_FOLDERS, "soak")
 ONE_IN = 16
 """Of so many cases of a test that is marked `tables`, the others run with --all only."""
 
+COVERAGE = pytest.StashKey[dict[str, str]]()
+"""The variables of the tool that measures coverage."""
+
 gc.disable()  # until all tests are collected
 
 
@@ -43,7 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         config.option.all = True
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        _hide_coverage(config)
+    else:
         _share_a_cache(config)
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
     os.close(handle)
@@ -53,6 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _hide_coverage(config: pytest.Config) -> None:
+    """A pytest that a test starts would measure too, and its reports replace those of this one."""
+    config.stash[COVERAGE] = {
+        k: os.environ.pop(k) for k in [*os.environ] if k.startswith("SLIPCOVER")
+    }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    hidden = session.config.stash.get(COVERAGE, None)
+    os.environ.update(hidden or {})
 
 
 def _share_a_cache(config: pytest.Config) -> None:

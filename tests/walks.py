@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.families import family_named
-from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.sources.replay_checkpoint import END, replay_checkpoint
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.families.goldens import _scratch, tokenizer_of
 
@@ -29,8 +29,8 @@ def tree_of(family_name: str) -> LLTokenizer:
     family = family_named(family_name)
     folder = replay_checkpoint(Path(_scratch().name), family, None)
     tokenizer = tokenizer_of(family_name)
-    known = (tokenizer.id_of(token) for token in family.stop_tokens or ("<|endoftext|>",))
-    return Vocabulary(folder, [id for id in known if id is not None]).build().trie
+    ends = [token for token in family.stop_tokens if tokenizer.id_of(token) is not None] or [END]
+    return Vocabulary(folder, [tokenizer.encode(token)[0] for token in ends]).build().trie
 
 
 def matcher(family_name: str, grammar: str) -> LLMatcher:

@@ -5,7 +5,7 @@ contexts loads keys and values before it looks at the mask. Rows in another batc
 and read the weights once more.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.nn as nn
@@ -69,10 +69,17 @@ def _token_bytes(cache: Any) -> float:
 
 
 def _used_experts(model: nn.Module, count: int) -> int:
-    arguments = getattr(model, "args", None)
-    texts = [vars(arguments) if arguments else {}, getattr(arguments, "text_config", None) or {}]
+    arguments = _fields(getattr(model, "args", None))
+    texts = [arguments, _fields(arguments.get("text_config"))]
     found = [int(text[name]) for text in texts for name in USED_EXPERTS if text.get(name)]
     return found[0] if found else count
+
+
+def _fields(arguments: Any) -> Mapping[str, Any]:
+    """The arguments of a model, or of a part of it: mlx-lm's models keep both kinds."""
+    if isinstance(arguments, Mapping):
+        return arguments
+    return getattr(arguments, "__dict__", {})
 
 
 def cheapest_groups(

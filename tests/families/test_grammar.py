@@ -19,7 +19,6 @@ from mlx_server.events import (
 )
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.inkling import INKLING
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
@@ -416,16 +415,14 @@ def test_where_nothing_is_wanted_there_is_no_grammar() -> None:
 
 
 def test_notations_without_a_grammar() -> None:
-    """Inkling's second differs from the first by the tool's name before the mark; Phi's third, and
-    DeepSeek's without its block, are slips that are only read."""
+    """Phi's third, and DeepSeek's without its block, are slips that are only read."""
     without = {
         family.name
         for family in WITH_CALLS
         for notation in family.layout_with(tools()).call_formats
         if not notation.blocks
     }
-    assert without == {"deepseek_v32", "inkling", "phi4"}
-    assert INKLING.layout_with(tools()).call_formats[0].blocks
+    assert without == {"deepseek_v32", "phi4"}
 
 
 # Hostile tools

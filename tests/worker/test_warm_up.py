@@ -37,7 +37,8 @@ class Watched(Batch):
             return model(inputs, **options)
 
         noted.make_cache = getattr(model, "make_cache", None)  # type: ignore[attr-defined]
-        noted.layers = model.layers  # type: ignore[attr-defined]
+        for name in ("layers", "modules", "parameters"):
+            setattr(noted, name, getattr(model, name))
         super().__init__(noted, concurrency=concurrency)
 
 
