@@ -32,7 +32,7 @@ async def create(http: Request) -> Response:
     stored = msgspec.json.encode({"metadata": body.metadata or {}})
     created = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), stored)
     await store.create_conversation(created, owner, items)
-    return json_response(_wire(created), ignored_header(body.ignored()))
+    return json_response(_wire(created), ignored_header(await in_thread(body.ignored)))
 
 
 @router.get(ONE)
@@ -65,7 +65,8 @@ async def add_items(http: Request, id: str) -> Response:
     await store.add_items(id, owner, items, time.time())
     data = await in_thread(more.records, items)
     found = {**page_body(items, has_more=False), "data": data}
-    return json_response(found, ignored_header([*body.ignored(), *more.ignored()]))
+    ignored = await in_thread(body.ignored)  # a walk through thousands of items
+    return json_response(found, ignored_header([*ignored, *more.ignored()]))
 
 
 @router.get(ITEMS)
