@@ -48,11 +48,13 @@ class DecodeGroups:
         """Yields what mlx-lm says of the next token of each row, and whether the row has a group of
         its own: only then a row that finishes frees its memory at once, as other groups have to be
         copied without it."""
+        rows = len(self)
         for group in list(self._groups):
             alone = len(group) == 1
             for response in group.next():
                 yield response, alone
-        self._regroup()
+        if len(self) != rows:
+            self._regroup()
 
     def extend(self, batch: DecodeBatch) -> None:
         self._groups.append(batch)

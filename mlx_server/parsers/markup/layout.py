@@ -11,7 +11,7 @@ from mlx_server.tool_parsers.call_ids import new_id
 
 @dataclass(frozen=True)
 class Header:
-    """The beginning of a message, which may name whoever it is for."""
+    """The beginning of a message, which may name its recipient."""
 
     opens: str
     """The delimiter before the name."""
