@@ -84,6 +84,7 @@ def sizes() -> dict[int, int]:
     return {id: len(found) for id, found in collections().items()}
 
 
+@pytest.mark.alone  # what measures coverage has collections that grow
 def test_no_collection_grows_with_the_names_that_clients_send(
     client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

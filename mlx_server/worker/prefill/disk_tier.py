@@ -55,7 +55,8 @@ class DiskTier:
         self._restorer = PromptRestorer(folder, self._models, cache, wake)
         cache.on_drop = self._keep
         self._ran = self._saved = time.monotonic()
-        """The time at which a row last ran, and at which a piece was last written."""
+        """The time at which a row last ran, and at which a piece was last written or
+        was looked for between rows."""
         self._reported = -1
 
     def loaded(self, model: str, path: Path, network: nn.Module) -> None:
@@ -115,9 +116,12 @@ class DiskTier:
             since, is_time = now - OLD_SECONDS, now - self._saved >= BUSY_SECONDS
         else:
             since, is_time = now, now - self._ran >= IDLE_SECONDS
-        if is_time and not self._saver.is_full and (prompt := self._saver.next(since=since)):
-            self._saved = now
+        if not is_time or self._saver.is_full:
+            return
+        if prompt := self._saver.next(since=since):
             self._saver.save_piece(prompt)
+        if prompt or busy:  # to look takes as long as there are prompts, and rows wait for it
+            self._saved = now
 
     def flush(self, model: str | None = None) -> None:
         """Writes prompts that are about to be dropped. Call it while no row is running."""
