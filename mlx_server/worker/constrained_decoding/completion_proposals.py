@@ -145,8 +145,6 @@ class CompletionProposals:
     reserve: int = 0
     """The number of tokens by which one more token of a text may lengthen the rest that its pattern
     requires."""
-    size: int = 0
-    """The characters of the grammar."""
 
 
 def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
@@ -171,7 +169,6 @@ def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
         own=[*controls, *_own_texts(literals, expressions, classes)],
         growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
         reserve=max(len(classes.cut(_bytes(texts.longest_tail))), expressions.longest),
-        size=len(grammar),
     )
 
 

@@ -51,13 +51,6 @@ tokens that may come next: a millisecond or two."""
 TOKEN_WORK = 120
 """The work that the search after one of the allowed tokens may spend."""
 
-LARGE = 12_000
-"""The characters of a grammar per which a row may spend that much less: where many members may come
-next, asking the matcher whether a token fits takes up to half a millisecond."""
-
-LEAST_SHARE = 8
-"""What a row may spend is divided by this at most, so that an ending can still be found."""
-
 SEARCHED_AHEAD = 32
 """The search's matcher is built and follows the row so many tokens before it is needed."""
 
@@ -75,10 +68,6 @@ class CompletionHints:
     proposals: CompletionProposals
     tokens: list[int] | None = None
     """An ending from the grammar's start; None if none was found."""
-
-    def work(self, usual: int) -> int:
-        """The work that may be spent where that of a small grammar is `usual`."""
-        return usual // min(LEAST_SHARE, 1 + self.proposals.size // LARGE)
 
     @property
     def reach(self) -> int:
@@ -206,7 +195,8 @@ class GrammarCompletion:
         probe = self._probe
         if probe.failed:
             return
-        probe.allow(self._hints.work(STEP_WORK))
+        probe.allow(STEP_WORK)
+        probe.see(mask, self._classes.printable)
         if not self._fits:
             found = self._search.find(probe, self._tokens or [], NEVER, self._read)
             if found is not None:
@@ -339,7 +329,7 @@ class GrammarCompletion:
         if not left or not self._probe.take([token]):
             return None
         before = self._probe.work
-        self._probe.allow(min(left, self._hints.work(TOKEN_WORK)))
+        self._probe.allow(min(left, TOKEN_WORK))
         found = self._search.find(self._probe, ending, limit, int(self._classes.ink[token]))
         self._probe.back(1)
         self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
