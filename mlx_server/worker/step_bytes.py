@@ -49,7 +49,7 @@ class StepBytes:
 
 
 class OneGroup(StepBytes):
-    """Keeps all rows in one batch."""
+    """Keeps all rows in one batch, unless padding takes too much memory."""
 
     def token(self, caches: Iterable[Any]) -> float:
         return 0.0
