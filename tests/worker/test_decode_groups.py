@@ -109,9 +109,9 @@ def test_groups_are_never_padded_by_more_than_there_is_memory_for(
     most: int, tmp_path: Path
 ) -> None:
     path = ONE_OF_EACH[0].save(tmp_path / "llama")
-    bench = Bench(path)
+    bench = Bench(path, most_padding=most)
     batch: Batch = bench.engine._batches["m"]
-    batch._decoder._reads, batch._decoder._most_padding = OneBatch(), most
+    batch._decoder._reads = OneBatch()
     sizes = list[list[int]]()
     for length in (5, 90, 6, 90, 40, 7):
         bench.begin(list(range(length)), 40)
