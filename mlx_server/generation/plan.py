@@ -100,6 +100,7 @@ def plan(
             max(len(row.prompt) for row in rows),
             max(_longest(prepared, request, row) for row in rows),
             len(rows),
+            most_padding=prepared.most_padding,
         ),
         ignored=tuple(dict.fromkeys(ignored)),
         unenforced=(*of_text, *of_tools),

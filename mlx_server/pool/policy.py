@@ -66,6 +66,7 @@ class Policy:
         *,
         most_kv_bytes: int = 0,
         rows: int = 1,
+        padding_bytes: int | None = None,
         extra_bytes: int = 0,
         client: str = "",
     ) -> Actions:
@@ -73,13 +74,16 @@ class Policy:
 
         It covers the caches of `rows` rows, the longest of which takes `kv_bytes` soon and
         `most_kv_bytes` at its end, and `extra_bytes` for anything else, such as an adapter.
+        padding_bytes: the most by which the model's rows are padded; None: each to the longest.
         """
         assert ticket not in self._granted
         assert ticket not in self.waiting
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
         turn = self._order.next(client, rows), came
         self._waiting.append(
-            Reservation(ticket, model, rows, kv_bytes, most, extra_bytes, now, turn, came)
+            Reservation(
+                ticket, model, rows, kv_bytes, most, padding_bytes, extra_bytes, now, turn, came
+            )
         )
         self._waiting.sort(key=lambda each: each.turn)
         return self._settle(now)

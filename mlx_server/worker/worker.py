@@ -76,6 +76,7 @@ class Engine:
         self._models = LoadedModels(self._batch, clock)
         self._batches = self._models.batches
         self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
+        self._most_padding: dict[str, int | None] = {}
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
@@ -138,7 +139,8 @@ class Engine:
         if not isinstance(command, messages.ComputeAhead):  # all other work comes first
             self._ahead.interrupt()
         match command:
-            case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
+            case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits, most_padding):
+                self._most_padding[model] = most_padding
                 self._loads.begin(model, Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case messages.UnloadModel(model):
@@ -354,6 +356,7 @@ class Engine:
             held=self._rows.paused,
             schedule=self._schedule,
             reads=self._share.step_bytes(network),
+            most_padding=self._most_padding.get(model),
             clock=self._clock,
             on_invalid=self._disk.forget,
         )
