@@ -51,7 +51,7 @@ TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
 # int() refuses more than 4300 digits
 LENGTH = re.compile(r"[0-9]{1,4000}")
-UNTYPED = ([], ["application/octet-stream"])
+UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
 """Content types of a body to which the client gave none: aiohttp sends the second."""
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
