@@ -253,6 +253,11 @@ def nearest_names(name: str, known: Collection[str]) -> list[str]:
     return [by_lower[each] for each in nearest]
 
 
+def message_of(error: Exception) -> str:
+    """Returns the text of an error as a client may read it."""
+    return error.message if isinstance(error, ServerError) else public_message(error)
+
+
 def public_message(error: BaseException) -> str:
     """The text of a foreign error without the folders of this machine that it may name."""
     name = type(error).__name__

@@ -142,9 +142,12 @@ class EngineClient:
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
         kv_bits: int | None = None,
+        most_padding: int | None = None,
     ) -> messages.ModelLoaded:
         self._on_loading[model] = progress
-        command = messages.LoadModel(model, path, list(stop_tokens), tokenizer, kv_bits)
+        command = messages.LoadModel(
+            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding
+        )
         try:
             loaded: messages.ModelLoaded = await self._ask(command, model)
         finally:

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers import formats
+from mlx_server.tool_parsers import line_named_calls
+
+TO_USER = ("all\n", "all \n", "all\r\n")
+"""The header of a text, also with slips."""
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
     return MarkupLayout(
         reasoning=(),
-        call_formats=formats.functionary(tools),
-        dropped=(">>>all\n",),
-        leads=("all\n",),
+        call_formats=line_named_calls.functionary(tools),
+        dropped=tuple(f"{opening}{each}" for opening in (">>>", ">>> ") for each in TO_USER),
+        leads=TO_USER,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers import formats
+from mlx_server.tool_parsers import line_named_calls
 from mlx_server.tool_parsers.glm import GLM
 
 TURN = "<|assistant|>"
@@ -20,7 +20,7 @@ LAYOUT = MarkupLayout(
 
 
 def _without_delimiters(tools: Sequence[Tool]) -> MarkupLayout:
-    return MarkupLayout(call_formats=formats.glm4(tools), dropped=(TURN,))
+    return MarkupLayout(call_formats=line_named_calls.glm4(tools), dropped=(TURN,))
 
 
 STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")

@@ -3,13 +3,13 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.tag_formats import STEP3 as CALLS
-from mlx_server.tool_parsers.tag_formats import STEP3_RESPELLED
+from mlx_server.tool_parsers.tag_formats import STEP3_RESPELLED, STEP3_WITHOUT_BLOCK
 
 STEP3 = ModelFamily(
     name="step3",
     layout=MarkupLayout(
         call_formats=(CALLS,),
-        inline_formats=lambda tools: STEP3_RESPELLED,
+        inline_formats=lambda tools: (*STEP3_WITHOUT_BLOCK, *STEP3_RESPELLED),
         calls_end_reasoning=True,
     ),
     answer_prefix="\n</think>\n\n",

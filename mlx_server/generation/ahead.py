@@ -12,7 +12,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.generation.plan import chat_prompt
+from mlx_server.generation.rendering import chat_prompt
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel

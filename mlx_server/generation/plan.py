@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
-from mlx_server.errors import BadRequest, ContextTooLong, NoRecording
+from mlx_server.errors import BadRequest, NoRecording
 from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation import replay
 from mlx_server.generation.constraints import (
     NO_TOOL,
     budget_of,
     constrain_rows,
-    template_kwargs,
 )
 from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.rendering import (
+    check_text,
+    render,
+    tokenized,
+    tool_output_tokens,
+)
 from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content
@@ -24,7 +28,6 @@ from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
-from mlx_server.prompts.text_size import memory_of
 from mlx_server.request_threads import check_wanted
 from mlx_server.requests import (
     GenerateRequest,
@@ -34,9 +37,6 @@ from mlx_server.requests import (
     SamplingChoices,
     SamplingParams,
 )
-
-BYTES_PER_TOKEN = 24
-"""More than any text has on average, in memory: English with emoji has 18, four a character."""
 
 UNLIMITED = 2**53
 """A context for prompts that are only counted."""
@@ -79,7 +79,7 @@ def plan(
     if request.format:
         check(request.format, request.format_param)
     check_wanted()
-    prompts = [_rendered(prepared, prompt) for prompt in request.prompts]
+    prompts = [render(prepared, prompt) for prompt in request.prompts]
     check_wanted()
     pairs = list(zip(request.prompts, prompts, strict=True))
     planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in pairs]
@@ -100,12 +100,13 @@ def plan(
             max(len(row.prompt) for row in rows),
             max(_longest(prepared, request, row) for row in rows),
             len(rows),
+            most_padding=prepared.most_padding,
         ),
         ignored=tuple(dict.fromkeys(ignored)),
         unenforced=(*of_text, *of_tools),
         unchecked=bool(of_text),
         messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
-        tool_output_tokens=sum(_tool_output_tokens(prepared, each) for each in request.prompts),
+        tool_output_tokens=sum(tool_output_tokens(prepared, each) for each in request.prompts),
     )
 
 
@@ -184,7 +185,7 @@ def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
     request, _ = without_volatile_lines(prepared.spec, request)
     request = with_continued_messages(prepared, request)
     roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
-    return sum(len(_rendered(roomy, prompt).tokens) for prompt in request.prompts)
+    return sum(len(render(roomy, prompt).tokens) for prompt in request.prompts)
 
 
 def retry_row(
@@ -192,7 +193,7 @@ def retry_row(
 ) -> Generate | None:
     """The row that generates a rejected answer again; None if there is no room for it, or if no
     second answer was recorded."""
-    prompt = _tokens(prepared, conversation).tokens
+    prompt = tokenized(prepared, conversation).tokens
     room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
     if room <= 0:
         return None
@@ -227,21 +228,6 @@ def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
 
 
-def check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
-    """Limit the text of all the request's fields together, before rendering begins."""
-    most = max(limits.PROMPT_TEXT_BYTES.value, BYTES_PER_TOKEN * prepared.context_length)
-    around = memory_of(replace(request, prompts=()))
-    for prompt in request.prompts:
-        found = around + (len(prompt) if isinstance(prompt, tuple) else memory_of(prompt))
-        if found > most:
-            raise ContextTooLong(
-                f"The request's text, including tools and options, takes {found} bytes of memory. "
-                f"The limit for {prepared.id}, with a context of {prepared.context_length} tokens, "
-                f"is {most} bytes. Shorten the request.",
-                param=_param(prompt),
-            )
-
-
 def _check_raw(prepared: PreparedModel, request: GenerateRequest) -> None:
     if request.include_raw and prepared.spec.include_raw == "never":
         raise BadRequest(
@@ -249,71 +235,6 @@ def _check_raw(prepared: PreparedModel, request: GenerateRequest) -> None:
             "Leave it out.",
             param="include_raw",
         )
-
-
-def _tool_output_tokens(prepared: PreparedModel, prompt: Prompt) -> int:
-    """Earlier results have been counted with the request that they were new to."""
-    if not isinstance(prompt, Conversation):
-        return 0
-    new = takewhile(lambda message: message.role == "tool", reversed(prompt.messages))
-    return sum(len(prepared.checkpoint.tokenizer.encode(message.content)) for message in new)
-
-
-def _param(prompt: Prompt) -> str:
-    return "messages" if isinstance(prompt, Conversation) else "prompt"
-
-
-def _rendered(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
-    param = _param(prompt)
-    characters = _characters(prompt)
-    if characters >= prepared.context_length:
-        # one that is far too long is refused before a minute is spent on tokenising it
-        _check_length(prepared, characters // prepared.checkpoint.tokenizer.longest, param)
-    try:
-        rendered = _tokens(prepared, prompt)
-    except ContextTooLong as error:
-        error.param = param
-        raise
-    if not rendered.tokens:
-        raise BadRequest("The prompt is empty.", param=param)
-    _check_length(prepared, len(rendered.tokens), param)
-    return rendered
-
-
-def _check_length(prepared: PreparedModel, tokens: int, param: str) -> None:
-    if tokens >= prepared.context_length:
-        raise ContextTooLong(
-            f"The prompt has at least {tokens} tokens; the context of {prepared.id} is "
-            f"{prepared.context_length} tokens, including the answer. Shorten the prompt.",
-            param=param,
-        )
-
-
-def _characters(prompt: Prompt) -> int:
-    match prompt:
-        case Conversation(messages):
-            return sum(len(message.content) for message in messages)
-        case str():
-            return len(prompt)
-    return 0
-
-
-def _tokens(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
-    match prompt:
-        case Conversation():
-            return chat_prompt(prepared, prompt)
-        case str():
-            tokenizer = prepared.checkpoint.tokenizer
-            return RenderedPrompt(tokenizer.encode_prompt(prompt, prepared.context_length))
-        case ids:
-            return RenderedPrompt(list(ids))
-
-
-def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
-    completed = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
-    if prepared.spec.schema_in_prompt == "never":
-        completed = replace(completed, response_format=None)
-    return prepared.family.render(prepared.checkpoint, completed, prepared.context_length)
 
 
 def _ignored(

@@ -8,11 +8,10 @@ from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.plan import (
     RequestPlan,
-    chat_prompt,
-    check_text,
     plan,
     with_continued_messages,
 )
+from mlx_server.generation.rendering import chat_prompt, check_text
 from mlx_server.messages import Conversation
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens as as_text

@@ -36,6 +36,13 @@ class MemoryDemand:
     """The tokens of the longest row at its end, including everything it may still generate."""
     rows: int = 1
     client: str = ""
+    most_padding: int | None = None
+    """The tokens by which the engine pads the model's rows at most; None: any number."""
+
+    @property
+    def padding_bytes(self) -> int | None:
+        most = self.most_padding
+        return None if most is None else self.kv.padding_bytes(most)
 
     @property
     def soon(self) -> int:

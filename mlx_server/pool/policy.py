@@ -6,7 +6,6 @@ budget are the weights of models, the KV cache reserved by granted tickets, and 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from mlx_server.pool.actions import (
     Action,
@@ -29,22 +28,9 @@ from mlx_server.pool.actions import (
 )
 from mlx_server.pool.fair_order import FairOrder
 from mlx_server.pool.granted import Granted
-from mlx_server.pool.reservations import Reservation, ReservedMemory, bytes_alone
+from mlx_server.pool.reservations import Reservation, bytes_alone
 from mlx_server.pool.resident_models import ResidentModel, ResidentModels, victims
-
-
-@dataclass
-class _WaitQueue:
-    """The reservations that must go on waiting, in their order."""
-
-    reservations: list[Reservation] = field(default_factory=list)
-    models: set[str] = field(default_factory=set)
-    promised: list[Reservation] = field(default_factory=list)
-    """Those of them for which free or soon free memory is set aside."""
-    promised_weights: int = 0
-    """Bytes of the models that these will load."""
-    stuck: bool = False
-    """Whether one of them can only be served after leases have ended."""
+from mlx_server.pool.wait_queue import WaitQueue
 
 
 class Policy:
@@ -80,6 +66,7 @@ class Policy:
         *,
         most_kv_bytes: int = 0,
         rows: int = 1,
+        padding_bytes: int | None = None,
         extra_bytes: int = 0,
         client: str = "",
     ) -> Actions:
@@ -87,13 +74,16 @@ class Policy:
 
         It covers the caches of `rows` rows, the longest of which takes `kv_bytes` soon and
         `most_kv_bytes` at its end, and `extra_bytes` for anything else, such as an adapter.
+        padding_bytes: the most by which the model's rows are padded; None: each to the longest.
         """
         assert ticket not in self._granted
         assert ticket not in self.waiting
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
         turn = self._order.next(client, rows), came
         self._waiting.append(
-            Reservation(ticket, model, rows, kv_bytes, most, extra_bytes, now, turn, came)
+            Reservation(
+                ticket, model, rows, kv_bytes, most, padding_bytes, extra_bytes, now, turn, came
+            )
         )
         self._waiting.sort(key=lambda each: each.turn)
         return self._settle(now)
@@ -279,7 +269,7 @@ class Policy:
         first one does so whatever the others need. Loads and unloads end by themselves, idle models
         are evicted, and a request that would not fit even then is refused.
         """
-        queue = _WaitQueue()
+        queue = WaitQueue(self._models, self._granted, self.budget)
         for reservation in [*self._granted.preempted, *self._waiting]:
             if not reservation.preempted and (misfit := self._refusal_reason(reservation)):
                 self._refuse(reservation, misfit)
@@ -289,7 +279,7 @@ class Policy:
                 )
             else:
                 self._wait_in(queue, reservation)
-        return 0 if queue.stuck else min(self._free, self._free_soon - self._promised(queue))
+        return 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
         model = self._models[reservation.model]
@@ -300,64 +290,32 @@ class Policy:
         """The bytes that the model and its rows can take next to the pinned models in memory."""
         return self.budget - self._models.pinned_next_to(model)
 
-    def _may_grant(self, reservation: Reservation, queue: _WaitQueue) -> bool:
+    def _may_grant(self, reservation: Reservation, queue: WaitQueue) -> bool:
         return (
             self._models[reservation.model].state == "ready"
             and reservation.model not in queue.models
             and self._has_room(reservation, queue)
-            and all(self._may_pass(reservation, earlier, queue) for earlier in queue.reservations)
+            and queue.let_pass(reservation)
         )
 
-    def _has_room(self, reservation: Reservation, queue: _WaitQueue) -> bool:
+    def _has_room(self, reservation: Reservation, queue: WaitQueue) -> bool:
         """Whether it fits next to what is granted and to what the queue before it will need."""
         more = self._granted.reserved.more(reservation)
         if reservation.preempted and not more:
             return True  # it goes on in the room that is kept for one reservation
-        with_queue = self._granted.reserved_with(queue.reservations).more(reservation)
-        return more <= self._free and max(more, with_queue) <= self._free_soon - self._promised(
-            queue
-        )
+        with_queue = queue.more(reservation)
+        return more <= self._free and max(more, with_queue) <= self._free_soon - queue.promised
 
-    def _promised(self, queue: _WaitQueue) -> int:
-        """The bytes set aside for the queue. A grant past it may take memory that was kept for any
-        one row to reach its end, and that the queue would have shared: then they become more."""
-        caches = self._granted.reserved_with(queue.promised).nbytes - self._granted.reserved.nbytes
-        return caches + queue.promised_weights
-
-    def _may_pass(self, reservation: Reservation, earlier: Reservation, queue: _WaitQueue) -> bool:
-        if earlier.preempted:
-            return False
-        passing = [
-            reservation.at_its_end,
-            *(each.at_its_end for each in self._granted.passed(earlier)),
-        ]
-        present = {m.id for m in self._models if m.must_stay} | {p.model for p in passing}
-        present |= {id for id in queue.models if self._models[id].facts.pinned}
-        taken, weights = ReservedMemory(passing), sum(self._models[id].nbytes for id in present)
-        needs = self._needs(earlier, taken, earlier.model in present)
-        return weights + taken.nbytes + needs <= self.budget
-
-    def _wait_in(self, queue: _WaitQueue, reservation: Reservation) -> None:
+    def _wait_in(self, queue: WaitQueue, reservation: Reservation) -> None:
         """Queues it; loads its model, or evicts others for it, as soon as that is enough."""
         model = self._models[reservation.model]
-        taken = self._granted.reserved_with(queue.reservations)
-        is_counted = model.is_present or reservation.model in queue.models
-        needs = self._needs(reservation, taken, is_counted)
-        keep = {*queue.models, reservation.model}
-        queue.stuck = queue.stuck or not self._make_room(self._promised(queue) + needs, keep)
+        room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
+        queue.stuck = queue.stuck or not self._make_room(room, keep)
         if not queue.stuck:
-            queue.promised.append(reservation)
             if model.state == "unloaded" and model.nbytes <= self._free:
                 self._load(model)
-            elif not is_counted:
-                queue.promised_weights += model.nbytes
-        queue.reservations.append(reservation)
-        queue.models.add(reservation.model)
-
-    def _needs(self, reservation: Reservation, taken: ReservedMemory, model_counted: bool) -> int:
-        return taken.more(reservation) + (
-            0 if model_counted else self._models[reservation.model].nbytes
-        )
+            queue.promise(reservation)
+        queue.add(reservation)
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
         """Evicts idle models to free `room` bytes, or none and returns False if that can't do."""

@@ -85,7 +85,9 @@ class ModelPreparation:
                 kv = await self._engine().kv_cost(
                     prepared.id, str(prepared.path), prepared.spec.kv_bits
                 )
-                prepared = replace(prepared, kv=kv, weights=prepared.weights // ranks)
+                weights = prepared.weights // ranks
+                most_padding = kv.most_padding(self._policy().budget - weights)
+                prepared = replace(prepared, kv=kv, most_padding=most_padding, weights=weights)
         except asyncio.CancelledError:
             self._check_open()
             raise
@@ -122,6 +124,7 @@ class ModelPreparation:
             sorted(prepared.family.stops(prepared.checkpoint)),
             str(prepared.tokenizer_json.parent),
             prepared.spec.kv_bits,
+            prepared.most_padding,
         )
         try:
             await self._disk.run(partial(check_files, prepared))

@@ -132,6 +132,8 @@ class PreparedModel:
     """The estimated bytes of the weights in memory."""
     kv: KvCost = NOTHING
     """Known once the engine process has measured it."""
+    most_padding: int | None = None
+    """The tokens by which groups of its decoding rows may be padded; None: any number."""
     transcript: Recordings | None = None
     """The recorded answers that a replay model plays."""
     adapters: AdapterCatalog | None = None

@@ -1,5 +1,6 @@
 """The memory reserved for the rows of requests: what they take now and what they may take."""
 
+import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ class Reservation:
     """KV bytes of the longest row, now or soon."""
     most_kv_bytes: int
     """KV bytes of the longest row at its end."""
+    padding_bytes: int | None
+    """KV bytes by which the model's rows are padded at most; None: each to the longest."""
     extra_bytes: int
     """Bytes of anything else, such as an adapter; they stay while the rows are preempted."""
     requested_at: float
@@ -43,16 +46,43 @@ class Reservation:
         return grown
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of a model."""
+
+    rows: int = 0
+    longest: int = 0
+    """KV bytes of the longest row."""
+    alone: int = 0
+    """KV bytes of all rows if none is padded."""
+    padding: float = 0
+    """KV bytes by which the rows are padded at most."""
+
+    def joined_by(self, more: Reservation) -> "_Batch":
+        padding = math.inf if more.padding_bytes is None else more.padding_bytes
+        return _Batch(
+            self.rows + more.rows,
+            max(self.longest, more.kv_bytes),
+            self.alone + more.rows * more.kv_bytes,
+            max(self.padding, padding),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return int(min(self.rows * self.longest, self.alone + self.padding))
+
+
 class ReservedMemory:
     """The memory of several reservations, without their models' weights.
 
-    A batch pads every row to its longest. Rows grow, and when there is no more room all but the
-    first can be preempted: so it is enough that each reservation could reach its end alone.
+    The engine pads rows to the longest of their group, and makes more groups where that would take
+    more than the padding that is reserved here. Rows grow, and when there is no more room all but
+    the first can be preempted: so it is enough that each reservation could reach its end alone.
     """
 
     def __init__(self, granted: Iterable[Reservation] = ()) -> None:
-        self._batches: dict[str, tuple[int, int]] = {}
-        """The number of rows and the bytes of the longest, for each model."""
+        self._batches: dict[str, _Batch] = {}
+        """The rows of each model."""
         self._extra_bytes = 0
         self._largest = 0
         """The bytes of the largest reservation at its end, if it were alone."""
@@ -101,15 +131,12 @@ class ReservedMemory:
         self._largest = max(self._largest, reservation.rows * reservation.most_kv_bytes)
 
     def _run(self, reservation: Reservation) -> None:
-        rows, longest = self._batches.get(reservation.model, (0, 0))
-        self._batches[reservation.model] = (
-            rows + reservation.rows,
-            max(longest, reservation.kv_bytes),
-        )
+        batch = self._batches.get(reservation.model, _Batch())
+        self._batches[reservation.model] = batch.joined_by(reservation)
 
     @property
     def _in_batches(self) -> int:
-        return sum(rows * longest for rows, longest in self._batches.values())
+        return sum(batch.nbytes for batch in self._batches.values())
 
 
 def bytes_alone(reservation: Reservation) -> int:

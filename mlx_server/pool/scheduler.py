@@ -83,6 +83,7 @@ class MemoryScheduler:
                     now(),
                     most_kv_bytes=demand.nbytes(demand.most_tokens),
                     rows=demand.rows,
+                    padding_bytes=demand.padding_bytes,
                     extra_bytes=adapter.spec.nbytes if adapter else 0,
                     client=demand.client,
                 )

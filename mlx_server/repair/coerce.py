@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.repair.exact import ExactFloat, loads_exactly
+from mlx_server.repair.jsonish import loads_value
 from mlx_server.schemas.lenient import items, member, types_of_member
 from mlx_server.schemas.types import type_of, types_of
 from mlx_server.schemas.view import View
@@ -17,7 +18,11 @@ INEXACT = 2**53
 BOOLEANS = {"true": True, "false": False}
 """The spellings of a boolean, in any case, where the schema wants one."""
 
+BEGINNINGS = {"{": "object", "[": "array"}
+
 Schema = Mapping[str, Any]
+Mistake = Callable[[], None]
+"""Reports a mistake in how a value is written, or raises Malformed."""
 
 
 def takes_text(schema: Schema, key: str) -> bool:
@@ -31,42 +36,56 @@ def coerced(value: Any, schema: Schema, key: str) -> Any:
     return _coerced(value, member(schema, key, view), view, limits.COERCED_DEPTH.value)
 
 
-def read_as(text: str, schema: Schema, key: str) -> Any:
+def read_as(text: str, schema: Schema, key: str, mistake: Mistake | None = None) -> Any:
     """Reads the value of parameter `key` from a call format without types.
 
-    The text is read as JSON if the schema allows other types than text.
+    The text is read as JSON if the schema allows other types than text. mistake: reports a list or
+    object with mistakes, which is read where the schema allows no text. Without it, it stays text.
     """
     view = View(schema)
-    return _read_as(text, member(schema, key, view), view)
+    return _read_as(text, member(schema, key, view), view, mistake)
 
 
-def read_tree(tree: Any, schema: Schema, key: str) -> Any:
+def read_tree(tree: Any, schema: Schema, key: str, mistake: Mistake | None = None) -> Any:
     """Applies `read_as` to lists and objects in which every value is such a text."""
     view = View(schema)
-    return _read_tree(tree, member(schema, key, view), view)
+    return _read_tree(tree, member(schema, key, view), view, mistake)
 
 
-def _read_tree(tree: Any, wanted: Schema, view: View) -> Any:
+def _read_tree(tree: Any, wanted: Schema, view: View, mistake: Mistake | None) -> Any:
+    if mistake and isinstance(tree, dict) and len(tree) == 1 and _wants_list(wanted, view):
+        mistake()
+        (tree,) = tree.values()
+        tree = tree if isinstance(tree, list) else [tree]
     match tree:
         case dict():
-            return {k: _read_tree(v, member(wanted, k, view), view) for k, v in tree.items()}
+            return {
+                k: _read_tree(v, member(wanted, k, view), view, mistake) for k, v in tree.items()
+            }
         case list():
             each = items(wanted, view)
-            return [_read_tree(item, each, view) for item in tree]
+            return [_read_tree(item, each, view, mistake) for item in tree]
         case "":
             empty: Any = {"array": [], "object": {}}
             types = types_of(wanted, view)
             return "" if "string" in types else next((empty[t] for t in empty if t in types), "")
-    return _read_as(tree, wanted, view)
+    return _read_as(tree, wanted, view, mistake)
 
 
-def _read_as(text: str, wanted: Schema, view: View) -> Any:
+def _wants_list(wanted: Schema, view: View) -> bool:
+    return types_of(wanted, view) & {"array", "object"} == {"array"}
+
+
+def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> Any:
     types = types_of(wanted, view)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
     if "string" in types and type_of(value) not in types - {"string"}:
         return text  # the schema allows text, but not what the text could be read as
+    if mistake and isinstance(value, str) and BEGINNINGS.get(value.lstrip()[:1]) in types:
+        mistake()
+        value = loads_value(value.strip())
     return _coerced(value, wanted, view, limits.COERCED_DEPTH.value)
 
 

@@ -23,12 +23,12 @@ from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.jsonish import loads, loads_value
+from mlx_server.repair.jsonish import loads
 from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
 from mlx_server.schemas.fitting import is_made_of
-from mlx_server.schemas.lenient import properties_in, required, types_of_member
+from mlx_server.schemas.lenient import properties_in, required
 from mlx_server.tool_parsers.argument_check import argument_errors
 from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
 from mlx_server.tool_parsers.call_ids import new_id
@@ -305,27 +305,13 @@ class ToolCallWriter:
     def untyped(self, key: str, text: str) -> bool:
         """Writes a value like `value`, from a format that has every value as bare text. Returns
         whether it is text."""
-        found = read_as(text, self._schema, key)
-        if isinstance(found, str) and (repaired := self._structure(key, text)) is not None:
-            found = repaired
+        found = read_as(text, self._schema, key, self.repaired)
         self._put(key, found)
         return isinstance(found, str)
 
-    def _structure(self, key: str, text: str) -> Any:
-        """The list or object in a text that has mistakes. None if the schema allows text here, or
-        wants something else; Malformed if it can't be read, since it is no text."""
-        types = types_of_member(self._schema, key)
-        begins = "object" if text.lstrip().startswith("{") else "array"
-        if "string" in types or begins not in types or text.lstrip()[:1] not in ("{", "["):
-            return None
-        self.repaired()
-        found = loads_value(text.strip())
-        (fitted,) = coerce_arguments({key: found}, self._schema, self._calls.allowed).values()
-        return fitted
-
     def untyped_tree(self, key: str, value: Any) -> None:
         """Applies `untyped` to lists and objects in which every value is such a text."""
-        self._put(key, read_tree(value, self._schema, key))
+        self._put(key, read_tree(value, self._schema, key, self.repaired))
 
     def _put(self, key: str, value: Any) -> None:
         if (inside := self._unwrapped(key, value)) is not None:

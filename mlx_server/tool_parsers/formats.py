@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.call_arguments import gemma_arguments, python_arguments
@@ -13,7 +12,6 @@ from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired, repaired_by_name
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
-from mlx_server.tool_parsers.parameters import UncallableTool
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
 
@@ -188,53 +186,6 @@ SOLAR_OPEN = NamedCallFormat(
     repair_unit="call",
     space="",
 ).call_format()
-
-_GLM4 = NamedCallFormat(
-    name=re.compile(r"[^\n]+"), after_name="\n", repair_unit="call", ends_answer=True
-)
-
-
-def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """Makes one format for each tool, since only its name distinguishes a call from text."""
-    made = _GLM4.call_format()
-    return tuple(
-        replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",))
-        for tool in tools
-    )
-
-
-_FUNCTIONARY = replace(_GLM4, follows=(">>>",))
-_FUNCTIONARY_FIRST = replace(
-    _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
-)
-"""Nothing but another message follows a call."""
-
-
-def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
-    """The call of one tool after its name, if that can be written."""
-    if not _GLM4.name.fullmatch(name) or name != name.strip():
-        return ()
-
-    def call(lark: Lark, tool: Tool) -> str:
-        if tool.name != name:
-            raise UncallableTool(f"another tool than {name!r}")
-        return _FUNCTIONARY.arguments.write(lark, tool)
-
-    return (BlockGrammar(call, space="", read_on=_FUNCTIONARY_FIRST.read_on),)
-
-
-def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """Makes GLM-4's formats with a delimiter before each message but the first, whose delimiter
-    ends the prompt."""
-    return tuple(
-        CallFormat(
-            partial(_FUNCTIONARY.read, name=tool.name),
-            opens=(f">>>{tool.name}\n",),
-            begins=(f"{tool.name}\n",),
-            blocks=(_FUNCTIONARY_FIRST, *_functionary_next(tool.name)),
-        )
-        for tool in tools
-    )
 
 
 # Calls in Python

@@ -65,15 +65,40 @@ def _quoted_text(
 
     What a backslash means there is in doubt, and so is any quote in it.
     """
-    source.quoted = True
-    if (yield from source.up_to(quote, "\\", into=into)) != quote:
-        raise Malformed("a string has no end, or an escape")
-    source.quoted = False
-    yield from source.accept(delimiter)
-    if call:
-        call.repaired()
+    if not (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
+        source.quoted = True
+        if (yield from source.up_to(quote, "\\", into=into)) != quote:
+            raise Malformed("a string has no end, or an escape")
+        source.quoted = False
+        yield from source.accept(delimiter)
+        if call:
+            call.repaired()
     if not (yield from source.after_space(",", "}", "]", ")")):
         raise Malformed("a quote in a string was not escaped")
+
+
+def _json_text_or_delimited(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
+) -> Steps[None]:
+    """A string in JSON, whose notation has a delimiter of its own, which may follow."""
+    if (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
+        return
+    yield from json_text(source, quote, into)
+    if (yield from source.accept(delimiter)) and call:
+        call.repaired()
+
+
+def _delimited_text(
+    source: Source, quote: str, into: Into, call: ToolCallWriter | None, *, delimiter: str
+) -> Steps[bool]:
+    """A string between delimiters around which there are quotes as well; whether there was one."""
+    if not (yield from source.accept(delimiter)):
+        return False
+    yield from marked_text(source, delimiter, into)
+    yield from source.accept(quote)
+    if call:
+        call.repaired()
+    return True
 
 
 def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool]:
@@ -195,7 +220,11 @@ def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
     """
     colon, other = (":", "=") if opening == "{" else ("=", ":")
     return Syntax(
-        {quote: marked_text, '"': json_text, "'": partial(_quoted_text, delimiter=quote)},
+        {
+            quote: marked_text,
+            '"': partial(_json_text_or_delimited, delimiter=quote),
+            "'": partial(_quoted_text, delimiter=quote),
+        },
         BARE[opening],
         _bare_scalar,
         words={"True": "true", "False": "false", "None": "null"},

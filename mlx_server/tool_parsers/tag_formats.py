@@ -37,16 +37,27 @@ MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
 DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
 MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
 
-_STEP3_CALL = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
 _STEP3 = TagSyntax(
-    function=f"{_STEP3_CALL[0]}<steptml:invoke name=",
-    function_end=f"</steptml:invoke>{_STEP3_CALL[1]}",
+    before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
+    function="<steptml:invoke name=",
+    function_end="</steptml:invoke>",
+    after=("<｜tool_call_end｜>",),
     parameter="<steptml:parameter name=",
     parameter_end="</steptml:parameter>",
     block_end="<｜tool_calls_end｜>",
     quote='"',
 )
-STEP3 = replace(tagged("<｜tool_calls_begin｜>", _STEP3), inner=_STEP3_CALL)
+STEP3 = replace(
+    tagged("<｜tool_calls_begin｜>", _STEP3),
+    inner=(_STEP3.before[0], _STEP3.before[2], *_STEP3.after),
+)
+STEP3_WITHOUT_BLOCK = tuple(
+    replace(each, repairs=("unmarked",), blocks=())
+    for each in (
+        tagged(_STEP3.before[0], replace(_STEP3, before=_STEP3.before[1:])),
+        without_block(_STEP3),
+    )
+)
 STEP3_RESPELLED = tuple(
     replace(tagged(tags.block_end.replace("_end", "_begin"), tags), repairs=("format",), blocks=())
     for tags in respelled(_STEP3)

@@ -52,6 +52,10 @@ class TagSyntax:
     """Whether a parameter's tag says if it is text, or JSON."""
     cdata: bool = False
     """Whether a value may stand in a CDATA section, where no tag means anything."""
+    before: tuple[str, ...] = ()
+    """Texts before a function, of which models leave some out."""
+    after: tuple[str, ...] = ()
+    """The same after it."""
 
     @property
     def in_values(self) -> tuple[str, ...]:
@@ -70,6 +74,10 @@ class TagSyntax:
     @property
     def after_parameter(self) -> tuple[str, ...]:
         return tuple(filter(None, (*self.parameters, self.function_end, self.block_end)))
+
+    @property
+    def after_function(self) -> tuple[str, ...]:
+        return tuple(filter(None, (*self.after, self.block_end)))
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -112,7 +120,7 @@ def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
 
 
 def _call_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
-    return f"{lark.text(tags.function)} {_rest_of(lark, tool, tags)}"
+    return f"{lark.text(''.join((*tags.before, tags.function)))} {_rest_of(lark, tool, tags)}"
 
 
 def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
@@ -128,7 +136,8 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
         return f"{name} {_value_of(member.value, lark, tags)} {space}?"
 
     arguments = one_by_one_rule(arguments_of(tool), written, lark)
-    return lark.rule(f"{head} {arguments} {lark.text(tags.function_end)}")
+    end = lark.text("".join((tags.function_end, *tags.after)))
+    return lark.rule(f"{head} {arguments} {end}")
 
 
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
@@ -166,6 +175,9 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
         calls.misplaced += ("format",)
         yield from marked_json.objects(source, calls, (tags.block_end,))
         return
+    if not (yield from _is_passed(source, tags.before)):
+        calls.misplaced += ("format",)
+    yield from source.space()
     if (yield from source.expect(*tags.functions)) != tags.function:
         calls.misplaced += ("format",)
     yield from _functions(source, calls, tags)
@@ -176,6 +188,8 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
     more = tags.function
     while more:
         yield from _function(source, calls, tags)
+        if not (yield from _is_passed(source, tags.before)):
+            calls.misplaced += ("format",)
         yield from source.space()
         more = yield from source.accept(*tags.functions)
     if not tags.block_end:
@@ -184,11 +198,23 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
         raise Malformed("more than calls in a block")
 
 
+def _is_passed(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
+    """Passes over these texts, and white space before each; whether all of them came."""
+    is_whole = True
+    for text in texts:
+        yield from source.space()
+        is_whole = bool((yield from source.accept(text))) and is_whole
+    return is_whole
+
+
 def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     name, attributes = yield from _head(source)
     calls.check_name(name)
     if attributes.endswith("/"):
-        calls.start(name).finish()
+        call = calls.start(name)
+        if not (yield from _is_passed(source, tags.after)):
+            call.repaired("format")
+        call.finish()
         return
     yield from source.space()
     tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
@@ -209,7 +235,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
             tag = yield from source.accept(*tags.parameters, tags.function_end)
         else:
             call.repaired("format")
-    if tag != tags.function_end:
+    if tag != tags.function_end or not (yield from _is_passed(source, tags.after)):
         call.repaired("format")
     call.finish()
 
@@ -312,8 +338,9 @@ class _Value:
         # the value's own end was forgotten
         if tag == tags.parameter:
             return (yield from self._is_parameter())
-        following = filter(None, (tags.block_end,))
-        return bool((yield from source.after_space(*following))) or (yield from source.stopped())
+        return bool((yield from source.after_space(*tags.after_function))) or (
+            yield from source.stopped()
+        )
 
     def _is_parameter(self) -> Steps[bool]:
         """Whether another parameter that the tool has, and that has no value yet, comes."""

@@ -34,7 +34,7 @@ from mlx_server.worker.preemption import Preempted
 from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.cost import PrefillPiece
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill_groups import PrefillGroups, PromptQueue, take_piece
+from mlx_server.worker.prefill_groups import PrefillGroups, PromptQueue
 from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt
 from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import ReplayModel
@@ -57,11 +57,13 @@ class Batch:
         held: Collection[int] = (),
         schedule: Schedule = DEFAULT_SCHEDULE,
         reads: StepBytes | None = None,
+        most_padding: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_invalid: Callable[[str], None] = lambda key: None,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
         reads: what a step of the model reads, by default what its arrays say.
+        most_padding: the tokens by which groups of decoding rows may be padded.
         on_invalid: called with the key of cached prompts whose values may be invalid."""
         self.model = model
         self._held = held
@@ -76,7 +78,7 @@ class Batch:
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self._decoder = DecodeGroups(reads or StepBytes(model))
+        self._decoder = DecodeGroups(reads or StepBytes(model), most_padding)
         self._places = Places(1 if self.why_alone else concurrency, self._decoder)
         self._preempted = Preempted()
         self._began = 0.0
@@ -340,8 +342,7 @@ class Batch:
         if isinstance(following, PrefillGroup):
             self._group = following
         else:
-            taken = take_piece(following, self._turns, tokens, self._room)
-            self._group, begun = self._groups.make(taken)
+            self._group, begun = self._groups.make(following, self._turns, tokens, self._room)
             done.prefilled += begun
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:

@@ -4,7 +4,10 @@ The model is built from config.json and given two prompts, but no value is ever 
 the shapes of arrays that it has not evaluated, and these take no memory.
 """
 
+import json
+import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,10 +16,14 @@ import mlx.nn as nn
 from mlx_server.checkpoints.architectures import texts
 from mlx_server.checkpoints.encoders import is_encoder
 from mlx_server.engine.kv_cost import STEP, KvCost
+from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
+from mlx_server.errors import message_of
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
 from mlx_server.worker.quantized_kv import make_caches, set_kv_bits
 from mlx_server.worker.weights import arrays, model_classes
+
+log = logging.getLogger("mlx_server.engine")
 
 SHORT, LONG = 1, 1 + STEP
 """Prompt lengths whose caches differ by one step."""
@@ -53,6 +60,17 @@ def cache_cost(
         window=max((cost.window for cost in costs), default=0),
         fixed=sum(cost.fixed for cost in costs),
     )
+
+
+def measure_cache(
+    command: MeasureCache, cut: Callable[[nn.Module], None]
+) -> CacheMeasured | CacheNotMeasured:
+    try:
+        config = json.loads((Path(command.path) / "config.json").read_text("utf-8"))
+        return CacheMeasured(command.model, cache_cost(config, command.kv_bits, cut))
+    except Exception as error:
+        log.exception("%s can't be built", command.model)
+        return CacheNotMeasured(command.model, message_of(error))
 
 
 def _activations_of(arguments: Any) -> KvCost:

@@ -9,15 +9,17 @@ from typing import Any
 
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.row import Row
-from mlx_server.worker.step_bytes import StepBytes, cheapest_groups
+from mlx_server.worker.step_bytes import StepBytes, cheapest_groups, padded_less, padding
 
 WORTH = 0.25
 """Groups change if a step then reads less by this share of the weights: a change copies rows."""
 
 
 class DecodeGroups:
-    def __init__(self, reads: StepBytes) -> None:
+    def __init__(self, reads: StepBytes, most_padding: int | None = None) -> None:
+        """most_padding: the tokens by which the groups may be padded together."""
         self._reads = reads
+        self._most_padding = most_padding
         self._groups: list[DecodeBatch] = []
 
     def __len__(self) -> int:
@@ -79,23 +81,28 @@ class DecodeGroups:
         return one
 
     def _regroup(self) -> None:
-        """Changes the groups after rows have come or left, if that is worth it."""
+        """Changes the groups after rows have come or left, if that is worth it or they are padded
+        too much: memory is reserved for no more."""
         self._groups = [group for group in self._groups if group]
         token = max((self._reads.token(group.prompt_cache) for group in self._groups), default=0.0)
-        lengths = {
-            number: len(tokens)
-            for group in self._groups
-            for number, tokens in zip(group.uids, group.tokens, strict=True)
-        }
+        numbers = [number for group in self._groups for number in group.uids]
+        lengths = [len(tokens) for group in self._groups for tokens in group.tokens]
 
         def read(rows: int, longest: int) -> float:
             return self._reads.weights(rows) + rows * longest * token
 
-        now = sum(read(len(group), max(map(len, group.tokens))) for group in self._groups)
-        least, groups = cheapest_groups(list(lengths.values()), read)
-        if now - least > WORTH * self._reads.weights(1):
-            numbers = list(lengths)
+        def read_by(groups: list[list[int]]) -> float:
+            return sum(read(len(group), max(group)) for group in groups)
+
+        now = [[len(tokens) for tokens in group.tokens] for group in self._groups]
+        groups = padded_less(cheapest_groups(lengths, read)[1], lengths, self._most_padding)
+        saved = read_by(now) - read_by([[lengths[row] for row in rows] for rows in groups])
+        if saved > WORTH * self._reads.weights(1) or self._is_padded_too_much(now):
             self._change([{numbers[row] for row in rows} for rows in groups])
+
+    def _is_padded_too_much(self, lengths: list[list[int]]) -> bool:
+        most = self._most_padding
+        return most is not None and sum(map(padding, lengths)) > most
 
     def _change(self, wanted: list[set[int]]) -> None:
         parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))

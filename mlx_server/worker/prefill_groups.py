@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.nn as nn
 
+from mlx_server.engine.kv_cost import PREFILL_PADDING
 from mlx_server.engine.messages import Prefilled
 from mlx_server.worker.batch_support import one_row
 from mlx_server.worker.mlx_lm_internals import greedy_sampler
@@ -18,6 +19,7 @@ from mlx_server.worker.prompt_queue import (
 from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row_cache import RowCache
+from mlx_server.worker.step_bytes import padding
 
 PromptQueue = PromptScheduler[WaitingPrompt | PrefillGroup]
 
@@ -35,6 +37,8 @@ def take_piece(
             return False
         longest = max(following.left, *(waiting.left for waiting in taken))
         is_small = longest * (len(taken) + 1) <= tokens * LAST_PIECE
+        lengths = [len(waiting.prompt) for waiting in (*taken, following)]
+        is_small = is_small and padding(lengths) <= PREFILL_PADDING
         return is_small and not begin_alike(following, taken)
 
     while not first.decode and len(taken) < room and (following := queue.next(fits)):
@@ -50,8 +54,11 @@ class PrefillGroups:
         self._cache = cache
         self._one_at_a_time = one_at_a_time
 
-    def make(self, taken: list[WaitingPrompt]) -> tuple[PrefillGroup, list[Prefilled]]:
-        """Returns the prompts as a group, and the reports of those that begin."""
+    def make(
+        self, first: WaitingPrompt, queue: PromptQueue, tokens: int, room: int
+    ) -> tuple[PrefillGroup, list[Prefilled]]:
+        """Returns the prompts of a piece as a group, and the reports of those that begin."""
+        taken = take_piece(first, queue, tokens, room)
         rest, caches, reports = [], [], []
         for waiting in taken:
             cache, cached = self._known(waiting)

@@ -49,7 +49,7 @@ class StepBytes:
 
 
 class OneGroup(StepBytes):
-    """Keeps all rows in one batch."""
+    """Keeps all rows in one batch, unless padding takes too much memory."""
 
     def token(self, caches: Iterable[Any]) -> float:
         return 0.0
@@ -98,3 +98,28 @@ def cheapest_groups(
         before, groups = best[begin]
         best.append((before + read(end - begin, longest), [*groups, order[begin:end]]))
     return best[-1]
+
+
+def padding(lengths: Sequence[int]) -> int:
+    """Returns the tokens by which a group of rows of such lengths is padded."""
+    return len(lengths) * max(lengths, default=0) - sum(lengths)
+
+
+def padded_less(
+    groups: list[list[int]], lengths: Sequence[int], most: int | None
+) -> list[list[int]]:
+    """Returns the groups, split until they are padded by `most` tokens together.
+
+    groups: rows by index, each with neighbouring lengths in ascending order.
+    """
+
+    def padded(group: list[int]) -> int:
+        return padding([lengths[row] for row in group])
+
+    groups = list(groups)
+    while most is not None and sum(map(padded, groups)) > most:
+        worst = max(groups, key=padded)
+        halves = [(worst[:at], worst[at:]) for at in range(1, len(worst))]
+        groups.remove(worst)
+        groups += min(halves, key=lambda both: sum(map(padded, both)))
+    return groups

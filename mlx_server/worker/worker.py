@@ -4,7 +4,6 @@
 in the server's child process, connected by a socket.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -19,12 +18,12 @@ import mlx.nn as nn
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
-from mlx_server.errors import ServerError, public_message
+from mlx_server.errors import message_of
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.buffer_cache import Buffers
-from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.cache_cost import measure_cache
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompilerBusy,
     GrammarRefused,
@@ -41,7 +40,7 @@ from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import key_of
-from mlx_server.worker.row_validation import check_row, check_texts
+from mlx_server.worker.rows import Rows
 from mlx_server.worker.share import WHOLE, WholeModel
 
 log = logging.getLogger("mlx_server.engine")
@@ -77,6 +76,7 @@ class Engine:
         self._models = LoadedModels(self._batch, clock)
         self._batches = self._models.batches
         self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
+        self._most_padding: dict[str, int | None] = {}
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
@@ -85,8 +85,7 @@ class Engine:
         self._admission = RowAdmission(
             self._constraints, self._disk, self._batches, self._models.step_time
         )
-        self._paused: set[int] = set()
-        """Rows that get no tokens for now; the batches share this set."""
+        self._rows = Rows(self._admission, self._models, self._cache)
 
     @property
     def pause(self) -> float | None:
@@ -140,13 +139,14 @@ class Engine:
         if not isinstance(command, messages.ComputeAhead):  # all other work comes first
             self._ahead.interrupt()
         match command:
-            case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits):
+            case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits, most_padding):
+                self._most_padding[model] = most_padding
                 self._loads.begin(model, Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
             case messages.UnloadModel(model):
                 return self._unload(model)
-            case messages.MeasureCache(model, path, kv_bits):
-                return [_measured(model, Path(path), kv_bits, self._share)]
+            case messages.MeasureCache():
+                return [measure_cache(command, self._share.cut)]
             case messages.LoadAdapter():
                 return [self._load_adapter(command)]
             case messages.UnloadAdapter(model, adapter):
@@ -154,19 +154,20 @@ class Engine:
             case Generate(row):
                 return self._run_row(row, partial(self._generate, command))
             case messages.Embed(row):
-                return self._run_row(row, partial(self._embed, command))
+                return self._run_row(row, partial(self._rows.embed, command))
             case messages.ComputeAhead():
                 self._compute_later(command)
             case messages.CancelRows(rows):
                 return self._cancel(rows)
             case messages.PauseRows(rows):
-                self._paused.update(rows)
+                self._rows.paused.update(rows)
             case messages.UnpauseRows(rows):
-                self._paused.difference_update(rows)
+                self._rows.paused.difference_update(rows)
             case messages.PreemptRows(rows):
-                self._preempt(rows)
+                self._rows.preempt(rows)
+                mx.clear_cache()  # other processes and models need the memory
             case messages.ResumeRows(rows):
-                self._resume(rows)
+                self._rows.resume(rows)
             case messages.LimitCache(max_bytes):
                 if max_bytes < self._cache.nbytes and not self._is_busy:
                     self._disk.flush()
@@ -248,10 +249,8 @@ class Engine:
         except Exception as error:
             log.exception("a step of %s failed", model)
             if not (failed := self._device_failed(error, rows)):
-                self._models.drop_rows(model)
-                for row in rows:
-                    self._cache.release(row)
-                failed = [messages.RowFailed(row, _message(error)) for row in rows]
+                self._rows.lose(model, rows)
+                failed = [messages.RowFailed(row, message_of(error)) for row in rows]
             return [*failed, self._step_output(model, [])]
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
@@ -275,17 +274,14 @@ class Engine:
             return []
         again = self._device_errors.failed(time.monotonic()) > 1
         self.broken = self.broken or again or kind in ENDS or self._share.is_one_of_several
-        lost = {*rows, *(command.row for command in self._admission.commands)}
-        for model in self._batches:
-            lost.update(self._models.drop_rows(model))
-        self._admission.clear()
+        lost = {*rows, *self._rows.lose_all()}
         self._ahead.clear()
         self._cache.clear()
         self._disk.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
-        log.error("%s: %s", MESSAGES[kind], _message(error))
+        log.error("%s: %s", MESSAGES[kind], message_of(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
         return [failure, *(messages.RowFailed(row, message) for row in sorted(lost))]
 
@@ -306,61 +302,26 @@ class Engine:
         try:
             return work()
         except GrammarRefused as refusal:
-            self._drop(row)
+            self._rows.drop(row)
             return [messages.RowRefused(row, str(refusal))]
         except CompilerBusy as busy:
-            self._drop(row)
+            self._rows.drop(row)
             return [messages.RowTurnedAway(row, str(busy))]
         except Exception as error:
-            self._drop(row)
+            self._rows.drop(row)
             log.exception("row %d failed", row)
-            return [*self._device_failed(error), messages.RowFailed(row, _message(error))]
-
-    def _drop(self, row: int) -> None:
-        """Drops a row that has not begun."""
-        self._admission.drop(row)
-        self._cache.release(row)
+            return [*self._device_failed(error), messages.RowFailed(row, message_of(error))]
 
     def _generate(self, command: Generate) -> list[Report]:
-        batch = self._batches[command.model]
-        check_row(command, batch)
-        if not self._models.has_adapter(command.model, command.adapter):
-            raise ValueError(f"adapter {command.adapter} is not loaded")
+        self._rows.check(command)
         used = self._ahead.arrived(command.model, key_of(command), command.prompt)
-        if not command.prompt_logprobs:
-            self._cache.hold(command.row, key_of(command), command.prompt[:-1])
-        return [*used, *self._admission.add(command)]
-
-    def _embed(self, command: Embed) -> list[Report]:
-        check_texts(command, self._batches[command.model])
-        self._admission.embed(command)
-        return []
+        return [*used, *self._rows.add(command)]
 
     def _cancel(self, rows: list[int]) -> list[Report]:
-        self._paused.difference_update(rows)
-        self._admission.preempted.difference_update(rows)
-        for row in rows:
-            self._drop(row)
-            for batch in self._batches.values():
-                batch.cancel(row)
+        self._rows.cancel(rows)
         # Without rows there is no further step that would report that none is waiting.
         busy = self._admission or self._models.is_busy
         return [] if busy else [self._step_output(model, []) for model in self._batches]
-
-    def _preempt(self, rows: list[int]) -> None:
-        for row in rows:
-            self._cache.release(row)
-            if row in self._admission:
-                self._admission.preempt(row)
-            for batch in self._batches.values():
-                batch.preempt(row)
-        mx.clear_cache()  # other processes and models need the memory
-
-    def _resume(self, rows: list[int]) -> None:
-        self._admission.preempted.difference_update(rows)
-        for row in rows:
-            for batch in self._batches.values():
-                batch.resume(row)
 
     def _load(self, model: str) -> list[Report]:
         try:
@@ -369,7 +330,7 @@ class Engine:
             self._loads.end(model)
             self._constraints.forget(model)
             log.exception("%s could not be loaded", model)
-            return [*self._device_failed(error), messages.ModelLoadFailed(model, _message(error))]
+            return [*self._device_failed(error), messages.ModelLoadFailed(model, message_of(error))]
 
     def _load_piece(self, model: str) -> list[Report]:
         reports, network = self._loads.step(model)
@@ -392,9 +353,10 @@ class Engine:
             concurrency=self._concurrency,
             key=model,
             cache=self._cache,
-            held=self._paused,
+            held=self._rows.paused,
             schedule=self._schedule,
             reads=self._share.step_bytes(network),
+            most_padding=self._most_padding.get(model),
             clock=self._clock,
             on_invalid=self._disk.forget,
         )
@@ -407,10 +369,7 @@ class Engine:
         self._cache.unloaded(model)
         self._disk.unloaded(model)
         self._constraints.forget(model)
-        lost = [command.row for command in self._not_in_batches(model)]
-        lost += self._models.remove(model)
-        for row in lost:
-            self._drop(row)
+        lost = self._rows.remove(model)
         give_back_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]
         return [*aborted, *failed, self._step_output(model, []), messages.ModelUnloaded(model)]
@@ -424,13 +383,13 @@ class Engine:
             if device_error(error):  # the adapter's files are not at fault
                 raise
             mx.clear_cache()
-            return messages.AdapterFailed(model, adapter, _message(error))
+            return messages.AdapterFailed(model, adapter, message_of(error))
         return messages.AdapterLoaded(model, adapter, nbytes)
 
     def _unload_adapter(self, model: str, adapter: str) -> list[Report]:
         reports: list[Report] = []
         if model in self._batches:
-            lost = self._rows_with(model, adapter)
+            lost = self._rows.with_adapter(model, adapter)
             reports += self._cancel(lost) if lost else []
             reports += [messages.RowFailed(row, ADAPTER_GONE) for row in lost]
             self._ahead.forget(model, adapter)
@@ -438,23 +397,3 @@ class Engine:
             self._models.unload_adapter(model, adapter)
             mx.clear_cache()
         return [*reports, messages.AdapterUnloaded(model, adapter)]
-
-    def _rows_with(self, model: str, adapter: str) -> list[int]:
-        lost = [c.row for c in self._not_in_batches(model) if c.adapter == adapter]
-        return lost + self._batches[model].rows_with(adapter)
-
-    def _not_in_batches(self, model: str) -> list[Generate | Embed]:
-        return [command for command in self._admission.commands if command.model == model]
-
-
-def _measured(model: str, path: Path, kv_bits: int | None, share: WholeModel) -> Report:
-    try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
-        return messages.CacheMeasured(model, cache_cost(config, kv_bits, share.cut))
-    except Exception as error:
-        log.exception("%s can't be built", model)
-        return messages.CacheNotMeasured(model, _message(error))
-
-
-def _message(error: Exception) -> str:
-    return error.message if isinstance(error, ServerError) else public_message(error)

@@ -98,6 +98,7 @@ class Slow(ScriptedEngine):
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
         kv_bits: int | None = None,
+        most_padding: int | None = None,
     ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load

@@ -35,6 +35,7 @@ class StubEngine(EngineClient):
         stop_tokens: Sequence[int] = (),
         tokenizer: str = "",
         kv_bits: int | None = None,
+        most_padding: int | None = None,
     ) -> ModelLoaded:
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)

@@ -91,7 +91,7 @@ def test_one_step_after_a_cancel(engine: Engine, reach: Callable[[Engine], None]
     engine.step()
     assert ROW not in engine._batches["tiny"].rows
     assert not engine._admission
-    assert not engine._paused
+    assert not engine._rows.paused
     assert of_nobody(engine) - before < SLACK
     if reach in (prefilled, decoding, held):
         assert during - mx.get_active_memory() > KV_BYTES // 4

@@ -23,7 +23,7 @@ from mlx_server.api.transport.web_sockets import StrictWebSockets
 from mlx_server.app import server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Generate
-from mlx_server.generation import plan, tool_loop
+from mlx_server.generation import plan, rendering, tool_loop
 from mlx_server.mcp import addresses
 from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import McpConnection
@@ -243,7 +243,7 @@ def prompt_text(size: int) -> None:
     empty = GenerateRequest("m", (Conversation((Message("user", ""),)),))
     around = memory_of(empty)
     text = "x" * (size - around)
-    plan.check_text(prepared, GenerateRequest("m", (Conversation((Message("user", text),)),)))
+    rendering.check_text(prepared, GenerateRequest("m", (Conversation((Message("user", text),)),)))
 
 
 @pytest.mark.parametrize(

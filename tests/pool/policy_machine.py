@@ -65,6 +65,7 @@ class Ask:
     beside: int
     since: float
     client: str
+    padding: int | None = None
     turn: tuple[int, int] = (0, 0)
     granted: int = 0
     """When, by the number of tickets and grants there were."""
@@ -77,20 +78,25 @@ def ask_of(number: int, models: Sequence[str], now: float) -> Ask:
     kv_bytes, most = ((0, 0), (1, 1), (1, 3), (1, 2))[size]
     rows, beside = (1, 1, 1, 2)[number % 4], (0, 0, 1, 2)[number // 4]
     client = "one" if which % 3 else "other"
-    return Ask(models[which % len(models)], rows, kv_bytes, most, beside, now, client)
+    at = which % len(models)
+    return Ask(models[at], rows, kv_bytes, most, beside, now, client, (None, 1, 0)[at % 3])
 
 
 def in_use(asks: Iterable[Ask]) -> int:
-    """A batch keeps every row as long as its longest; what was preempted has no rows in it."""
+    """A model's rows are padded to the longest, or by the most that was asked for; what was
+    preempted has no rows."""
     rows: dict[str, int] = {}
     longest: dict[str, int] = {}
+    alone: dict[str, float] = {}
     beside = 0
     for ask in asks:
         beside += ask.beside
         if not ask.preempted:
             rows[ask.model] = rows.get(ask.model, 0) + ask.rows
             longest[ask.model] = max(longest.get(ask.model, 0), ask.kv_bytes)
-    return beside + sum(rows[model] * longest[model] for model in rows)
+            padding = inf if ask.padding is None else ask.padding  # the same for all of a model
+            alone[ask.model] = alone.get(ask.model, padding) + ask.rows * ask.kv_bytes
+    return beside + sum(int(min(rows[model] * longest[model], alone[model])) for model in rows)
 
 
 def for_one(asks: Iterable[Ask]) -> int:
@@ -357,6 +363,7 @@ class PolicyMachine(RuleBasedStateMachine):
                 self.now,
                 most_kv_bytes=ask.most,
                 rows=ask.rows,
+                padding_bytes=ask.padding,
                 extra_bytes=ask.beside,
                 client=ask.client,
             )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.actions import (
     FailedToLoad,
     Grant,
@@ -235,6 +236,46 @@ def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
     assert policy.release(3, 7.0) == ()
     assert policy.kv_reserved == 3
     assert policy.request(4, "a", 7, 8.0, rows=4) == (Refuse(4, NeverFits(33, 30)),)
+
+
+def test_padding_takes_no_more_than_the_engine_says() -> None:
+    policy = policy_of(budget=40, a=ModelFacts(5), ready="a")
+    assert policy.request(1, "a", 1, 5.0, rows=8, padding_bytes=4) == (Grant(1),)
+    assert policy.kv_reserved == 8
+    assert policy.request(2, "a", 16, 5.0, padding_bytes=4) == (Grant(2),), "9 rows of 16 are 144"
+    assert policy.kv_reserved == 8 + 16 + 4
+    assert policy.request(3, "a", 8, 5.0, padding_bytes=4) == (), "36 of 35"
+
+
+@pytest.mark.parametrize(
+    ("budget", "weights", "per_token", "one_batch", "in_groups"),
+    [
+        pytest.param(11.4, 4.6, 131_072, 0, 11, id="8b"),
+        pytest.param(22.9, 4.6, 131_072, 3, 33, id="8b, more memory"),
+        pytest.param(22.9, 17.2, 98_304, 0, 16, id="30b-a3b"),
+        pytest.param(34.4, 17.2, 98_304, 4, 33, id="30b-a3b, more memory"),
+    ],
+)
+def test_short_rows_next_to_a_long_one(
+    budget: float, weights: float, per_token: int, one_batch: int, in_groups: int
+) -> None:
+    """The table of worker/README.md."""
+    kv, memory, model = KvCost(per_token), int(budget * 1e9), int(weights * 1e9)
+    most_padding = kv.most_padding(memory - model)
+    assert most_padding is not None
+
+    def granted(padding: int | None) -> int:
+        policy = policy_of(budget=memory, a=ModelFacts(model), ready="a")
+        for row in range(34):
+            tokens = 300 if row else 30_000
+            soon, most = kv.for_tokens(tokens + 512), kv.for_tokens(tokens + 16_384)
+            done = policy.request(row, "a", soon, 5.0, most_kv_bytes=most, padding_bytes=padding)
+            if Grant(row) not in done:
+                return row - 1
+        return 33
+
+    assert granted(None) == one_batch
+    assert granted(kv.padding_bytes(most_padding)) == in_groups
 
 
 def test_passes_one_that_waits_for_its_load() -> None:

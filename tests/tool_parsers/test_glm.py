@@ -10,7 +10,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.tool_parsers import formats, glm
+from mlx_server.tool_parsers import glm, line_named_calls
 from mlx_server.tool_parsers.call_format import finished_calls, parse_calls
 
 TOOLS = (
@@ -88,6 +88,7 @@ def test_the_same_call_again_is_made_as_often_as_is_allowed(
     ("text", "arguments"), [("now\n{}", {}), ('now\n{"a": "}"}\n', {"a": "}"})]
 )
 def test_old_glm4(text: str, arguments: dict[str, Any]) -> None:
-    parser = MarkupParser(MarkupLayout(call_formats=formats.glm4(TOOLS)), ParseContext(tools=TOOLS))
+    layout = MarkupLayout(call_formats=line_named_calls.glm4(TOOLS))
+    parser = MarkupParser(layout, ParseContext(tools=TOOLS))
     (call,) = finished_calls([*parser.feed(-1, text), *parser.finish("", cut=False)])
     assert call["arguments"] == arguments

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.step_bytes import StepBytes, cheapest_groups
+from mlx_server.worker.step_bytes import StepBytes, cheapest_groups, padded_less, padding
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
 from tests.worker.test_kinds import Bench
@@ -74,6 +74,53 @@ def test_short_rows_next_to_a_long_one_step_faster_than_in_one_batch(named: str)
 @pytest.mark.parametrize("named", PAIRS)
 def test_rows_of_similar_lengths_share_a_batch(named: str) -> None:
     assert step_of(named, [300, 500, 900, 2000])[1] == [4]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    weights=st.integers(0, 60),
+    most=st.integers(0, 60),
+)
+def test_groups_are_split_until_the_padding_is_small(
+    lengths: list[int], weights: int, most: int
+) -> None:
+    groups = cheapest_groups(lengths, lambda rows, longest: weights + rows * longest)[1]
+    found = padded_less(groups, lengths, most)
+    assert sorted(row for group in found for row in group) == list(range(len(lengths)))
+    padded = sum(padding([lengths[row] for row in group]) for group in found)
+    assert padded <= most
+    assert found == groups or sum(padding([lengths[row] for row in g]) for g in groups) > most
+
+
+class OneBatch(StepBytes):
+    """No padding is worth another group."""
+
+    def __init__(self) -> None: ...
+
+    def weights(self, rows: int) -> float:
+        return 1e9
+
+    def token(self, caches: Iterable[Any]) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("most", [0, 85, 200])
+def test_groups_are_never_padded_by_more_than_there_is_memory_for(
+    most: int, tmp_path: Path
+) -> None:
+    path = ONE_OF_EACH[0].save(tmp_path / "llama")
+    bench = Bench(path, most_padding=most)
+    batch: Batch = bench.engine._batches["m"]
+    batch._decoder._reads = OneBatch()
+    sizes = list[list[int]]()
+    for length in (5, 90, 6, 90, 40, 7):
+        bench.begin(list(range(length)), 40)
+        for _ in range(8):
+            bench.step()
+            groups = batch._decoder._groups
+            assert sum(padding([*map(len, group.tokens)]) for group in groups) <= most
+            sizes.append(batch._decoder.sizes)
+    assert (max(map(max, sizes)) > 2) is (most > 0), "rows share a group where that is allowed"
 
 
 class NoWeights(StepBytes):

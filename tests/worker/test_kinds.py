@@ -32,11 +32,12 @@ Answers = dict[int, list[int]]
 class Bench:
     """One engine with one model, driven in-process."""
 
-    def __init__(self, path: Path, cache_bytes: int = 0) -> None:
+    def __init__(self, path: Path, cache_bytes: int = 0, most_padding: int | None = None) -> None:
         self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
         self.cached: dict[int, int] = {}
         self._next = 0
-        reports = [*self.engine.handle(LoadModel("m", str(path))), *self._until_idle()]
+        load = LoadModel("m", str(path), most_padding=most_padding)
+        reports = [*self.engine.handle(load), *self._until_idle()]
         assert any(isinstance(report, ModelLoaded) for report in reports), reports
 
     def begin(self, prompt: Sequence[int], tokens: int = TOKENS, adapter: str | None = None) -> int:

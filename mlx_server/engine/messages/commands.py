@@ -17,6 +17,8 @@ class LoadModel(msgspec.Struct, tag=True):
     """The folder of tokenizer.json if it is not the model's folder."""
     kv_bits: int | None = None
     """The bits in which keys and values are kept; None: as they are computed."""
+    most_padding: int | None = None
+    """The tokens by which groups of decoding rows may be padded together; None: any number."""
 
 
 class Schedule(msgspec.Struct, frozen=True):

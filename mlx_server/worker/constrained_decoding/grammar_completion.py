@@ -196,6 +196,7 @@ class GrammarCompletion:
         if probe.failed:
             return
         probe.allow(STEP_WORK)
+        probe.see(mask, self._classes.printable)
         if not self._fits:
             found = self._search.find(probe, self._tokens or [], NEVER, self._read)
             if found is not None:

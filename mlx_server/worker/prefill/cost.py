@@ -68,6 +68,16 @@ class PrefillCost:
         self._cost = self._fitted()
 
     def seconds(self, piece: PrefillPiece) -> float:
+        """A piece takes at least as long for each token as the largest of the latest that had not
+        much more context: a fit to the few pieces of short prompts may predict less."""
+        most = piece.context + piece.length
+        alike = [each for each in reversed(self._measured) if each[0].context <= most]
+        if not alike:
+            return self._predicted(piece)
+        largest, took = max(alike, key=lambda measured: measured[0].tokens)
+        return max(self._predicted(piece), took * piece.tokens / largest.tokens)
+
+    def _predicted(self, piece: PrefillPiece) -> float:
         return float(np.dot(self._cost, piece.causes))
 
     def tokens(self, seconds: float, rows: int, context: int) -> int:
@@ -104,7 +114,7 @@ class PrefillCost:
         """The factor by which the last piece took longer than predicted, at least 1: the budget
         reacts at once to a machine that slows down."""
         piece, seconds = self._measured[-1]
-        return max(1.0, seconds / max(self.seconds(piece), 1e-12))
+        return max(1.0, seconds / max(self._predicted(piece), 1e-12))
 
     def _fitted(self) -> Vector:
         """Fits the coefficients by least squares of the relative errors: the best non-negative fit

@@ -85,3 +85,16 @@ def test_sixteen_short_prompts_next_to_a_stream(named: str) -> None:
     assert first_token <= 0.75 * at_once.first_token
     assert simulation.now - asked <= 1.25 * at_once.done
     assert max(stream.between(asked, simulation.now)) <= 0.4
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(1000, 1), (5000, 2)])
+def test_a_short_prompt_is_not_padded_to_one_that_is_mostly_cached(
+    cached: int, expected: int
+) -> None:
+    simulation = Simulation(PAIR, cache_bytes=1 << 26)
+    prompt = [11, *[7] * cached]
+    simulation.ask(prompt, 2)
+    simulation.run()
+    simulation.pieces.clear()
+    answers = [simulation.ask([*prompt, *[9] * 30], 8, "a"), simulation.ask(40, 8, "b")]
+    assert passes(simulation, answers) == expected
