@@ -13,6 +13,7 @@ import jsonschema
 
 from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
+from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
 from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
@@ -24,7 +25,25 @@ PIRATE = f"{DEMO}:pirate"
 WITHOUT_CALLS = ("gemma3", "harmony_text")
 """Families that no grammar can make call a tool."""
 
-FAMILIES = tuple(family.name for family in KNOWN if family.name not in WITHOUT_CALLS)
+
+
+def _kind(family: ModelFamily) -> tuple[object, ...]:
+    """What a grammar and a parser are made of: families of one kind differ in their delimiters."""
+    layout = family.layout_with()
+    blocks = (type(block) for each in layout.call_formats for block in each.blocks)
+    reasons = bool(family.thinking_delimiters()[0])
+    return (thinks(family), reasons, layout.calls_end_reasoning, layout.trims, *blocks)
+
+
+def thinks(family: ModelFamily) -> bool:
+    """Whether its vocabulary knows how: others, once constrained, answer at once."""
+    opens, _ = family.thinking_delimiters()
+    return any(token in mark for token in family.special_tokens for mark in opens)
+
+
+WITH_CALLS = [family for family in KNOWN if family.name not in WITHOUT_CALLS]
+FAMILIES = tuple({_kind(family): family.name for family in reversed(WITH_CALLS)}.values())
+"""The first of each kind."""
 THOUGHT = "Let me see, step by step. " * 4
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""
@@ -42,15 +61,6 @@ def script(name: str, thought: str = THOUGHT) -> str:
 def entry(name: str, thought: str = THOUGHT) -> dict[str, str]:
     """Of a transcript: it plays the script where it may, and else whatever it may."""
     return {"output": script(name, thought), "off_grammar": "noise"}
-
-
-def thinks(name: str) -> bool:
-    """Whether its vocabulary knows how: others, once constrained, answer at once."""
-    if name not in FAMILIES:
-        return False
-    family = family_named(name)
-    opens, _ = family.thinking_delimiters()
-    return any(token in mark for token in family.special_tokens for mark in opens)
 
 
 Check = Callable[["Row", Completion], None]
@@ -88,6 +98,10 @@ class Row:
         if self.has("bias"):
             said["logit_bias"] = dict.fromkeys(map(str, banned[self.model]), -100)
         return said
+
+    @property
+    def thinks(self) -> bool:
+        return self.model in FAMILIES and thinks(family_named(self.model))
 
     def has(self, name: str) -> bool:
         return any(value.name == name for value in self.values)
@@ -249,12 +263,12 @@ def thought(tokens: int | None) -> Check:
             said = answer.reasoning.strip()
             may_go_on = row.model == "gpt_oss" and row.must_call  # it has messages of it
             assert THOUGHT.startswith(said) or (may_go_on and said.startswith(THOUGHT)), answer
-            if tokens is None and thinks(row.model):
+            if tokens is None and row.thinks:
                 assert said.startswith(THOUGHT.strip()), answer
         if tokens is not None:
-            spared = len(found.answers) * (tokens if thinks(row.model) else TORN + tokens)
+            spared = len(found.answers) * (tokens if row.thinks else TORN + tokens)
             assert found.reasoning_tokens <= spared, (found.reasoning_tokens, row.name)
-            if thinks(row.model):
+            if row.thinks:
                 assert found.reasoning_tokens == spared, (found.reasoning_tokens, row.name)
 
     return check

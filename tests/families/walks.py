@@ -58,11 +58,11 @@ class Way:
     family: ModelFamily
     control: bool
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         return vocabulary_of(self.family)[0]
 
-    @property
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.family)[1]
 

@@ -23,7 +23,7 @@ from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 THINKING = ("qwen3", "gpt_oss", "seed_oss", "glm4_5", "gemma4")
 OTHERS = ("qwen3_coder", "mistral", "deepseek_v3", "smollm2")
-THOUGHT = "Let me see, step by step. " * 12
+THOUGHT = "Let me see, step by step. " * 8
 SLOW = "Word by word it comes, and nothing stops it. " * 8
 DELAY = 10
 LONGEST_GAP = 5.0

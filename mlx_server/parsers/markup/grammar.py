@@ -215,6 +215,8 @@ class FreeGrammar(MarkupGrammar):
         opens = [opening for opening, _ in (*self._anywhere, *self.marked)]
         self._free_text = self.free_text(opens, self._banned, list(self.control))
         self._states: dict[str, str] = {}
+        self._calls: dict[int, str] = {}
+        """The rule of a block, which is written once for all states that call."""
         formats = [(block, each) for each in layout.call_formats for block in each.blocks]
         self._format_of = {id(block): each for block, each in formats}
 
@@ -297,9 +299,11 @@ class FreeGrammar(MarkupGrammar):
         return [text.rest(), *reasoning, *calls]
 
     def _called(self, block: BlockGrammar) -> str:
-        call = block_rule(block, self.lark, self._tools, several=True)
-        empty = [empty_block(block, self.lark)] if block.may_be_empty else []
-        return f"({one_of([call, *empty])}) {self._after_block(block)}"
+        if id(block) not in self._calls:
+            call = block_rule(block, self.lark, self._tools, several=True)
+            empty = [empty_block(block, self.lark)] if block.may_be_empty else []
+            self._calls[id(block)] = one_of([call, *empty])
+        return f"({self._calls[id(block)]}) {self._after_block(block)}"
 
     def _unmarked(self, block: UnmarkedBlockGrammar) -> str:
         return unmarked_block_rule(block, self.lark, self._tools, several=True, space=r"\s*")
