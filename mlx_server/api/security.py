@@ -51,6 +51,8 @@ TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
 # int() refuses more than 4300 digits
 LENGTH = re.compile(r"[0-9]{1,4000}")
+UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
+"""Content types of a body to which the client gave none: aiohttp sends the second."""
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
@@ -346,7 +348,7 @@ def _check_encoding(headers: Headers) -> None:
 
 def _check_content_type(headers: Headers) -> None:
     sent = headers.getlist("content-type")
-    if not sent and not _is_from_browser(headers):
+    if sent in UNTYPED and not _is_from_browser(headers):
         return  # some clients of Ollama's API name no type
     if len(sent) != 1 or not _is_utf8_json(sent[0]):
         raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")

@@ -379,6 +379,7 @@ def test_a_host_that_is_none_is_a_wrong_setting(host: str) -> None:
 
 LENGTH = ("content-length", "2")
 CHUNKED = ("transfer-encoding", "chunked")
+BYTES = ("content-type", "application/octet-stream")
 
 
 @pytest.mark.parametrize(
@@ -407,6 +408,10 @@ CHUNKED = ("transfer-encoding", "chunked")
         ("POST", [LENGTH, ("content-type", "")], 415),
         ("POST", [LENGTH], 200),
         ("POST", [CHUNKED], 200),
+        ("POST", [LENGTH, BYTES], 200),
+        ("POST", [LENGTH, BYTES, BYTES], 415),
+        ("POST", [LENGTH, BYTES, ("origin", "http://localhost:8000")], 415),
+        ("POST", [LENGTH, BYTES, ("sec-fetch-site", "cross-site")], 415),
         ("POST", [LENGTH, ("origin", "http://localhost:8000")], 415),
         ("POST", [LENGTH, ("sec-fetch-site", "same-origin")], 415),
         ("POST", [CHUNKED, ("sec-fetch-site", "none")], 415),
