@@ -2,16 +2,38 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.kimi_k3 import CLOSE, OPEN, SEPARATOR, beginning, end
+from mlx_server.tool_parsers.kimi_k3 import (
+    CLOSE,
+    KIMI_K3_SPACED,
+    OPEN,
+    SEPARATOR,
+    beginning,
+    end,
+    spaced,
+)
 from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
 
 LAYOUT = MarkupLayout(
     reasoning=((beginning("think"), end("think")),),
     call_formats=(NOTATION,),
-    dropped=(beginning("response"), end("response"), end("message")),
+    inline_formats=lambda tools: (KIMI_K3_SPACED,),
+    dropped=(
+        beginning("response"),
+        end("response"),
+        end("message"),
+        *spaced(OPEN, "response"),
+        *spaced(CLOSE, "response"),
+        *spaced(CLOSE, "message"),
+    ),
     trims=False,
     calls_end_reasoning=True,
-    ends_reasoning=(beginning("response"), end("message")),
+    ends_reasoning=(
+        beginning("response"),
+        end("message"),
+        *spaced(CLOSE, "think"),
+        *spaced(OPEN, "response"),
+        *spaced(CLOSE, "message"),
+    ),
 )
 
 KIMI_K3 = ModelFamily(

@@ -23,7 +23,9 @@ from mlx_server.tool_parsers.syntaxes import JSON
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
 QUOTE = '"'
-ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
+WRITTEN = re.compile(r'(\s*\w+="[^"]*")*')
+"""Attributes without a slip."""
 
 
 def beginning(element: str) -> str:
@@ -34,14 +36,29 @@ def end(element: str) -> str:
     return f"{CLOSE}{element}{SEPARATOR}"
 
 
+def spaced(delimiter: str, element: str) -> tuple[str, ...]:
+    """An opening or closing of an element with spaces in it, as no template has them."""
+    spaces = ((" ", ""), ("", " "), (" ", " "))
+    return tuple(f"{delimiter}{before}{element}{after}{SEPARATOR}" for before, after in spaces)
+
+
+def _ends(element: str) -> tuple[str, ...]:
+    return (end(element), *spaced(CLOSE, element))
+
+
+def _opens(element: str) -> tuple[str, ...]:
+    """The beginning of an opening that has attributes."""
+    return OPEN + element, f"{OPEN} {element}"
+
+
 TOOLS, TOOLS_END = beginning("tools"), end("tools")
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     while True:
         yield from source.space()
-        found = yield from source.accept(OPEN + "call", TOOLS_END)
-        if found == TOOLS_END:
+        found = yield from source.accept(*_opens("call"), *_ends("tools"))
+        if found in _ends("tools"):
             return
         if not found:
             # calls that are whole count, but what follows them is no part of them
@@ -52,33 +69,42 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
 
 
 def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    attributes = yield from _attributes(source)
+    attributes, has_slips = yield from _attributes(source)
     call = calls.start(attributes.get("tool", ""))
+    if has_slips:
+        call.repaired("format")
+    openings = (*_opens("argument"), *_opens("json"))
     while True:
         yield from source.space()
-        found = yield from source.expect(OPEN + "argument", OPEN + "json", end("call"))
-        if found == end("call"):
+        found = yield from source.expect(*openings, "{", *_ends("call"))
+        if found in _ends("call"):
             call.finish()
             return
-        attributes = yield from _attributes(source)
-        if found == OPEN + "argument":
-            yield from _argument(source, call, attributes)
+        if found == "{":
+            call.repaired("format")
+            yield from values.arguments(source, JSON, lambda: call, _ends("call"))
+        elif found in _opens("argument"):
+            yield from _argument(source, call)
         else:
+            yield from _attributes(source)
             yield from source.space()
             yield from source.expect("{")
             yield from values.arguments(source, JSON, lambda: call)
             yield from source.space()
-            yield from source.expect(end("json"))
+            yield from source.expect(*_ends("json"))
 
 
-def _argument(source: Source, call: ToolCallWriter, attributes: dict[str, str]) -> Steps[None]:
+def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
+    attributes, has_slips = yield from _attributes(source)
+    if has_slips:
+        call.repaired("format")
     key, type = attributes.get("key"), attributes.get("type", "string")
     if key is None:
         raise Malformed("an argument has no key")
     streams = type == "string" and call.streams(key)
     pieces: list[str] = []
     into = partial(call.text, key) if streams else pieces.append
-    if not (yield from source.up_to(end("argument"), into=into)):
+    if not (yield from source.up_to(*_ends("argument"), into=into)):
         raise Malformed("an argument has no end")
     if streams:
         call.end_text(key)
@@ -88,11 +114,16 @@ def _argument(source: Source, call: ToolCallWriter, attributes: dict[str, str]) 
         call.untyped(key, "".join(pieces))
 
 
-def _attributes(source: Source) -> Steps[dict[str, str]]:
+def _attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
+    """The attributes of an opening, and whether they are written with slips."""
     pieces: list[str] = []
     if (yield from source.up_to(OPEN, CLOSE, SEPARATOR, into=pieces.append)) != SEPARATOR:
         raise Malformed("an opening has no end")
-    return {name: _unescaped(value) for name, value in ATTRIBUTE.findall("".join(pieces))}
+    text = "".join(pieces)
+    found = {
+        match[1]: _unescaped(match[match.lastindex or 0]) for match in ATTRIBUTE.finditer(text)
+    }
+    return found, not WRITTEN.fullmatch(text.rstrip())
 
 
 def _unescaped(value: str) -> str:
@@ -144,4 +175,7 @@ KIMI_K3 = CallFormat(
             unsupported=unsupported_arguments.unsupported_as_text,
         ),
     ),
+)
+KIMI_K3_SPACED = CallFormat(
+    _read_block, opens=spaced(OPEN, "tools"), closes=_ends("tools"), repairs=("format",)
 )

@@ -411,7 +411,7 @@ BYTES = ("content-type", "application/octet-stream")
         ("POST", [LENGTH, BYTES], 200),
         ("POST", [LENGTH, BYTES, BYTES], 415),
         ("POST", [LENGTH, BYTES, ("origin", "http://localhost:8000")], 415),
-        ("POST", [LENGTH, BYTES, ("sec-fetch-site", "cross-site")], 415),
+        ("POST", [LENGTH, BYTES, ("sec-fetch-site", "same-origin")], 415),
         ("POST", [LENGTH, ("origin", "http://localhost:8000")], 415),
         ("POST", [LENGTH, ("sec-fetch-site", "same-origin")], 415),
         ("POST", [CHUNKED, ("sec-fetch-site", "none")], 415),
