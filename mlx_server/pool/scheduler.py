@@ -144,8 +144,11 @@ class MemoryScheduler:
         self._count_idle()
 
     def _count_idle(self) -> None:
-        """Reports the bytes that can be freed as soon as a request needs them."""
-        self.do(self.policy.cache_bytes(self._cache_limit.nbytes + self.adapters.idle_bytes))
+        """Reports the bytes that can be freed as soon as a request needs them, if they are others
+        than before: most steps change nothing."""
+        idle = self._cache_limit.nbytes + self.adapters.idle_bytes
+        if idle != self.policy.cache:
+            self.do(self.policy.cache_bytes(idle))
 
     def engine_lost(self) -> None:
         self.background.cancel()  # a load may have ended, and not have reported its result yet

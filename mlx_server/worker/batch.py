@@ -91,9 +91,9 @@ class Batch:
         # The width shows in the shape of an output that is never computed.
         self.vocabulary: int = model(mx.array([[0]])).shape[-1]
 
-    def __len__(self) -> int:
-        """The number of rows that can be stepped, without paused and preempted ones."""
-        return self.waiting + len(self._decoder) + len(self._returning)
+    def __bool__(self) -> bool:
+        """Whether a row can be stepped, one that is neither paused nor preempted."""
+        return bool(self._turns or self._decoder or self._group or self._returning)
 
     @property
     def plays(self) -> bool:

@@ -96,7 +96,7 @@ def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
     """Milliseconds of a free step, and what a grammar adds to it: medians."""
     free, constrained = _decoding(case, rows, None), _decoding(case, rows, SCHEMA)
     rounds = [(timed(free.step), timed(constrained.step)) for _ in range(WARM + STEPS)][WARM:]
-    assert len(free) == len(constrained) == rows, "a row has come to its end"
+    assert free.decoding == constrained.decoding == rows, "a row has come to its end"
     return {
         "free": 1e3 * median(f for f, _ in rounds),
         "added": 1e3 * median(g - f for f, g in rounds),

@@ -32,9 +32,9 @@ PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 def processes(arguments: Sequence[str]) -> tuple[str, str]:
     """Options of xdist: a process for each core, since each one collects all tests.
 
-    Live tests often wait for a server, so with --all there are two for each core.
+    Live tests often wait for a server, so with --all there is one more.
     """
-    wanted = (os.cpu_count() or 1) * (2 if "--all" in arguments else 1)
+    wanted = (os.cpu_count() or 1) + (1 if "--all" in arguments else 0)
     return "--numprocesses", str(min(wanted, MOST_PROCESSES))
 
 

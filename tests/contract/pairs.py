@@ -26,7 +26,6 @@ WITHOUT_CALLS = ("gemma3", "harmony_text")
 """Families that no grammar can make call a tool."""
 
 
-
 def _kind(family: ModelFamily) -> tuple[object, ...]:
     """What a grammar and a parser are made of: families of one kind differ in their delimiters."""
     layout = family.layout_with()

@@ -110,7 +110,8 @@ class Run:
 
     def assert_nothing_is_left(self) -> None:
         assert self.stages == (0, 0, 0)
-        assert len(self.batch) == self.batch.waiting == 0
+        assert not self.batch
+        assert self.batch.waiting == 0
         assert not self.batch.rows
         assert self.batch._group is None
         assert not self.batch._decoder.caches

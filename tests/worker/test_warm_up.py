@@ -48,7 +48,7 @@ def test_it_prefills_decodes_one_row_and_several(tiny_model: Any) -> None:
     rows = {rows for rows, tokens in batch.shapes if tokens == 1}
     assert {1, ROWS} <= rows
     assert any(tokens >= 16 for _, tokens in batch.shapes)
-    assert len(batch) == 0
+    assert not batch
     assert batch.warm
     assert steps < 40
 
