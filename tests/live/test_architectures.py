@@ -106,7 +106,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_everything_together(server: LiveServer, name: str) -> None:
     async def all_of_it() -> None:
-        async with server.openai_async() as client:
+        # the first requests wait for a vocabulary of 200,000 tokens and its grammars
+        async with server.openai_async(timeout=120) as client:
             asked = [
                 client.chat.completions.create(
                     **{"model": name, "max_tokens": 24, **standard(request)}, stream=stream
