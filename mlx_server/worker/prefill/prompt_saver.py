@@ -40,6 +40,10 @@ log = logging.getLogger("mlx_server.engine")
 PIECE_BYTES = 32 << 20
 """The bytes that are copied at a time."""
 
+LEAVING_SHARE = 64
+"""Prompts that left the prompt cache keep at most MLX's memory limit divided by this, since the limit
+is full without them."""
+
 PAUSE_SECONDS = 60.0
 """The time in which nothing is written after the disk has refused a file."""
 
@@ -100,7 +104,8 @@ class PromptSaver:
         model = self._models.of(prompt.key)
         if model and time.monotonic() >= self._paused_until:
             waiting = self._copied_bytes + self._leaving.nbytes
-            self._leaving.add(model, prompt, limits.PROMPT_WRITE_BYTES.value - waiting)
+            most = min(limits.PROMPT_WRITE_BYTES.value, mx.get_memory_limit() // LEAVING_SHARE)
+            self._leaving.add(model, prompt, most - waiting)
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
         """The prompt that is written now or next. key: only one of this model. since: only one
