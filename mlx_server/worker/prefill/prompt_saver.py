@@ -41,8 +41,8 @@ PIECE_BYTES = 32 << 20
 """The bytes that are copied at a time."""
 
 LEAVING_SHARE = 64
-"""Prompts that left the prompt cache keep at most MLX's memory limit divided by this, since the limit
-is full without them."""
+"""Prompts that left the prompt cache keep at most MLX's memory limit divided by this, since the
+limit is full without them."""
 
 PAUSE_SECONDS = 60.0
 """The time in which nothing is written after the disk has refused a file."""
