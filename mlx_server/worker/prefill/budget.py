@@ -55,8 +55,8 @@ class PrefillBudget:
         self._pending = 0.0
         """Seconds of the latest step that the next piece will wait for."""
         self._advance = 0.0
-        """Seconds of steps for a prompt's last piece, and for the pass that computes the first token of
-        its answer, that come before them: those after them would come after the prompt. Of several
+        """Seconds of steps for a prompt's last piece, and for the pass that computes its answer's
+        first token, that come before them: those after them would come after the prompt. Of several
         prompts they come after the last one, in a fuller batch."""
         self._waits = False
         """Whether a prompt has waited since the last step."""

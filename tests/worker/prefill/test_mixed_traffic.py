@@ -132,7 +132,7 @@ LENGTHS = [
     *(33, 50, 64, 100, 150, 200, 250, 700, 1000, 1021, 1200, 1500, 2000, 4000),
     *(15_013, 29_977, 30_023),
 ]
-"""Some are computed in one, two or three pieces, and the last piece of each has another size. Shorter
+"""They are computed in one piece or several, and the last piece of each has another size. Shorter
 ones take the time of so few steps that a step more or less is too much or too little."""
 
 
