@@ -56,7 +56,7 @@ AGENTS: Mapping[str, Agent] = {
         ("--functions", LLM_TOOL),
     ),
     "pi": Agent(
-        "@mariozechner/pi-coding-agent@0.73.1",
+        "@earendil-works/pi-coding-agent@1.5.2",
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
         ("--provider", "mlx-server", "--model", "{model}", "--continue", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),

@@ -26,17 +26,17 @@ CLIENTS = (
 )
 NODE_CLIENTS = (
     "openai@7.57.0",
-    "@anthropic-ai/sdk@1.12.0",
+    "@anthropic-ai/sdk@1.14.0",
     "@openai/agents@0.20.0",
-    "ai@6.0.326",
-    "@ai-sdk/openai@3.0.141",
-    "@ai-sdk/openai-compatible@2.0.92",
-    "@ai-sdk/anthropic@3.0.140",
-    "ollama-ai-provider-v2@3.6.0",
+    "ai@7.0.173",
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "@ai-sdk/anthropic@4.0.105",
+    "ollama-ai-provider-v2@4.0.1",
     "zod@4",
 )
 PROBE = "llmprobe@0.6.12"
-CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
+CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.332"
 CODEX = "@openai/codex@0.169.0"
 WATSONX = "ibm-watsonx-ai==1.8.1"
 MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
