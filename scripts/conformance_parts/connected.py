@@ -1,6 +1,7 @@
 """Clients that `mlx-server connect` knows, unchanged, each in a network without a way out."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -114,12 +115,17 @@ def _agent(name: str, agent: Agent) -> Iterator[Outcome]:
     try:
         folder = installed.programs(agent.package)
         command = [*namespaces.alone(), sys.executable, "-m", "conformance_parts.agent_sessions"]
+        environment = {**os.environ, "PATH": f"{installed.newer_node()}:{os.environ['PATH']}"}
     except installed.Missing as missing:
         yield Outcome(SUITE, name, "all sessions", "skipped", (str(missing),))
         return
     with TemporaryFile("w+") as errors:
         done = subprocess.run(
-            [*command, name, str(folder)], stdout=subprocess.PIPE, stderr=errors, text=True
+            [*command, name, str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         for line in done.stdout.splitlines():
             test, error = json.loads(line)
