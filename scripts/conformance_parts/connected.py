@@ -29,9 +29,10 @@ class Agent:
     unrepeated: int = 64
     """Most tokens at the end of a prompt that the next one does not repeat, such as those that ask
     for the answer."""
-    overflow: str | None = "maximum context length"
-    """What it says if a prompt exceeds the context; None: it says nothing, and has the model sum
-    the conversation up."""
+    overflow: str = "maximum context length"
+    """What it says if a prompt exceeds the context."""
+    reported: tuple[str, ...] = ()
+    """Further arguments with which it says that."""
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
@@ -57,11 +58,12 @@ AGENTS: Mapping[str, Agent] = {
         ("--functions", LLM_TOOL),
     ),
     "pi": Agent(
-        "@earendil-works/pi-coding-agent@1.5.2",
+        "@earendil-works/pi-coding-agent@1.3.0",
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
         ("--provider", "mlx-server", "--model", "{model}", "--continue", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),
-        overflow=None,
+        overflow='"type":"context_edit"',  # it leaves the answer out, to shorten the conversation
+        reported=("--mode", "json"),
     ),
     "qwen-code": Agent(
         "@qwen-code/qwen-code@0.24.4",
