@@ -25,14 +25,19 @@ def probe(command: Sequence[str], model: str, url: str) -> Iterator[Outcome]:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = [*command, url, "-m", model, "--full", "--no-bench", "--no-save"]
-        done = subprocess.run(
-            [*asked, "--timeout", "180", "--save", str(report)],
-            env={**os.environ, **QUIET, "HOME": folder},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [*asked, "--timeout", "180", "--budget", str(TOKENS), "--save", str(report)],
+                env={**os.environ, **QUIET, "HOME": folder},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            why = f"it did not end within {SECONDS:.0f} seconds"
+            yield Outcome(SUITE, model, "all of it", "failed", (why,))
+            return
         if not report.is_file():
             last = (done.stderr or done.stdout).strip()[-500:]
             yield Outcome(SUITE, model, "all of it", "failed", (last,))
