@@ -110,6 +110,15 @@ def dripping(*begin: bytes) -> Callable[[], Parts]:
     return lambda: itertools.chain(begin, drops())
 
 
+FIRST, *OTHERS = (json.dumps(each) for each in (delta(content="Yes"), delta("stop"), USAGE))
+VALUES = [FIRST, *OTHERS]
+
+
+def of_values(form: str) -> bytes:
+    """The answer's values, each in this form."""
+    return OK + CLOSED + "".join(form.format(each) for each in VALUES).encode()
+
+
 PAGE = b"<!doctype html><html><body>Please log in.</body></html>"
 ANSWERS = {
     "a 100 before": b"HTTP/1.1 100 Continue\r\n\r\n" + OK + CLOSED + STREAM,
@@ -133,6 +142,25 @@ ANSWERS = {
     "events as JSON": JSON + CLOSED + STREAM,
     "no type": b"HTTP/1.1 200 OK\r\n" + CLOSED + STREAM,
     "two ends": OK + CLOSED + STREAM + b"data: [DONE]\n\n",
+    "a line of JSON each": of_values("{}\n"),
+    "a line of JSON each, and an end": of_values("{}\n") + b"[DONE]\n",
+    "a list of all values": OK + CLOSED + f"[{','.join(VALUES)}]".encode(),
+    "the field's name twice": of_values("data: data: {}\n\n"),
+    "values in one line": OK + CLOSED + f"data: {''.join(VALUES)}\n\n".encode(),
+    "fields in one line": OK + CLOSED + b"data: " + "data: ".join(VALUES).encode() + b"\n\n",
+    "lines that are no fields": OK
+    + CLOSED
+    + f"data: {FIRST}\n\n".encode()
+    + "\n\n".join(OTHERS).encode(),
+    "JSON over several lines": of_values("data: {}\n\n").replace(b", ", b",\n"),
+    "an answer within": of_values('data: {{"data": {}}}\n\n'),
+    "values of nothing": OK + CLOSED + b'data: null\n\ndata: ""\n\ndata: ping\n\n' + STREAM,
+    "nonsense after the end": OK + CLOSED + STREAM.replace(b"[DONE]", b"{"),
+    "another end": OK + CLOSED + STREAM.replace(b"[DONE]", b"DONE"),
+    "an error of nothing": of_values("data: {}\n\n").replace(
+        b'{"choices', b'{"error": {"code": null, "message": ""}, "choices'
+    ),
+    "a message of no error": OK + CLOSED + sse({"code": 0, "message": "ok"}, done=False) + STREAM,
     "an answer after the end": OK + CLOSED + STREAM + sse(delta(content="No")),
 }
 

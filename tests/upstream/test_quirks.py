@@ -1,5 +1,6 @@
 """What servers are known to send in place of what they should: read alike by every endpoint."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,8 +106,50 @@ QUIRKS = [
     Quirk("an answer as it should be", ({"content": "Hello"},), text="Hello"),
     *(
         Quirk(f"reasoning in {name}", ({name: "Hm."}, {"content": "Yes"}), "Hm.", "Yes")
-        for name in ("reasoning_content", "reasoning", "thinking")
+        for name in ("reasoning_content", "reasoning", "thinking", "thoughts", "reasoningContent")
     ),
+    Quirk(
+        "reasoning in a gateway's own field",
+        ({"provider_specific_fields": {"reasoning_content": "Hm."}}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "reasoning next to the delta",
+        ({"choices": [{"delta": {}, "reasoning": "Hm."}]}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+    ),
+    *(
+        Quirk(f"a thought as {part}", ({"content": [part]}, {"content": "Yes"}), "Hm.", "Yes")
+        for part in (
+            {"text": "Hm.", "thought": True},
+            {"type": "think", "think": "Hm."},
+            {"type": "reasoning_text", "text": {"value": "Hm."}},
+        )
+    ),
+    Quirk(
+        "thoughts next to the content and in it",
+        (
+            {"reasoning": "Well", "content": "<think>Well"},
+            {"reasoning": ", hm.", "content": ", hm.</think>"},
+            {"content": "Yes"},
+        ),
+        "Well, hm.",
+        "Yes",
+        repairs=("stutter reasoning_content",),
+        family="qwen3",
+    ),
+    Quirk(
+        "other thoughts in the content",
+        ({"reasoning": "Well."}, {"content": "<think> Hm.</think>"}, {"content": "Yes"}),
+        "Well.Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="qwen3",
+    ),
+    Quirk("a number as content", ({"content": 42},), text="42"),
+    Quirk("JSON as content", ({"content": {"city": "Paris"}},), text=PARIS_JSON),
     Quirk(
         "reasoning under several names at once",
         ({"reasoning": "Hm.", "reasoning_content": "Hm.", "content": None}, {"content": "Yes"}),
@@ -220,7 +263,57 @@ QUIRKS = [
         repairs=("unmarked tool_calls[0]",),
         family="qwen3",
     ),
+    *(
+        Quirk(
+            f"a call as {part}",
+            ({"content": [{"text": "I look."}, part]},),
+            "",
+            "I look.",
+            (PARIS,),
+            "tool_calls",
+        )
+        for part in (
+            {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}},
+            {"functionCall": {"name": "get_weather", "args": {"city": "Paris"}}},
+        )
+    ),
+    Quirk(
+        "a call in the content and as such",
+        ({"content": CALL_JSON}, call(PARIS_JSON), indexed(1, name="get_time", arguments="{}")),
+        **calls(PARIS, NOW),
+        repairs=("unmarked tool_calls[0]", "stutter tool_calls"),
+    ),
     Quirk("a call as it should be", (call(PARIS_JSON),), **calls(PARIS)),
+    *(
+        Quirk(f"a call as {list(said)}", (said,), **calls(PARIS))
+        for function in [{"name": "get_weather", "arguments": PARIS_JSON}]
+        for said in (
+            {"toolCalls": [{"function": function}]},
+            {"tool_call": {"function": function}},
+            {"tool_calls": json.dumps([{"function": function}])},
+            {"tool_calls": [None, {"function": json.dumps(function)}]},
+            {"tool_calls": {"0": {"tool_name": "get_weather", "tool_input": {"city": "Paris"}}}},
+            {"choices": [{"delta": {}, "tool_calls": [{"function": function}]}]},
+        )
+    ),
+    *(
+        Quirk(
+            f"the name after the arguments, {index}",
+            (indexed(index, arguments=PARIS_JSON), indexed(index, "a", name="get_weather")),
+            **calls(PARIS),
+        )
+        for index in (0, None)
+    ),
+    *(
+        Quirk(
+            f"arguments {what}", (call(made),), **calls(PARIS), repairs=(f"{kind} tool_calls[0]",)
+        )
+        for what, made, kind in (
+            ("that are the whole call", CALL_JSON, "format"),
+            ("in a list", f"[{PARIS_JSON}]", "format"),
+            ("as a text in a text in a text", json.dumps(json.dumps(PARIS_JSON)), "json"),
+        )
+    ),
     Quirk(
         "a call in pieces",
         (
@@ -301,6 +394,28 @@ QUIRKS = [
         text="Yes",
         finish="length",
         ends=delta("max_tokens"),
+    ),
+    *(
+        Quirk(f"an end as {reason}", ({"content": "Yes"},), "", "Yes", (), ours, ends=delta(reason))
+        for ours, reasons in (
+            ("stop", ("FINISH_REASON_STOP", "completed", "FinishReason.STOP", "<|im_end|>")),
+            ("length", ("max_length", "maxTokens", "token_limit", "context_length_exceeded")),
+        )
+        for reason in reasons
+    ),
+    *(
+        Quirk(f"an end as {end}", ({"content": "Yes"},), "", "Yes", (), "length", ends=end)
+        for end in (
+            {"choices": [{"delta": {}, "finishReason": "MAX_TOKENS"}]},
+            {"choices": [{"delta": {}, "stop_reason": "max_tokens"}]},
+            {"choices": [{"delta": {"finish_reason": {"type": "length"}}}]},
+            {"choices": [{"delta": {}}], "finish_reason": "length"},
+        )
+    ),
+    Quirk(
+        "an end that is called null before it comes",
+        (delta("null", content="Ye"), delta("None", content="s")),
+        text="Yes",
     ),
     Quirk(
         "the whole message once more at the end",
@@ -562,6 +677,16 @@ QUIRKS = [
         ),
         **calls(PARIS),
         ends=delta("function_call"),
+    ),
+    *(
+        Quirk(f"an answer as {value}", (value,), text="Yes")
+        for value in (
+            {"choices": [{"delta": "Yes"}]},
+            {"choices": [{"delta": [{"content": "Yes"}]}]},
+            {"choices": ["Yes"]},
+            {"choices": [None, {"delta": {"content": "Yes"}}]},
+            {"choices": {"0": {"delta": {"content": "Yes"}}}},
+        )
     ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
