@@ -30,7 +30,8 @@ from mlx_server.repair.answers import (
     Requirements,
     check_answer,
 )
-from mlx_server.upstream.pieces import REASONING, read_piece
+from mlx_server.upstream.contents import REASONING
+from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import AnswerReader
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.text_families import opening_of_reasoning, text_family

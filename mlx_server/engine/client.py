@@ -12,7 +12,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.activity import EngineActivity
-from mlx_server.engine.engine_process import ON_THE_WAY_BYTES, EngineProcess
+from mlx_server.engine.engine_process import ON_THE_WAY_BYTES, EarlyProcess, EngineProcess
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
@@ -65,12 +65,14 @@ class EngineClient:
         schedule: messages.Schedule = DEFAULT_SCHEDULE,
         disk: PromptDisk = NO_DISK,
         group: RankGroup | None = None,
+        early: EarlyProcess | None = None,
     ) -> None:
         """wired: "auto", "never" or bytes, see `wiring`. group: set if the process is to start one
-        and be its rank 0."""
+        and be its rank 0. early: the process, if it runs already."""
         most, folder = disk.most_bytes, str(disk.folder)
         self._process = EngineProcess(
-            WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group)
+            WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group),
+            early,
         )
         self._writer: asyncio.StreamWriter | None = None
         self._outbox = Outbox(self._write)

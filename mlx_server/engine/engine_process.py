@@ -5,13 +5,14 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.lifeline import Lifeline
-from mlx_server.engine.messages import FLUSH_SECONDS
+from mlx_server.engine.messages import FLUSH_SECONDS, frame
 from mlx_server.engine.rank_group import RankGroup
 from mlx_server.engine.worker_arguments import WorkerArguments, encode_arguments
 
@@ -26,12 +27,43 @@ MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
 its mmap threshold over time, and a small live block keeps the freed heap below it resident."""
 
 
+class EarlyProcess:
+    """An engine process that imports MLX while its server is not ready to start an engine yet.
+
+    It gets its arguments over the socket, and ends if the server ends before that.
+    """
+
+    def __init__(self) -> None:
+        self._ours, theirs = _socket_pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                _command(theirs),
+                pass_fds=[theirs.fileno()],
+                env=_environment(None),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, arguments: WorkerArguments) -> socket.socket:
+        """Returns the server's end of the socket."""
+        self._ours.sendall(frame(encode_arguments(arguments)))
+        return self._ours
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._process.wait)
+
+
 class EngineProcess:
-    def __init__(self, arguments: WorkerArguments) -> None:
+    def __init__(self, arguments: WorkerArguments, early: EarlyProcess | None = None) -> None:
+        """early: becomes the process, so that none has to be started."""
         self._arguments = arguments
+        self._early = early
         flush_seconds = FLUSH_SECONDS if arguments.disk_bytes else 0.0
         self._stop_seconds = STOP_SECONDS + flush_seconds
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | EarlyProcess | None = None
         self._lifeline: Lifeline | None = None
 
     @property
@@ -40,22 +72,27 @@ class EngineProcess:
 
     async def start(self) -> socket.socket:
         """Returns the server's end of the socket."""
-        ours, theirs = socket.socketpair()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
+        ours = self._early.begin(self._arguments) if self._early else await self._started()
+        with ExitStack() as unless_it_is_tied:
+            unless_it_is_tied.enter_context(ours)
+            self._process = self._early or self._process
+            assert self._process
+            self._lifeline = await Lifeline.tied(self._process.pid)
+            unless_it_is_tied.pop_all()
+        return ours
+
+    async def _started(self) -> socket.socket:
+        ours, theirs = _socket_pair()
         with theirs, ExitStack() as unless_it_starts:
             unless_it_starts.enter_context(ours)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "mlx_server.worker.process",
-                str(theirs.fileno()),
+                *_command(theirs),
                 encode_arguments(self._arguments).decode(),
                 pass_fds=[theirs.fileno()],
                 env=_environment(self._arguments.group),
                 # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
-            self._lifeline = await Lifeline.tied(self._process.pid)
             unless_it_starts.pop_all()
         return ours
 
@@ -79,6 +116,17 @@ class EngineProcess:
         if self._process:
             with suppress(ProcessLookupError, PermissionError):  # they may have ended just now
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """The server's end, and the one of the process."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
+    return ours, theirs
+
+
+def _command(theirs: socket.socket) -> list[str]:
+    return [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno())]
 
 
 def _environment(group: RankGroup | None) -> dict[str, str]:

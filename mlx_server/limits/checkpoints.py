@@ -97,7 +97,8 @@ PROMPT_WRITE_BYTES = Limit(
     value=256 << 20,
     unit="bytes",
     per="server",
-    beyond="no more are copied until some are written; of what leaves only the beginning is kept",
+    beyond="no more are copied until some are written; of what leaves, of which a 64th of MLX's "
+    "memory limit is kept at most, only the beginning is kept",
 )
 
 # Adapters

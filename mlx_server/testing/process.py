@@ -7,12 +7,21 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlx_server.engine.client import EngineClient
+    from mlx_server.engine.engine_process import EarlyProcess
 
 
 def main() -> None:
     Thread(target=_end_with_input, daemon=True).start()
     gc.disable()  # nothing that is imported is garbage; to look for it takes an eighth of the start
+    from mlx_server.engine.engine_process import EarlyProcess
+
+    early = EarlyProcess()  # it imports MLX while the app is imported here
     from mlx_server.api import given_answers
     from mlx_server.app import create_app, run_app
     from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
@@ -33,12 +42,25 @@ def main() -> None:
     settings = Settings(server=server, models=models)
     given = GivenAnswers()
     app = create_app(settings, recordings=dict.fromkeys(models, given))
+    app.state.pool.make_engine = _engines(early)
     given_answers.install(app, given, key)
     gc.freeze()
     gc.enable()
     # while the engine's process starts; without the vocabulary the first answer of gpt-oss waits
     Thread(target=encoding, daemon=True).start()
     run_app(settings, lambda: app)
+
+
+def _engines(early: "EarlyProcess") -> "Callable[..., EngineClient]":
+    """Makes the clients of engines, whose first one gets the process that runs already."""
+    from mlx_server.engine.client import EngineClient
+
+    processes = [early]
+
+    def make(**how: Any) -> EngineClient:
+        return EngineClient(**how, early=processes.pop() if processes else None)
+
+    return make
 
 
 def _end_with_input() -> None:

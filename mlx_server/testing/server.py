@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from mlx_server.sources.cache import CACHE_VARIABLE, cache_dir
+
 if TYPE_CHECKING:
     import httpx2
     from openai import OpenAI
@@ -99,13 +101,11 @@ class TestRunServer:
         """Starts the process, which begins to listen while the test run goes on."""
         # the same port after a restart, since apps remember the address
         command = [sys.executable, "-m", "mlx_server.testing.process", str(self._port)]
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
-        cache = {k: v for k, v in os.environ.items() if k == "MLX_SERVER_CACHE"}
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=self._folder,
-                env={**kept, **cache, KEY_VARIABLE: self._key},
+                env={**_environment(), KEY_VARIABLE: self._key},
                 stdin=subprocess.PIPE,  # at its end the server ends, also if pytest was killed
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -168,6 +168,17 @@ class TestRunServer:
         ended = "" if code is None else f" It has ended with the exit code {code}."
         lines = self._log_file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"The server of mlx_replay {what}.{ended} Its log ends with:", *lines])
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the server."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    cache = {k: v for k, v in os.environ.items() if k == CACHE_VARIABLE}
+    if not sys.dont_write_bytecode:
+        return {**kept, **cache}
+    # nothing is written next to the modules, and to compile them takes as long as to import them
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    return {**kept, **cache, "PYTHONPYCACHEPREFIX": str(cache_dir() / "bytecode")}
 
 
 def _drain(output: IO[str]) -> None:

@@ -14,7 +14,10 @@ from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.json_text import json_text
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.upstream.pieces import CallPiece
+from mlx_server.upstream.call_pieces import CallPiece
+
+LEVELS = 4
+"""How often arguments may have been written as a text."""
 
 
 @dataclass
@@ -79,6 +82,7 @@ class CollectedCalls:
             known = next((call for call in self.calls if piece.id and call.id == piece.id), None)
             last = self.calls[-1] if self.calls else None
             begins = bool(piece.name) and (last is None or bool(piece.id) or bool(last.arguments))
+            begins = begins and not (last and _names_it(last, piece))
             found = known or (None if begins else last)
         else:
             found = self._by_index.get(piece.index)
@@ -102,13 +106,18 @@ def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
         return False
     if piece.id and call.id and piece.id != call.id and not _goes_on(call, piece):
         return True
-    if not _is_object(call.arguments):
+    if _names_it(call, piece) or not _is_object(call.arguments):
         return False
     if piece.name != call.name:
         return True
     # an empty object may come before the arguments, and the same ones may be sent again
     has_both = bool(call.arguments.strip("{} \n") and piece.arguments)
     return has_both and not str(piece.arguments).startswith(call.arguments)
+
+
+def _names_it(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether the piece has the name of a call whose arguments came first."""
+    return not (call.name or piece.arguments)
 
 
 def _goes_on(call: CollectedCall, piece: CallPiece) -> bool:
@@ -153,9 +162,11 @@ class StructuredCallReader:
         return True
 
     def _found(self, call: CollectedCall) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
-        texts = _objects(call.arguments)
+        listed = _listed(call.arguments)
+        texts = _objects(call.arguments if listed is None else listed)
         texts = [text for text in texts if text.strip("{} \n")] or texts[:1]
-        several: tuple[RepairKind, ...] = ("format",) if len(texts) > 1 else ()
+        is_other = len(texts) > 1 or listed is not None
+        several: tuple[RepairKind, ...] = ("format",) if is_other else ()
         for text in texts:
             inside, repairs = self._json(text)
             name = call.name
@@ -164,7 +175,27 @@ class StructuredCallReader:
                 if taker is None:
                     raise Malformed("there is no such tool")
                 name, repairs = taker.name, ("name", *repairs)
-            yield name, inside, (*several, *repairs)
+            inside, unwrapped = self._unwrapped(name, inside)
+            yield name, inside, (*several, *repairs, *unwrapped)
+
+    def _unwrapped(self, name: str, inside: str) -> tuple[str, tuple[RepairKind, ...]]:
+        """The arguments, where the whole call was written in their place."""
+        if not (self._allowed.json and '"name"' in inside) or self._takes_a_name(name):
+            return inside, ()
+        try:
+            match json.loads(inside):
+                case {"name": again, "arguments": dict(found)} if again == name:
+                    return json.dumps(found, ensure_ascii=False), ("format",)
+                case {"name": again, "parameters": dict(found)} if again == name:
+                    return json.dumps(found, ensure_ascii=False), ("format",)
+        except (ValueError, RecursionError):
+            pass  # what is no JSON is reported where calls are checked
+        return inside, ()
+
+    def _takes_a_name(self, name: str) -> bool:
+        tool = self._tools.get(name)
+        properties = (tool.parameters or {}).get("properties") if tool else None
+        return isinstance(properties, Mapping) and "name" in properties
 
     def _json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
         """The JSON of arguments around which the model may have thought aloud."""
@@ -180,10 +211,26 @@ class StructuredCallReader:
 
 
 def _unquoted(text: str) -> str:
-    found = json.loads(text)
-    if not isinstance(found, str):
-        raise Malformed("no object")
-    return found
+    for _ in range(LEVELS):
+        found = json.loads(text)
+        if not isinstance(found, str):
+            raise Malformed("no object")
+        text = found
+        if not text.startswith('"'):
+            break
+    return text
+
+
+def _listed(text: str) -> str | None:
+    """The objects of a list of them, one after the other; None for any other text."""
+    if len(text) > limits.READ_JSON_CHARACTERS.value or not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_list = isinstance(found, list) and found and all(isinstance(each, dict) for each in found)
+    return "".join(json.dumps(each, ensure_ascii=False) for each in found) if is_list else None
 
 
 def _objects(text: str) -> list[str]:

@@ -18,9 +18,9 @@ from mlx_server.errors import ServerError, UpstreamBusy, UpstreamFailed, Upstrea
 from mlx_server.upstream.breaker import CircuitBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
 from mlx_server.upstream.dialects import MODELS, dressed, endpoint
+from mlx_server.upstream.event_values import values_of
 from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
-from mlx_server.upstream.lenient_json import decoded
 from mlx_server.upstream.spec import ReasoningField, UpstreamSpec
 from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 
@@ -134,10 +134,10 @@ class UpstreamConnection:
             return  # after the next answer it is asked again
         self._lessons_left = 0
         try:
-            models = await self._parsed(body) if response.status_code == 200 else None
+            values = await self._parsed(body) if response.status_code == 200 else []
         except UpstreamFailed:
             return
-        self.learnt = found = facts_in(models, self.spec.model)
+        self.learnt = found = facts_in(next(iter(values), None), self.spec.model)
         learnt = {k: v for k, v in found.capabilities.items() if k not in self.spec.stated}
         known = cast(dict[str, Any], {**self._seen, **learnt})
         self.capabilities = replace(self.spec.capabilities, **known)
@@ -277,13 +277,13 @@ class UpstreamConnection:
             count += 1
             if count % TURN == 0:
                 await asyncio.sleep(0)
-            value = await self._parsed(text)
-            if isinstance(value, dict) and (error := error_in(value)):
-                raise reported(self.id, error, self.secrets)
-            yield value
+            for value in await self._parsed(text):
+                if isinstance(value, dict) and (error := error_in(value)):
+                    raise reported(self.id, error, self.secrets)
+                yield value
 
-    async def _parsed(self, text: str | bytes) -> Any:
-        decode = partial(decoded, text)
+    async def _parsed(self, text: str | bytes) -> list[Any]:
+        decode = partial(values_of, text)
         try:
             return await asyncio.to_thread(decode) if len(text) > LARGE else decode()
         except (ValueError, RecursionError):
@@ -338,7 +338,7 @@ class UpstreamConnection:
         self, values: AsyncIterator[Any], has_ended: Callable[[], bool]
     ) -> AsyncGenerator[Any]:
         """The values, each of which must come in time. Once the answer has ended, only its usage
-        may follow, and neither silence nor a lost connection is an error."""
+        may follow, and neither silence, nor a lost connection, nor nonsense is an error."""
         while True:
             seconds = USAGE_SECONDS if has_ended() else self.spec.policy.idle_seconds
             try:
@@ -346,7 +346,7 @@ class UpstreamConnection:
                     value = await anext(values)
             except StopAsyncIteration:
                 return
-            except httpx2.HTTPError:
+            except (httpx2.HTTPError, UpstreamFailed):
                 if has_ended():
                     return
                 raise

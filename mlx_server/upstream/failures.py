@@ -47,6 +47,9 @@ SECRETS = re.compile(
 
 QUOTED_CHARACTERS = 500
 
+FINE = (0, 200, "0", "200")
+"""Codes of messages that report no error."""
+
 
 def refusal(
     model: str, status: int, body: bytes, secrets: Iterable[str] = (), *, was_sent: bool = True
@@ -94,17 +97,28 @@ def error_in(value: Mapping[str, Any]) -> object:
     """The error that a server reports in place of an answer, however it is called."""
     if value.get("object") == "error" or value.get("type") == "error":
         return value.get("error") or value
-    if found := value.get("error") or value.get("errors"):
+    if _says(found := value.get("error") or value.get("errors")):
         return found
-    if "choices" not in value and (found := value.get("detail") or value.get("message")):
+    if (
+        "choices" not in value
+        and value.get("code") not in FINE
+        and (found := value.get("detail") or value.get("message"))
+    ):
         return value if isinstance(found, str) else found
     match value:
         case {"x_groq": {"error": error}}:
             return error
     match value.get("choices"):
-        case [{"error": error}, *_]:  # as OpenRouter reports it in the middle of a stream
+        case [{"error": error}, *_] if _says(
+            error
+        ):  # as OpenRouter reports it in the middle of a stream
             return error
     return None
+
+
+def _says(error: object) -> bool:
+    """Whether it is an error: some servers send its fields with nothing in them."""
+    return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:

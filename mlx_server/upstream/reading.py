@@ -5,7 +5,7 @@ either what belongs elsewhere: thoughts, calls, and the delimiters of all of the
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from mlx_server.events import (
     FinishReason,
     ReasoningDelta,
     Repaired,
+    RepairKind,
     TextDelta,
     TokenCounts,
     ToolCallDelta,
@@ -31,13 +32,14 @@ from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
-from mlx_server.upstream.leaked_harmony import parser_of
+from mlx_server.upstream.leaked_formats import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
-from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage
+from mlx_server.upstream.pieces import AnswerPiece
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.reasoning_details import ReasoningDetails
-from mlx_server.upstream.repeated_text import Repeats
+from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, beyond
+from mlx_server.upstream.usage import UpstreamUsage
 
 NO_TOKEN = -1
 """Text that comes without token ids."""
@@ -83,6 +85,7 @@ class AnswerReader:
         self._has_others = False
         self._details = ReasoningDetails()
         self._repeats = Repeats()
+        self._echoed_thoughts, self._echoed_calls = EchoedThoughts(), EchoedCalls()
         self._raw: list[str] = []
         self._finish: str | None = None
         self._stop: str | None = None
@@ -158,6 +161,7 @@ class AnswerReader:
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
         if piece.reasoning:
             self._raw_thoughts.append(piece.reasoning)
+            self._echoed_thoughts.came(piece.reasoning)
             yield from self._reason(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
@@ -210,8 +214,8 @@ class AnswerReader:
         """What a whole message has that has not come yet, as some servers send it growing."""
         return replace(
             piece,
-            text=_beyond(piece.text, self._raw),
-            reasoning=_beyond(piece.reasoning, self._raw_thoughts),
+            text=beyond(piece.text, self._raw),
+            reasoning=beyond(piece.reasoning, self._raw_thoughts),
             calls=() if self._collected.calls else piece.calls,
         )
 
@@ -244,7 +248,10 @@ class AnswerReader:
                 yield from self._repaired(Repaired(self._index, "type", place))
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
-            yield from self._forward("structured", self._with_extra(made, call.extra_content))
+            new = self._echoed_calls.new_in(made)
+            if len(new) < len(made):
+                yield from self._repaired(Repaired(self._index, "stutter", "tool_calls"))
+            yield from self._forward("structured", self._with_extra(new, call.extra_content))
             if not is_call and not (cut and is_last):
                 what = "what the upstream sent as a call can't be made, so it is text"
                 yield Violation(self._index, f"tool_calls[{self._calls}]: {what}")
@@ -279,12 +286,16 @@ class AnswerReader:
                         yield from self._repaired(Repaired(self._index, "reasoning", "content"))
                     yield from self._stops.feed(event)
                 case ReasoningDelta():
-                    self._reasoned += len(event.text)
                     if source == "content":
                         if self._logprobs:
                             self._logprobs.of(event.text)
+                        is_new = not self._echoed_thoughts.has(event.text)
+                        kind: RepairKind = "reasoning" if is_new else "stutter"
                         place = "reasoning_content"
-                        yield from self._repaired(Repaired(self._index, "reasoning", place))
+                        yield from self._repaired(Repaired(self._index, kind, place))
+                        if not is_new:
+                            continue
+                    self._reasoned += len(event.text)
                     yield from self._stops.finish()
                     yield event
                 case ToolCallStarted() | ToolCallDelta() | ToolCallFinished():
@@ -297,6 +308,8 @@ class AnswerReader:
     def _call_event(
         self, source: str, event: ToolCallStarted | ToolCallDelta | ToolCallFinished
     ) -> Iterator[Event]:
+        if source != "structured" and not isinstance(event, ToolCallFinished):
+            self._echoed_calls.came(source, event)
         if isinstance(event, ToolCallStarted):
             self._numbers[source, event.call] = len(self._numbers)
             id = new_id() if event.id in self._ids else event.id
@@ -385,11 +398,3 @@ class AnswerReader:
             stop_string=self._stops.match or self._stop,
             raw=("".join(self._raw),) if self._options.keeps_raw else (),
         )
-
-
-def _beyond(text: str, came: Sequence[str]) -> str:
-    """The rest of a text that repeats what came."""
-    if len(text) <= sum(map(len, came)):
-        return ""
-    begin = "".join(came)
-    return text.removeprefix(begin) if text.startswith(begin) else ""

@@ -1,7 +1,12 @@
-"""Text that an upstream sends again: all of it so far in each piece, or all of it at the end."""
+"""What an upstream sends again: text in each piece or at the end, thoughts in the text that came as
+such, calls in the text that come as such."""
 
+import json
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 
+from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.upstream.pieces import AnswerPiece
 
 CERTAIN = 8
@@ -114,3 +119,87 @@ class RepeatedText:
 
     def _is_all(self, piece: str) -> bool:
         return len(piece) == self._size >= SHORTEST and piece == "".join(self._sent)
+
+
+class EchoedThoughts:
+    """Recognises the thoughts in a text that have come next to the text too.
+
+    Whitespace does not count, as few servers leave it as it was.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: deque[str] = deque()
+        """Thoughts that the text has not repeated."""
+        self._may_be = True
+        """Whether all of the text's thoughts so far have come before."""
+
+    def came(self, thoughts: str) -> None:
+        """thoughts: as they came next to the text."""
+        if self._may_be and (compact := "".join(thoughts.split())):
+            self._ahead.append(compact)
+
+    def has(self, thoughts: str) -> bool:
+        """thoughts: the next ones in the text."""
+        rest = "".join(thoughts.split())
+        while self._may_be and rest:
+            head = self._ahead.popleft() if self._ahead else ""
+            size = min(len(head), len(rest))
+            self._may_be = size > 0 and head[:size] == rest[:size]
+            if len(head) > size:
+                self._ahead.appendleft(head[size:])
+            rest = rest[size:]
+        if not self._may_be:
+            self._ahead.clear()
+        return self._may_be
+
+
+class EchoedCalls:
+    """Recognises calls that were in the text or in the thoughts too."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], tuple[str, list[str]]] = {}
+        """Names and arguments of calls, by where they were and their number there."""
+        self._left: Counter[tuple[str, str]] | None = None
+
+    def came(self, source: str, event: ToolCallStarted | ToolCallDelta) -> None:
+        match event:
+            case ToolCallStarted(call=call, name=name):
+                self._made[source, call] = (name, [])
+            case ToolCallDelta(call=call, arguments=arguments) if (source, call) in self._made:
+                self._made[source, call][1].append(arguments)
+
+    def new_in(self, events: list[Event]) -> list[Event]:
+        """events: those of calls that came as such. Each of the text's stands for one of them."""
+        if not self._made:
+            return events
+        if self._left is None:
+            self._left = Counter(self._calls().values())
+        own, again = EchoedCalls(), set[int]()
+        for event in events:
+            if isinstance(event, ToolCallStarted | ToolCallDelta):
+                own.came("", event)
+        for (_, call), written in own._calls().items():
+            if self._left[written]:
+                self._left[written] -= 1
+                again.add(call)
+        kinds = ToolCallStarted | ToolCallDelta | ToolCallFinished
+        return [e for e in events if not (isinstance(e, kinds) and e.call in again)]
+
+    def _calls(self) -> dict[tuple[str, int], tuple[str, str]]:
+        return {key: _same(name, "".join(parts)) for key, (name, parts) in self._made.items()}
+
+
+def _same(name: str, arguments: str) -> tuple[str, str]:
+    """Alike for calls that differ only in how they are written."""
+    try:
+        return name, json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return name, arguments
+
+
+def beyond(text: str, came: Sequence[str]) -> str:
+    """The rest of a text that repeats what came."""
+    if len(text) <= sum(map(len, came)):
+        return ""
+    begin = "".join(came)
+    return text.removeprefix(begin) if text.startswith(begin) else ""

@@ -7,6 +7,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 END = "[DONE]"
 
+ENDS = (END, "[done]", "DONE", f'"{END}"')
+"""Ways in which servers write it."""
+
+GOES_ON = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
+"""How lines begin that are no fields, but JSON that an upstream wrote without `data:`."""
+
 
 class SseReader:
     """Cuts bytes into the `data` of events, wherever the bytes are cut themselves."""
@@ -62,8 +68,12 @@ class SseReader:
             self._data, self._size = [], 0
             return
         name, _, value = line.partition(b":")
-        if name != b"data":  # a comment, or a field that says nothing to us
+        if line.startswith(GOES_ON):
+            value = line
+        elif name != b"data":  # a comment, or a field that says nothing to us
             return
+        while value.removeprefix(b" ").startswith(b"data:"):  # as some proxies repeat it
+            value = value.removeprefix(b" ").removeprefix(b"data:")
         try:
             self._data.append(value.removeprefix(b" ").decode())
         except UnicodeDecodeError:
@@ -74,6 +84,6 @@ class SseReader:
 def _events(lines: list[str]) -> list[str]:
     """The data of one event, or of several between which the upstream left out the empty lines."""
     lines = [line for line in lines if line.strip()]
-    if all(line.startswith("{") or line.strip() == END for line in lines):
-        return [END if line.strip() == END else line for line in lines]
+    if all(line.startswith("{") or line.strip() in ENDS for line in lines):
+        return [END if line.strip() in ENDS else line for line in lines]
     return ["\n".join(lines)]

@@ -1,4 +1,6 @@
-"""The engine process: `python -m mlx_server.worker.process FD ARGUMENTS`, see `WorkerArguments`.
+"""The engine process: `python -m mlx_server.worker.process FD [ARGUMENTS]`, see `WorkerArguments`.
+
+Without ARGUMENTS it imports MLX at once, and then reads them from the socket.
 
 Its main thread owns MLX. One thread reads commands, so that the process exits with its server even
 during a long step; another one sends heartbeats, which distinguish a long step from a dead process.
@@ -71,13 +73,27 @@ def _ready(others: list[int]) -> Ready:
     return Ready(os.getpid(), metal=True, recommended_bytes=min([recommended, *others]))
 
 
+def _read_after_imports(connection: socket.socket) -> bytes:
+    """The arguments that the server sends when it is ready; empty if it has ended."""
+    with left_out():
+        import mlx_server.worker.serving  # noqa: F401
+    try:
+        header = connection.recv(messages.HEADER_BYTES, socket.MSG_WAITALL)
+        return connection.recv(messages.length(header), socket.MSG_WAITALL) if header else b""
+    except ConnectionError:
+        return b""
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
     descriptors.survive_mlx_lm()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    arguments = decode_worker_arguments(sys.argv[2])
+    given = sys.argv[2] if len(sys.argv) > 2 else _read_after_imports(connection)
+    if not given:
+        leave(0)
+    arguments = decode_worker_arguments(given)
     inbox: Inbox = queue.SimpleQueue()
     patience = messages.FLUSH_SECONDS if arguments.disk_bytes else 0.0
     receiving = (connection, inbox, patience)

@@ -17,6 +17,7 @@ from typing import (
 
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 from fastapi.routing import APIRoute
 from openai.types import completion_create_params, embedding_create_params
@@ -261,6 +262,7 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
     (MessagesBody, message_create_params.MessageCreateParamsNonStreaming),
     (MessagesBody, beta_message_create_params.MessageCreateParamsNonStreaming),
     (PromptBody, message_count_tokens_params.MessageCountTokensParams),
+    (PromptBody, beta_count_tokens_params.MessageCountTokensParams),
 ]
 """The bodies of every route that OpenAI and Anthropic have too. The SDKs' types are made from the
 documents that they publish."""

@@ -16,6 +16,7 @@ from mlx_server.upstream.reading_options import ReadingOptions
 from tests.clients.recorded import WEATHER, Wire, call, chunks, completion
 
 PARIS = '{"city": "Paris"}'
+ROME = '{"city": "Rome"}'
 JSON_CALL = f'{{"name": "get_weather", "arguments": {PARIS}}}'
 LEAKED = (
     "<|channel|>analysis<|message|>I should look.<|end|><|start|>assistant<|channel|>commentary "
@@ -144,7 +145,8 @@ def test_a_call_that_was_not_to_be_made_is_text() -> None:
 
 def test_calls_of_the_text_and_of_the_message_are_numbered_together() -> None:
     both = completion(
-        f"<tool_call>\n{JSON_CALL}\n</tool_call>", tool_calls=[call("get_weather", PARIS)]
+        f"<tool_call>\n{JSON_CALL}\n</tool_call>",
+        tool_calls=[call("get_weather", PARIS), call("get_weather", ROME)],
     )
     reader = ForeignStreamReader(options("qwen3"))
     [choice] = both["choices"]
@@ -172,8 +174,8 @@ def test_what_a_server_leaves_empty_or_nests_is_no_crash(broken: Wire) -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"content": None, "tool_calls": [None, {"function": 1}]}, "a call that is not an object"),
-        ({"content": 5, "tool_calls": "none"}, "a `content` that is not text"),
+        ({"content": None, "tool_calls": [5, {"function": 1}]}, "a call that is not an object"),
+        ({"content": True, "tool_calls": "none"}, "a `content` that is not text"),
     ],
 )
 def test_what_is_no_message_is_an_error_that_says_so(message: Wire, why: str) -> None:

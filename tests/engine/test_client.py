@@ -616,6 +616,21 @@ async def test_stop_of_what_was_never_started_is_harmless() -> None:
 
 
 @asynchronous
+async def test_a_process_that_runs_already_becomes_the_engine(tiny_path: Path) -> None:
+    early = engine_process.EarlyProcess()
+    engine = EngineClient(concurrency=4, early=early)
+    await engine.start()
+    try:
+        assert engine.pid == early.pid
+        await engine.load("tiny", str(tiny_path), ignored)
+        assert len((await answered(engine, ask()))[0]) == 5
+        assert len(psutil.Process().children()) == 2, "the engine and its lifeline"
+    finally:
+        await engine.stop()
+    assert not psutil.pid_exists(early.pid)
+
+
+@asynchronous
 async def test_an_interrupt_is_not_for_the_engine(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
         assert engine.pid
@@ -686,10 +701,10 @@ def test_an_engine_that_never_says_a_word_is_given_up(
     assert not psutil.pid_exists(engine.pid)
 
 
-def test_a_server_gone_before_the_engine_is_ready_is_no_error() -> None:
+@pytest.mark.parametrize("arguments", [(encode_arguments(WorkerArguments()).decode(),), ()])
+def test_a_server_gone_before_the_engine_is_ready_is_no_error(arguments: tuple[str, ...]) -> None:
     ours, theirs = socket.socketpair()
-    arguments = encode_arguments(WorkerArguments()).decode()
-    command = [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno()), arguments]
+    command = [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno()), *arguments]
     ours.close()
     with theirs:
         run = subprocess.run(

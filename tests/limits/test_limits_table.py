@@ -91,7 +91,7 @@ OTHERS = {
     "upstream/breaker.LONGEST_PAUSE": "a pause of our own",
     "upstream/connection.LONGEST_PAUSE": "a pause of our own",
     "upstream/failures.QUOTED_CHARACTERS": "where words are cut",
-    "upstream/pieces.MAX_TOKENS": "tells a count that no answer has",
+    "upstream/usage.MAX_TOKENS": "tells a count that no answer has",
     "worker/buffer_cache.FLOOR_BYTES": "when freed memory is given back",
     "worker/constrained_decoding/completion_proposals.MOST_ENDINGS": "where an ending is given up",
     "worker/constrained_decoding/completion_proposals.MOST_STATES": "where an ending is given up",

@@ -39,6 +39,8 @@ from mlx_server.engine.messages import (
     Token,
     UnloadAdapter,
     UnloadModel,
+    decode_commands,
+    encode_commands,
 )
 from mlx_server.errors import (
     AdapterNotFound,
@@ -52,6 +54,7 @@ from mlx_server.errors import (
     ShuttingDown,
 )
 from mlx_server.families.plain import PLAIN
+from mlx_server.generation.plan import plan
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool import lease as lease_of_rows
 from mlx_server.pool import prepare as preparing
@@ -61,7 +64,7 @@ from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.requests import SamplingParams
+from mlx_server.requests import GenerateRequest, SamplingParams
 from tests.families import byte_level, write_checkpoint
 
 WEIGHTS = 60
@@ -98,6 +101,8 @@ class Machine:
         self.room = 0
         """Bytes that it may hold."""
         self.limits: dict[str, int] = {}
+        self.most_padding: dict[str, int | None] = {}
+        """Tokens by which the rows of each model may be padded."""
         self.silent = False
         self._kept: list[tuple[Engine, Report]] = []
         self._news = asyncio.Event()
@@ -115,6 +120,7 @@ class Machine:
         match command:
             case LoadModel(model):
                 self.log.append(f"load {model}")
+                self.most_padding[model] = command.most_padding
                 self.memory[model] = WEIGHTS
                 self.most = max(self.most, sum(self.memory.values()))
                 self._reply(engine, self._loaded(model))
@@ -189,7 +195,8 @@ class Engine(EngineClient):
     def _send(self, command: Command) -> None:
         if self._death:
             raise self._death
-        self._machine.take(self, command)
+        (sent,) = decode_commands(encode_commands([command]))
+        self._machine.take(self, sent)
 
 
 @pytest.fixture(autouse=True)
@@ -721,6 +728,20 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is reserved for ten tokens at a time, three before they are needed."""
     monkeypatch.setattr(lease_of_rows, "SOON", 10)
     monkeypatch.setattr(lease_of_rows, "MARGIN", 3)
+
+
+@pytest.mark.parametrize("budget", [100, 1000])
+def test_the_engine_may_pad_rows_by_what_requests_reserve_for_it(a: ModelSpec, budget: int) -> None:
+    async def test() -> None:
+        async with running(a, limits=PoolLimits(budget=budget)) as (pool, machine):
+            await held(pool)
+            most = BYTES.most_padding(budget - WEIGHTS)
+            assert machine.most_padding == {"a": most}
+            request = GenerateRequest("a", ((1,) * 10,))
+            planned = plan(await pool.prepared("a"), request)
+            assert planned.demand.padding_bytes == BYTES.padding_bytes(most or 0)
+
+    run(test)
 
 
 @pytest.mark.usefixtures("ahead")

@@ -171,6 +171,21 @@ def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
     assert not alive
 
 
+def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+    server = TestRunServer(tmp_path)
+    try:
+        server.begin_test()
+        compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+    finally:
+        server.stop()
+    assert {"app", "serving"} <= compiled, "the server's modules and the engine's"
+
+
 def test_a_server_that_can_not_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

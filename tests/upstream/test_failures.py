@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import socket
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -236,6 +239,22 @@ def test_a_server_that_is_not_there(client: TestClient) -> None:
     error = error_of(client, 502, model="gone")
     assert "can't be reached" in error["message"]
     assert "127.0.0.1" not in error["message"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
+def test_a_connection_that_nobody_takes() -> None:
+    with ExitStack() as on:
+        full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = on.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        hasty = {"retries": 0, "connect_seconds": 0.1}
+        client = on.enter_context(gateway(url, {"up": {"upstream": hasty}}))
+        error = error_of(client, 504)
+        assert error["code"] == "upstream_timeout"
+        assert "took no connection" in error["message"]
 
 
 def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:

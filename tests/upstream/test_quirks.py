@@ -1,6 +1,8 @@
 """What servers are known to send in place of what they should: read alike by every endpoint."""
 
+import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,12 +103,66 @@ COMMENTARY = (
 PARIS_JSON = '{"city": "Paris"}'
 CALL_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 
+FOREIGN_CALLS = {
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        f"{PARIS_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{PARIS_JSON}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "lfm2": '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>',
+}
+
 QUIRKS = [
     Quirk("an answer as it should be", ({"content": "Hello"},), text="Hello"),
     *(
         Quirk(f"reasoning in {name}", ({name: "Hm."}, {"content": "Yes"}), "Hm.", "Yes")
-        for name in ("reasoning_content", "reasoning", "thinking")
+        for name in ("reasoning_content", "reasoning", "thinking", "thoughts", "reasoningContent")
     ),
+    Quirk(
+        "reasoning in a gateway's own field",
+        ({"provider_specific_fields": {"reasoning_content": "Hm."}}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "reasoning next to the delta",
+        ({"choices": [{"delta": {}, "reasoning": "Hm."}]}, {"content": "Yes"}),
+        "Hm.",
+        "Yes",
+    ),
+    *(
+        Quirk(f"a thought as {part}", ({"content": [part]}, {"content": "Yes"}), "Hm.", "Yes")
+        for part in (
+            {"text": "Hm.", "thought": True},
+            {"type": "think", "think": "Hm."},
+            {"type": "reasoning_text", "text": {"value": "Hm."}},
+        )
+    ),
+    Quirk(
+        "thoughts next to the content and in it",
+        (
+            {"reasoning": "Well", "content": "<think>Well"},
+            {"reasoning": ", hm.", "content": ", hm.</think>"},
+            {"content": "Yes"},
+        ),
+        "Well, hm.",
+        "Yes",
+        repairs=("stutter reasoning_content",),
+        family="qwen3",
+    ),
+    Quirk(
+        "other thoughts in the content",
+        ({"reasoning": "Well."}, {"content": "<think> Hm.</think>"}, {"content": "Yes"}),
+        "Well.Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="qwen3",
+    ),
+    Quirk("a number as content", ({"content": 42},), text="42"),
+    Quirk("JSON as content", ({"content": {"city": "Paris"}},), text=PARIS_JSON),
     Quirk(
         "reasoning under several names at once",
         ({"reasoning": "Hm.", "reasoning_content": "Hm.", "content": None}, {"content": "Yes"}),
@@ -220,7 +276,92 @@ QUIRKS = [
         repairs=("unmarked tool_calls[0]",),
         family="qwen3",
     ),
+    *(
+        Quirk(
+            f"a call as {part}",
+            ({"content": [{"text": "I look."}, part]},),
+            "",
+            "I look.",
+            (PARIS,),
+            "tool_calls",
+        )
+        for part in (
+            {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}},
+            {"functionCall": {"name": "get_weather", "args": {"city": "Paris"}}},
+        )
+    ),
+    *(
+        Quirk(
+            f"a call as {family} writes it, where no family is named",
+            tuple({"content": sign} for sign in f"I look.\n\n{written}"),
+            "",
+            "I look.",
+            (PARIS,),
+            "tool_calls",
+            repairs=("unmarked tool_calls[0]",),
+            family="plain",
+        )
+        for family, written in FOREIGN_CALLS.items()
+    ),
+    Quirk(
+        "a call that is quoted in the thoughts",
+        tuple({"content": sign} for sign in f"<think>{FOREIGN_CALLS['kimi_k2']}</think>Yes"),
+        FOREIGN_CALLS["kimi_k2"],
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="plain",
+    ),
+    Quirk(
+        "thoughts as Mistral writes them, where no family is named",
+        tuple({"content": sign} for sign in "[THINK]Hm.[/THINK]Yes"),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="plain",
+    ),
+    Quirk(
+        "signs of which no delimiter becomes",
+        ({"content": "a <|to"}, {"content": "ol b"}, {"content": " <"}),
+        text="a <|tool b <",
+        family="plain",
+    ),
+    Quirk(
+        "a call in the content and as such",
+        ({"content": CALL_JSON}, call(PARIS_JSON), indexed(1, name="get_time", arguments="{}")),
+        **calls(PARIS, NOW),
+        repairs=("unmarked tool_calls[0]", "stutter tool_calls"),
+    ),
     Quirk("a call as it should be", (call(PARIS_JSON),), **calls(PARIS)),
+    *(
+        Quirk(f"a call as {list(said)}", (said,), **calls(PARIS))
+        for function in [{"name": "get_weather", "arguments": PARIS_JSON}]
+        for said in (
+            {"toolCalls": [{"function": function}]},
+            {"tool_call": {"function": function}},
+            {"tool_calls": json.dumps([{"function": function}])},
+            {"tool_calls": [None, {"function": json.dumps(function)}]},
+            {"tool_calls": {"0": {"tool_name": "get_weather", "tool_input": {"city": "Paris"}}}},
+            {"choices": [{"delta": {}, "tool_calls": [{"function": function}]}]},
+        )
+    ),
+    *(
+        Quirk(
+            f"the name after the arguments, {index}",
+            (indexed(index, arguments=PARIS_JSON), indexed(index, "a", name="get_weather")),
+            **calls(PARIS),
+        )
+        for index in (0, None)
+    ),
+    *(
+        Quirk(
+            f"arguments {what}", (call(made),), **calls(PARIS), repairs=(f"{kind} tool_calls[0]",)
+        )
+        for what, made, kind in (
+            ("that are the whole call", CALL_JSON, "format"),
+            ("in a list", f"[{PARIS_JSON}]", "format"),
+            ("as a text in a text in a text", json.dumps(json.dumps(PARIS_JSON)), "json"),
+        )
+    ),
     Quirk(
         "a call in pieces",
         (
@@ -301,6 +442,28 @@ QUIRKS = [
         text="Yes",
         finish="length",
         ends=delta("max_tokens"),
+    ),
+    *(
+        Quirk(f"an end as {reason}", ({"content": "Yes"},), "", "Yes", (), ours, ends=delta(reason))
+        for ours, reasons in (
+            ("stop", ("FINISH_REASON_STOP", "completed", "FinishReason.STOP", "<|im_end|>")),
+            ("length", ("max_length", "maxTokens", "token_limit", "context_length_exceeded")),
+        )
+        for reason in reasons
+    ),
+    *(
+        Quirk(f"an end as {end}", ({"content": "Yes"},), "", "Yes", (), "length", ends=end)
+        for end in (
+            {"choices": [{"delta": {}, "finishReason": "MAX_TOKENS"}]},
+            {"choices": [{"delta": {}, "stop_reason": "max_tokens"}]},
+            {"choices": [{"delta": {"finish_reason": {"type": "length"}}}]},
+            {"choices": [{"delta": {}}], "finish_reason": "length"},
+        )
+    ),
+    Quirk(
+        "an end that is called null before it comes",
+        (delta("null", content="Ye"), delta("None", content="s")),
+        text="Yes",
     ),
     Quirk(
         "the whole message once more at the end",
@@ -563,6 +726,16 @@ QUIRKS = [
         **calls(PARIS),
         ends=delta("function_call"),
     ),
+    *(
+        Quirk(f"an answer as {value}", (value,), text="Yes")
+        for value in (
+            {"choices": [{"delta": "Yes"}]},
+            {"choices": [{"delta": [{"content": "Yes"}]}]},
+            {"choices": ["Yes"]},
+            {"choices": [None, {"delta": {"content": "Yes"}}]},
+            {"choices": {"0": {"delta": {"content": "Yes"}}}},
+        )
+    ),
     Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
     Quirk("an empty choice", ({"choices": [None]}, {"content": "Yes"}), text="Yes"),
 ]
@@ -570,12 +743,11 @@ QUIRKS = [
 
 @pytest.fixture(scope="module")
 def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
-    families = sorted({quirk.family for quirk in QUIRKS})
-    with (
-        gateway(upstream.url, {"up": {"family": families[0]}}) as one,
-        gateway(upstream.url, {"up": {"family": families[1]}}) as other,
-    ):
-        yield dict(zip(families, (one, other), strict=True))
+    with ExitStack() as on:
+        yield {
+            family: on.enter_context(gateway(upstream.url, {"up": {"family": family}}))
+            for family in {quirk.family for quirk in QUIRKS}
+        }
 
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)

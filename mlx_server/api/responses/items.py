@@ -260,18 +260,28 @@ def wire(item: InputItem) -> Wire:
         case FunctionCallItem():
             return {**found, "arguments": arguments_of(item), "status": "completed"}
         case CustomCallItem():
-            return {**found, "input": item.input or ""}
+            return {**found, "input": item.input or "", "status": "completed"}
         case CallOutputItem():
             is_text = isinstance(item.output, str)
             output = item.output if is_text else _parts(item.output, "input_text")
             return {**found, "output": output, "status": "completed"}
         case McpCallItem() | McpApprovalRequestItem():
             return {**found, "arguments": item.arguments or ""}
-        case McpListToolsItem() | ToolSearchOutputItem() | AdditionalToolsItem():
+        case McpListToolsItem():
             return {**found, "tools": found.get("tools") or []}
+        case AdditionalToolsItem():
+            return {"role": "developer", **found, "tools": found.get("tools") or []}
+        case ToolSearchOutputItem():
+            return {**_searched(found), "tools": found.get("tools") or []}
         case ToolSearchCallItem():
-            return {**found, "arguments": found.get("arguments") or {}}
+            return {**_searched(found), "arguments": found.get("arguments") or {}}
     return found
+
+
+def _searched(item: Wire) -> Wire:
+    """The fields that calls and results of a search for tools share."""
+    execution = "client" if item.get("call_id") else "server"
+    return {"execution": execution, **item, "status": "completed"}
 
 
 def _bare(message: Wire) -> Wire:

@@ -18,7 +18,7 @@ from langchain_core.messages.content import ToolCallChunk as BlockOfCallChunk
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
 
-from mlx_server.upstream.pieces import reasoning_of
+from mlx_server.upstream.contents import reasoning_of
 
 Wire = dict[str, Any]
 

@@ -16,7 +16,7 @@ from mlx_server.errors import SettingsError
 from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.upstream.pieces import REASONING
+from mlx_server.upstream.contents import REASONING
 
 ENDPOINT = "openai+"
 """Begins the URL in the credentials of a server that is not watsonx, as in models.yaml."""

@@ -55,8 +55,9 @@ class PrefillBudget:
         self._pending = 0.0
         """Seconds of the latest step that the next piece will wait for."""
         self._advance = 0.0
-        """Seconds of steps for a prompt's last piece that come before it: those after it would come
-        after the prompt. Of several prompts they come after the last one, in a fuller batch."""
+        """Seconds of steps for a prompt's last piece, and for the pass that computes its answer's
+        first token, that come before them: those after them would come after the prompt. Of several
+        prompts they come after the last one, in a fuller batch."""
         self._waits = False
         """Whether a prompt has waited since the last step."""
         self._in_company = False
@@ -102,7 +103,7 @@ class PrefillBudget:
         tokens = self._tokens(min(self._gap, max(self._gap - step, even)), rows, context)
         if left <= tokens * LAST_PIECE and not self._in_company:
             last = PrefillPiece(rows, ceil(left / rows), context)
-            self._advance = self._step_debt(self.cost.seconds(last))
+            self._advance = self._step_debt(self.cost.seconds(last) + self._step(rows))
             if self._owed + self._advance > 0:
                 return 0
         return tokens
@@ -120,9 +121,12 @@ class PrefillBudget:
         the others. A short one joins at once."""
         return context > MOST and self._waited > self._gap / 2
 
-    def joined(self) -> None:
-        """Notes that a new row decodes: a step sends its first token before the next piece."""
+    def joined(self, rows: int) -> None:
+        """Notes that so many new rows decode, after a pass of their own for their first tokens: a
+        step sends these before the next piece."""
         self._joined = True
+        if self._advance:
+            self._owed += self._step_debt(self._step(rows))
 
     def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are due. While several prompts wait, steps are postponed for a while: they
@@ -147,7 +151,8 @@ class PrefillBudget:
         self._waited, self._joined = 0.0, False
         self._in_company, self._waits = self._in_company and self._waits, False
         step = self._step(decoding)
-        self._owed = max(self._owed - step, -max(step, self._advance))
+        # A step more than `_advance`, which grows with the measured time of a step.
+        self._owed = max(self._owed - step, -(step + self._advance))
 
     def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
         took = max(seconds - self._pending, seconds / 4) if decoding else seconds

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic.types import ModelInfo, ThreadUnsupportedRequestErrorDetails
-from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
-from anthropic.types.shared import ErrorResponse
-from pydantic import TypeAdapter
+from anthropic.types import MessageTokensCount, ModelInfo, ThreadUnsupportedRequestErrorDetails
+from anthropic.types.beta import BetaMessageTokensCount, BetaModelInfo
 from starlette.testclient import TestClient
 
 from mlx_server.errors import EngineDied, GenerationFailed
@@ -16,6 +14,7 @@ from tests.api.messages.talking import (
     BODY,
     HI,
     PATH,
+    assert_message,
     error,
     events,
     gathered,
@@ -154,14 +153,8 @@ def test_what_is_refused_by_name(client: TestClient) -> None:
 def test_a_summary_is_what_the_betas_types_expect(client: TestClient, stream: bool) -> None:
     response = post(client, compaction={"type": "summarize"}, stream=stream)
     assert IGNORED not in response.headers
-    if stream:
-        found = [json.loads(frame.split("data: ")[1]) for frame in response.text.split("\n\n")[:-1]]
-        for event in found:
-            TypeAdapter(BetaRawMessageStreamEvent).validate_python(event, strict=True)
-        message = gathered(found)
-    else:
-        message = response.json()
-        assert_strict(BetaMessage, message)
+    message = gathered(events(response)) if stream else response.json()
+    assert_message(message)
     assert message["content"] == [{"type": "compaction", "content": TEXT}]
     assert message["stop_reason"] == "compaction"
 
@@ -189,7 +182,9 @@ def test_threads_are_refused_so_that_the_tool_runner_does_without(client: TestCl
 def test_tokens_are_counted_as_they_are_computed(client: TestClient, asked: Json) -> None:
     body = {name: value for name, value in BODY.items() if name != "max_tokens"}
     count = wire.ok(client.post(f"{COUNT}?beta=true", json={**body, **asked}))
-    assert count == {"input_tokens": whole(client, **asked)["usage"]["input_tokens"]}
+    assert count["input_tokens"] == whole(client, **asked)["usage"]["input_tokens"]
+    for kind in (MessageTokensCount, BetaMessageTokensCount):
+        assert_strict(kind, count)
     assert client.post(COUNT, json={**BODY, **asked}).json() == count  # max_tokens changes nothing
 
 
@@ -224,7 +219,6 @@ def test_no_such_route(client: TestClient, path: str, method: str) -> None:
 def test_no_such_model(client: TestClient, path: str) -> None:
     response = client.post(path, json={**BODY, "model": "claude-none"})
     assert "claude-none" in error(response, 404, "not_found_error")
-    ErrorResponse.model_validate(response.json(), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +290,8 @@ def test_models_in_anthropics_form(client: TestClient) -> None:
     (model,) = listed.pop("data")
     assert listed == {"first_id": wire.MODEL, "last_id": wire.MODEL, "has_more": False}
     assert wire.ok(client.get(f"/v1/models/{wire.MODEL}", headers=version)) == model
-    ModelInfo.model_validate_json(json.dumps(model), strict=True)
+    for kind in (ModelInfo, BetaModelInfo):
+        assert_strict(kind, model)
     whole(client)
     (model,) = wire.ok(client.get("/v1/models", headers=version))["data"]
     assert model["max_input_tokens"] == 2047

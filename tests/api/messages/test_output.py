@@ -20,7 +20,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from tests.api.messages.talking import gathered, nameless
+from tests.api.messages.talking import assert_event, assert_message, gathered, nameless
 from tests.api.wire import Json
 
 SIGNER = Signer(b"key")
@@ -48,12 +48,16 @@ def chunks(events: Sequence[Event], **options: Any) -> list[Json]:
     async def collected() -> list[Json]:
         return [chunk async for chunk in output(**options).chunks(each(events))]
 
-    return asyncio.run(collected())
+    found = asyncio.run(collected())
+    for chunk in found:
+        assert_event(chunk)
+    return found
 
 
 def message(events: Sequence[Event], **options: Any) -> Json:
     """As it is sent whole, which is what a client makes of the stream."""
     found = asyncio.run(output(**options).aggregate(each(events)))
+    assert_message(found)
     assert nameless(gathered(chunks(events, **options))) == nameless(found)
     return found
 

@@ -1,0 +1,158 @@
+"""The text, the reasoning and the calls of a message's content, whatever its form."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_server.errors import UpstreamFailed
+
+REASONING = (
+    *("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought", "thoughts"),
+    *("thinking_content", "reasoningContent", "thinkingContent", "reasoning_output", "cot"),
+    *("thought_process", "chain_of_thought"),
+)
+"""Fields of a message that have its reasoning. A server that sends several says the same in all."""
+
+WITHIN = ("provider_specific_fields", "model_extra")
+"""Fields in which gateways put those fields of a message that they don't know."""
+
+DETAILS = ("reasoning_details", "thinking_blocks")
+
+FIELDS = frozenset((*REASONING, *WITHIN, *DETAILS))
+
+INSIDE = (
+    *("text", "thinking", "summary", "reasoning", "content", "think", "thought", "parts", "value"),
+    *("output_text", "reasoning_content", "reasoning_text"),
+)
+"""Fields of a part of a content, or of a reasoning detail, that have its text."""
+
+THOUGHTS = frozenset(
+    (
+        *("thinking", "think", "thought", "thoughts", "reasoning", "reasoning.text"),
+        *("reasoning.summary", "summary", "reasoning_content", "reasoning_text"),
+    )
+)
+"""Types of a content's parts that are reasoning."""
+
+CALLS = ("tool_use", "tool_call", "function_call", "functionCall", "toolCall")
+"""Types of a content's parts that are calls, or the fields of such a part that have the call."""
+
+LEVELS = 8
+"""The number of levels at which a part's text is looked for."""
+
+
+@dataclass
+class Content:
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self.thoughts)
+
+
+def read_content(content: Any) -> Content:
+    """Raises UpstreamFailed for what is no content of a message."""
+    match content:
+        case None:
+            return Content()
+        case str():
+            return Content([content])
+        case bool():
+            raise UpstreamFailed("The upstream sent a `content` that is not text.")
+        case int() | float():  # JSON that was asked for, and parsed on its way
+            return Content([json.dumps(content)])
+        case Mapping():
+            is_part = content.get("type") or not content or any(n in content for n in INSIDE)
+            if not (is_part or any(name in content for name in CALLS)):
+                return Content([json.dumps(content, ensure_ascii=False)])
+            return _of_parts([content])
+        case list():
+            return _of_parts(content)
+    raise UpstreamFailed("The upstream sent a `content` that is not text.")
+
+
+def _of_parts(parts: list[Any]) -> Content:
+    found = Content()
+    for part in parts:
+        if isinstance(part, str):
+            found.texts.append(part)
+        elif isinstance(part, Mapping):
+            if call := _call_in(part):
+                found.calls.append(call)
+            else:
+                (found.thoughts if _is_thought(part) else found.texts).append(_inside(part))
+    return found
+
+
+def _is_thought(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return (isinstance(kind, str) and kind in THOUGHTS) or part.get("thought") is True
+
+
+def _call_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for name in CALLS:
+        if isinstance(call := part.get(name), Mapping):
+            return call
+    return part if part.get("type") in CALLS else None
+
+
+def _inside(part: Mapping[str, Any], depth: int = 0) -> str:
+    """The text of a part, which may have parts itself."""
+    for name in INSIDE if depth < LEVELS else ():
+        match part.get(name):
+            case str(text) if text:
+                return text
+            case Mapping() as found if within := _inside(found, depth + 1):
+                return within
+            case [*items]:
+                return "".join(
+                    item if isinstance(item, str) else _inside(item, depth + 1)
+                    for item in items
+                    if isinstance(item, str | Mapping)
+                )
+    return ""
+
+
+def reasoning_of(said: Mapping[str, Any]) -> str:
+    """The reasoning of a message or a delta, from any field but its content."""
+    if FIELDS.isdisjoint(said):  # as in nearly all pieces
+        return ""
+    within = (found for name in WITHIN if isinstance(found := said.get(name), Mapping))
+    places = (said, *within)
+    texts = (_reasoning(place) or "".join(_details(place)) for place in places)
+    return next(filter(None, texts), "")
+
+
+def _reasoning(said: Mapping[str, Any]) -> str:
+    for name in REASONING:
+        match said.get(name):
+            case str(text) if text:
+                return text
+            case Mapping() as found:
+                return _inside(found)
+            case None | "" | bool() | list():  # with a switch, some echo their settings
+                continue
+            case _:
+                raise UpstreamFailed(f"The upstream sent a `{name}` that is not text.")
+    return ""
+
+
+def _details(said: Mapping[str, Any]) -> Iterator[str]:
+    for name in (*DETAILS, *REASONING):
+        found = said.get(name)
+        if isinstance(found, str | Mapping):
+            found = [found]
+        if isinstance(found, list):
+            yield from (part if isinstance(part, str) else _inside(part) for part in _parts(found))
+            return
+
+
+def _parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
+    return (part for part in found if isinstance(part, str | Mapping))

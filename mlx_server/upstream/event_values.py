@@ -1,0 +1,54 @@
+"""The JSON values of one event, or of one body that is not streamed."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlx_server.upstream.lenient_json import decoded, lenient_json
+from mlx_server.upstream.sse import END, ENDS
+
+BETWEEN = re.compile(r"[\s,]*(?:data:\s*)?")
+"""What may stand between two values."""
+
+PINGS = frozenset(("ping", "pong", "heartbeat", "keepalive", "keep-alive"))
+"""Words that say no more than that the upstream is still there."""
+
+WRAPPERS = ("data", "response", "output", "result", "body")
+"""Fields in which some servers put the answer."""
+
+
+def values_of(text: str | bytes) -> list[Any]:
+    """The values, END among them. Raises ValueError or RecursionError for what is no JSON."""
+    try:
+        found = decoded(text)
+    except (ValueError, RecursionError):
+        words = (text if isinstance(text, str) else text.decode()).strip()
+        return [] if words.lower() in PINGS else list(_in_a_row(words))
+    if isinstance(found, list):
+        return [_unwrapped(each) for each in found if each]
+    return [_unwrapped(found)] if found not in (None, "") else []
+
+
+def _in_a_row(text: str) -> Iterator[Any]:
+    """The values of a text that has several, such as a line each."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        end = next((each for each in ENDS if text.startswith(each, at)), None)
+        if end and at:
+            yield END
+            return
+        _, stop = decoder.raw_decode(text, at)
+        yield _unwrapped(lenient_json(text[at:stop]))
+        found = BETWEEN.match(text, stop)
+        at = found.end() if found else stop
+
+
+def _unwrapped(value: Any) -> Any:
+    if not isinstance(value, Mapping) or "choices" in value:
+        return value
+    for name in WRAPPERS:
+        inner = value.get(name)
+        if isinstance(inner, Mapping) and "choices" in inner:
+            return {"usage": value.get("usage"), **inner}
+    return value

@@ -1,0 +1,89 @@
+"""The tokens that an upstream counted, under whatever names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NUMBER = re.compile(r"-?[0-9]{1,15}")
+
+MAX_TOKENS = 1 << 40
+"""A count of tokens that is not less is wrong."""
+
+PROMPT = (
+    *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input_token_count"),
+    *("promptTokenCount", "prompt_eval_count", "prompt_n"),
+)
+COMPLETION = (
+    *("completion_tokens", "output_tokens", "completionTokens", "outputTokens"),
+    *("generated_token_count", "candidatesTokenCount", "eval_count", "predicted_n"),
+)
+COUNTS = (*PROMPT, *COMPLETION)
+
+PLACES = ("usage", "usageMetadata", "timings")
+"""Fields of a chunk that have the counts; llama.cpp's timings have them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamUsage:
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int = 0
+    reasoning: int | None = None
+    is_mistyped: bool = False
+    """Whether a count is no integer in the upstream's JSON."""
+
+
+def usage_of(value: Mapping[str, Any], choice: Mapping[str, Any] | None) -> UpstreamUsage | None:
+    """The counts of a chunk, which may be in its answer."""
+    for name in PLACES:
+        if (found := value.get(name)) and (usage := _usage(found)):
+            return usage
+    groq = value.get("x_groq")
+    if isinstance(groq, Mapping) and (usage := _usage(groq.get("usage"))):
+        return usage
+    if "eval_count" in value:  # as Ollama has it
+        return _usage(value)
+    return _usage(choice.get("usage")) if choice else None
+
+
+def whole_number(value: Any) -> int | None:
+    """A number, which some servers write as text or with a decimal point."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float() if value.is_integer():
+            return int(value)
+        case str() if NUMBER.fullmatch(value):
+            return int(value)
+        case _:
+            return None
+
+
+def _usage(usage: Any) -> UpstreamUsage | None:
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = _count(usage, *PROMPT), _count(usage, *COMPLETION)
+    if prompt is None and completion is None:
+        return None
+    details = _mapping(usage, "prompt_tokens_details", "input_tokens_details")
+    thoughts = _mapping(usage, "completion_tokens_details", "output_tokens_details")
+    cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
+    return UpstreamUsage(
+        prompt,
+        completion,
+        min(cached, prompt or 0),
+        _count(thoughts, "reasoning_tokens"),
+        is_mistyped=any(isinstance(usage.get(name), str | float) for name in COUNTS),
+    )
+
+
+def _mapping(value: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    return next((found for name in names if isinstance(found := value.get(name), Mapping)), {})
+
+
+def _count(value: Mapping[str, Any], *names: str) -> int | None:
+    found = (whole_number(value.get(name)) for name in names)
+    return next((n for n in found if n is not None and 0 <= n < MAX_TOKENS), None)

@@ -1,0 +1,164 @@
+"""What is kept, listed, counted or refused, against the types of OpenAI's client. The tests of each
+endpoint check its answers and their streams."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from openai.types import Model
+from openai.types.chat import ChatCompletion, ChatCompletionDeleted, ChatCompletionStoreMessage
+from openai.types.conversations import (
+    Conversation,
+    ConversationDeletedResource,
+    ConversationItem,
+    ConversationItemList,
+)
+from openai.types.responses import CompactedResponse, Response, ResponseItem
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from openai.types.responses.response_item_list import ResponseItemList
+from openai.types.shared import ErrorObject
+from starlette.testclient import TestClient
+
+from tests.api import wire
+from tests.api.responses_schema import OURS as RESPONSES_OURS
+from tests.api.strict import assert_strict
+from tests.api.wire import Json, ScriptedEngine, ok
+
+CONVERSATIONS, RESPONSES, CHAT = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
+SAID: Json = {"role": "user", "content": "hi"}
+TOOL: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+ANSWERED: Json = {"call_id": "c", "output": "x"}
+CALLED: Json = {"call_id": "c", "name": "f"}
+SEARCHED: Json = {"type": "tool_search_call", "call_id": "c"}
+ASSISTANT: Json = {"role": "assistant", "content": "ho"}
+MCP: Json = {"type": "mcp", "server_label": "s", "server_url": "http://127.0.0.1:9/mcp"}
+OURS = {"status"}
+"""Of a `custom_tool_call_output`: a response's items have it, and a conversation's do not."""
+ITEMS: Mapping[str, list[Json]] = {
+    "a user's message": [SAID],
+    "parts": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "a system's message": [{"role": "system", "content": "Be brief."}],
+    "a model's message": [{"role": "assistant", "content": "ho"}],
+    "a thought": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}],
+    "a call": [
+        {**CALLED, "type": "function_call", "arguments": "{}"},
+        {**ANSWERED, "type": "function_call_output"},
+    ],
+    "a call of a namespace": [
+        {**CALLED, "type": "function_call", "namespace": "n", "arguments": "{}"},
+        {
+            "call_id": "c",
+            "type": "function_call_output",
+            "output": [{"type": "input_text", "text": "x"}],
+        },
+    ],
+    "a custom call": [
+        {**CALLED, "type": "custom_tool_call", "input": "x"},
+        {**ANSWERED, "type": "custom_tool_call_output"},
+    ],
+    "a search for tools": [
+        {**SEARCHED, "execution": "client", "arguments": {"query": "x"}},
+        {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [TOOL]},
+    ],
+    "a bare search for tools": [
+        SEARCHED,
+        {"type": "tool_search_output", "call_id": "c", "tools": []},
+    ],
+    "more tools": [{"type": "additional_tools", "role": "developer", "tools": [TOOL]}],
+    "bare tools": [{"type": "additional_tools", "tools": [TOOL]}],
+    "MCP's tools": [{"type": "mcp_list_tools", "server_label": "s", "tools": []}],
+    "MCP's call": [
+        {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}", "output": "x"}
+    ],
+    "approval": [
+        {
+            "type": "mcp_approval_request",
+            "id": "a",
+            "server_label": "s",
+            "name": "f",
+            "arguments": "{}",
+        },
+        {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        yield client
+
+
+@pytest.mark.parametrize("items", ITEMS.values(), ids=ITEMS)
+def test_items_that_are_given(client: TestClient, items: list[Json]) -> None:
+    made = ok(client.post(CONVERSATIONS, json={}))
+    place = f"{CONVERSATIONS}/{made['id']}/items"
+    added = ok(client.post(place, json={"items": items}))
+    for page in (added, ok(client.get(place))):
+        assert_strict(ConversationItemList, page, OURS)
+    for item in added["data"]:
+        assert_strict(ConversationItem, ok(client.get(f"{place}/{item['id']}")), OURS)
+    asked = {"model": wire.MODEL, "tools": [MCP], "input": [*items, SAID], "tool_choice": "none"}
+    response = ok(client.post(RESPONSES, json=asked))
+    kept = ok(client.get(f"{RESPONSES}/{response['id']}/input_items"))
+    assert_strict(ResponseItemList, kept)
+    for item in kept["data"]:
+        assert_strict(ResponseItem, item)
+
+
+def test_conversations(client: TestClient) -> None:
+    made = ok(client.post(CONVERSATIONS, json={"items": [SAID], "metadata": {"a": "b"}}))
+    place = f"{CONVERSATIONS}/{made['id']}"
+    (item,) = ok(client.get(f"{place}/items"))["data"]
+    changed = ok(client.post(place, json={"metadata": {"a": "c"}}))
+    shorter = ok(client.delete(f"{place}/items/{item['id']}"))
+    for each in (made, ok(client.get(place)), changed, shorter):
+        assert_strict(Conversation, each)
+    assert_strict(ConversationDeletedResource, ok(client.delete(place)))
+
+
+def test_responses_that_are_kept(client: TestClient) -> None:
+    asked: Json = {"model": wire.MODEL, "input": "hi"}
+    place = f"{RESPONSES}/{ok(client.post(RESPONSES, json=asked))['id']}"
+    assert_strict(Response, ok(client.get(place)), RESPONSES_OURS)
+    assert_strict(InputTokenCountResponse, ok(client.post(f"{RESPONSES}/input_tokens", json=asked)))
+    compacted = ok(client.post(f"{RESPONSES}/compact", json=asked))
+    # a compacted conversation begins with messages of users, for which the SDK's union has no type
+    output = [item for item in compacted["output"] if item.get("role") != "user"]
+    assert_strict(CompactedResponse, {**compacted, "output": output})
+    cancelled = ok(client.post(RESPONSES, json={**asked, "background": True}))
+    assert_strict(Response, cancelled, RESPONSES_OURS)
+
+
+def test_completions_that_are_kept(client: TestClient) -> None:
+    asked: Json = {"model": wire.MODEL, "messages": [SAID, ASSISTANT], "store": True}
+    place = f"{CHAT}/{ok(client.post(CHAT, json=asked))['id']}"
+    (listed,) = page(client, CHAT)
+    for each in (listed, ok(client.get(place)), ok(client.post(place, json={"metadata": {}}))):
+        assert_strict(ChatCompletion, each, {"metadata"})
+    _, said = page(client, f"{place}/messages")
+    assert_strict(ChatCompletionStoreMessage, said)
+    assert_strict(ChatCompletionDeleted, ok(client.delete(place)))
+
+
+def page(client: TestClient, place: str) -> list[Json]:
+    """The SDK's pages have no type of their own that names their fields."""
+    found = ok(client.get(place))
+    assert found.keys() == {"object", "data", "first_id", "last_id", "has_more"}
+    assert found["object"] == "list"
+    data: list[Json] = found["data"]
+    assert (found["first_id"], found["last_id"]) == (data[0]["id"], data[-1]["id"])
+    return data
+
+
+def test_models(client: TestClient) -> None:
+    found = ok(client.get("/v1/models"))
+    assert found.keys() == {"object", "data"}
+    for each in (*found["data"], ok(client.get(f"/v1/models/{wire.MODEL}"))):
+        assert_strict(Model, each, each.keys())
+
+
+@pytest.mark.parametrize("place", [CHAT, RESPONSES, "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("asked", [{}, {"model": "none"}, {"model": wire.MODEL, "stop": 5}])
+def test_errors(client: TestClient, place: str, asked: Json) -> None:
+    assert_strict(ErrorObject, wire.error_of(client.post(place, json=asked).json()))
