@@ -299,8 +299,7 @@ class ToolCallWriter:
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
     def value(self, key: str, value: Any) -> None:
-        """A parameter that is complete. Given twice it is Malformed unless both values are the
-        same: one would be a guess."""
+        """A parameter that is complete. Given twice it is Malformed: one would be a guess."""
         self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> bool:
@@ -320,16 +319,8 @@ class ToolCallWriter:
                 self._put(name, self._fitted(name, argument))
             return
         if key in self._keys:
-            self._repeat(key, value)
-            return
-        self._write(self._label(key) + json_of(value))
-
-    def _repeat(self, key: str, value: Any) -> None:
-        """A parameter that is given again. With another value it is Malformed."""
-        given = json.loads(self.arguments + "}") if not self._open else {}
-        if json_of(given.get(key)) != json_of(value):
             raise Malformed("a key is given twice")
-        self.repaired()
+        self._write(self._label(key) + json_of(value))
 
     def _unwrapped(self, key: str, value: Any) -> Mapping[str, Any] | None:
         inside = unwrapped(key, value, self.known) if self._calls.allowed.json else None
