@@ -32,7 +32,7 @@ from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
-from mlx_server.upstream.leaked_harmony import parser_of
+from mlx_server.upstream.leaked_formats import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece

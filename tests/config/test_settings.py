@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mlx_server import limits
+from mlx_server.app import create_app
 from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import (
@@ -19,6 +20,8 @@ from mlx_server.config.settings import (
 )
 from mlx_server.config.upstream import CapabilitySettings
 from mlx_server.config.yaml_lines import YamlProblem
+from mlx_server.engine.messages import Schedule
+from mlx_server.engine.worker_arguments import decode_worker_arguments, encode_arguments
 from mlx_server.errors import SettingsError
 from mlx_server.upstream.spec import UpstreamCapabilities
 
@@ -447,6 +450,16 @@ def test_other_memory_budgets_are_told(size: str) -> None:
 def test_what_is_wired(written_as: str, wired: object) -> None:
     written(f"server: {{wired: {written_as}}}\n" + MINIMAL)
     assert load().server.wired == wired
+
+
+def test_what_the_engine_process_is_told() -> None:
+    written(
+        "server: {prefill_share: 0.5, longest_gap: 0.2, wired: never, concurrency: 3}\n" + MINIMAL
+    )
+    client = create_app(load()).state.pool.engines[0]._spawn()
+    arguments = decode_worker_arguments(encode_arguments(client._process._arguments))
+    assert arguments.schedule == Schedule(prefill_share=0.5, longest_gap=0.2)
+    assert (arguments.wired, arguments.concurrency) == ("never", 3)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "always", "12 TB", "true", "[]", "null"])

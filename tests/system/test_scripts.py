@@ -1,4 +1,5 @@
-"""scripts/serve on a machine that has nothing yet, with a stand-in for Python and pip."""
+"""scripts/serve and scripts/test-newest on a machine that has nothing yet, with a stand-in for
+Python and pip."""
 
 import os
 import shutil
@@ -17,20 +18,23 @@ case "$*" in
         for folder in "$@"; do :; done
         mkdir -p "$folder/bin"
         cp "$0" "$folder/bin/python"
-        printf '#!/bin/sh\\necho "mlx-server $*"\\n' >"$folder/bin/mlx-server"
-        chmod +x "$folder/bin/mlx-server" ;;
+        for name in mlx-server pytest; do
+            printf '#!/bin/sh\\necho "%s $*"\\n' "$name" >"$folder/bin/$name"
+            chmod +x "$folder/bin/$name"
+        done ;;
     "-m pip install "*)
         if [ -t 1 ]; then echo "pip's bar"; else echo "pip without a terminal"; fi
         echo "pip was asked: $*" ;;
+    *version*) echo "imports from $PYTHONPATH" ;;
 esac
 """
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The parts of a clone that scripts/serve needs, and a Python."""
+    """The parts of a clone that the scripts need, and a Python."""
     (tmp_path / "scripts").mkdir()
-    for script in ("serve", "_venv"):
+    for script in ("serve", "test-newest", "_venv"):
         shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
     (tmp_path / "pyproject.toml").touch()
     python = tmp_path / "python"
@@ -83,3 +87,30 @@ def test_a_python_that_can_not_be_used_is_named_with_what_to_do(clone: Path) -> 
     )
     assert failed.returncode == 1
     assert "3.11 to 3.14" in failed.stderr
+
+
+@pytest.mark.parametrize("version", ["", "0.32.1"])
+@pytest.mark.parametrize("arguments", [[], ["tests/worker/test_kinds.py", "-x"]])
+def test_the_newest_mlx_lm_is_found_before_the_installed_one(
+    clone: Path, version: str, arguments: list[str]
+) -> None:
+    environment = {**os.environ, "PYTHON": str(clone / "python"), "PYTHONPATH": "/mine"}
+    command = [str(clone / "scripts" / "test-newest"), *arguments]
+    if version:
+        environment["MLX_LM"] = version
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    _, asked, imports, tests = done.stdout.splitlines()
+    folder = asked.split(" --target ")[1].split()[0]
+    wanted = f"mlx-lm=={version}" if version else "mlx-lm"
+    assert asked.split()[-2:] == ["mlx" if sys.platform == "darwin" else "mlx[cpu]", wanted]
+    assert "--upgrade" in asked
+    assert imports == f"imports from {folder}:/mine"
+    assert tests == " ".join(["pytest", *(arguments or ["tests/engine"])])
+    assert not Path(folder).exists(), "it is removed afterwards"
+
+
+def test_help_of_test_newest_makes_nothing(clone: Path) -> None:
+    command = [str(clone / "scripts" / "test-newest"), "--help"]
+    told = subprocess.check_output(command, text=True)
+    assert "MLX_LM=0.32.1" in told
+    assert not (clone / ".venv").exists()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,18 @@ COMMENTARY = (
 )
 PARIS_JSON = '{"city": "Paris"}'
 CALL_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+
+FOREIGN_CALLS = {
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        f"{PARIS_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{PARIS_JSON}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "lfm2": '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>',
+}
 
 QUIRKS = [
     Quirk("an answer as it should be", ({"content": "Hello"},), text="Hello"),
@@ -276,6 +289,41 @@ QUIRKS = [
             {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}},
             {"functionCall": {"name": "get_weather", "args": {"city": "Paris"}}},
         )
+    ),
+    *(
+        Quirk(
+            f"a call as {family} writes it, where no family is named",
+            tuple({"content": sign} for sign in f"I look.\n\n{written}"),
+            "",
+            "I look.",
+            (PARIS,),
+            "tool_calls",
+            repairs=("unmarked tool_calls[0]",),
+            family="plain",
+        )
+        for family, written in FOREIGN_CALLS.items()
+    ),
+    Quirk(
+        "a call that is quoted in the thoughts",
+        tuple({"content": sign} for sign in f"<think>{FOREIGN_CALLS['kimi_k2']}</think>Yes"),
+        FOREIGN_CALLS["kimi_k2"],
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="plain",
+    ),
+    Quirk(
+        "thoughts as Mistral writes them, where no family is named",
+        tuple({"content": sign} for sign in "[THINK]Hm.[/THINK]Yes"),
+        "Hm.",
+        "Yes",
+        repairs=("reasoning reasoning_content",),
+        family="plain",
+    ),
+    Quirk(
+        "signs of which no delimiter becomes",
+        ({"content": "a <|to"}, {"content": "ol b"}, {"content": " <"}),
+        text="a <|tool b <",
+        family="plain",
     ),
     Quirk(
         "a call in the content and as such",
@@ -695,12 +743,11 @@ QUIRKS = [
 
 @pytest.fixture(scope="module")
 def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
-    families = sorted({quirk.family for quirk in QUIRKS})
-    with (
-        gateway(upstream.url, {"up": {"family": families[0]}}) as one,
-        gateway(upstream.url, {"up": {"family": families[1]}}) as other,
-    ):
-        yield dict(zip(families, (one, other), strict=True))
+    with ExitStack() as on:
+        yield {
+            family: on.enter_context(gateway(upstream.url, {"up": {"family": family}}))
+            for family in {quirk.family for quirk in QUIRKS}
+        }
 
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)

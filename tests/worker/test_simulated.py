@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench_parts.__main__ import app
+from bench_parts.simulated import servers, short_prompts
+from typer.testing import CliRunner
 
 from tests.worker.simulated import MACHINES, SITE, pair, seconds
 
@@ -49,6 +52,31 @@ def test_an_unknown_pair_is_told_with_those_that_are_known() -> None:
     for named in ("m9:8b", "m4:gpt-5", "m4"):
         with pytest.raises(KeyError, match=r"m4-max.*gpt-oss-120b"):
             pair(named)
+
+
+def measured(pair: str, server: str, own: Path | None) -> servers.Measured:
+    return servers.Measured(pair, server, 29.0, 37.0, 0.3, 0.22, (5.4, 5.8), (10.2, 15.3))
+
+
+def measured_short(pair: str, server: str, own: Path | None) -> short_prompts.ShortPrompts:
+    crowd = servers.Crowd(0.0, 37.0, 29.0)
+    return short_prompts.ShortPrompts(pair, server, crowd, crowd, 0.3)
+
+
+@pytest.mark.parametrize("short", [[], ["--short"]])
+def test_the_output_has_both_servers_and_says_that_it_is_a_model_of_a_machine(
+    short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "measured", measured)
+    monkeypatch.setattr(short_prompts, "measured", measured_short)
+    command = ["--simulate", "m4-max:gpt-oss-120b", "--markdown", *short]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert "No Mac was measured" in done.output
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| m4")]
+    assert [row[1] for row in rows] == ["mlx-server", "mlx_lm.server"]
+    assert all(row[0] == "| m4-max, gpt-oss-120b" for row in rows)
+    assert all("29.0" in row[2] and "37.0" in row[3] for row in rows)
 
 
 @pytest.mark.live

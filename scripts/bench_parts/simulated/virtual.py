@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -202,3 +203,18 @@ def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int =
     prefill = seconds(machine, model, prompt - 1, [prompt] * count)
     steps = [seconds(machine, model, 1, [prompt + i] * count) for i in range(tokens + 1)]
     return Crowd(prefill + sum(steps[:2]), prefill + sum(steps))
+
+
+MLX_LM_PIECE = 2048
+"""The tokens of a prompt that mlx_lm.server computes at once."""
+
+
+def alone_by_mlx_lm(named: str, prompt: int = 30_000) -> float:
+    """The seconds to a prompt's first token, when mlx-lm computes it alone, its own time aside."""
+    machine, model = pair(named)
+    ends = [*range(MLX_LM_PIECE, prompt - 1, MLX_LM_PIECE), prompt - 1]
+    lengths = [b - a for a, b in pairwise([0, *ends])]
+    pieces = (
+        seconds(machine, model, length, [end]) for length, end in zip(lengths, ends, strict=True)
+    )
+    return sum(pieces) + seconds(machine, model, 1, [prompt])

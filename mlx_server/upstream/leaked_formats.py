@@ -1,0 +1,143 @@
+"""Reads formats that a server leaves in its text, where models.yaml names no family or another one.
+
+Harmony is recognised in any answer that begins with it. Where no family is named, so are the other
+families' delimiters of thoughts at the beginning of an answer, and of calls anywhere in its text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlx_server.events import Event, ToolCallStarted
+from mlx_server.families import family_named
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.harmony_text import HARMONY_TEXT
+from mlx_server.parsers.harmony.text_parser import CHANNELS
+from mlx_server.parsers.parse_context import ParseContext, Parser, Section
+
+HARMONY = (*(f"<|channel|>{name}" for name in CHANNELS), "<|start|>assistant")
+"""No answer of another family begins so."""
+
+THOUGHTS: Mapping[str, str] = {
+    "[THINK]": "mistral",
+    "<seed:think>": "seed_oss",
+    "<|channel>": "gemma4",
+    "<|START_THINKING|>": "command",
+    "<|inner_prefix|>": "apertus",
+}
+"""Delimiters of thoughts with which an answer may begin, and whose they are."""
+
+CALLS: Mapping[str, str] = {
+    "<｜tool▁calls▁begin｜>": "deepseek_v3",
+    "<｜DSML｜": "deepseek_v32",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "<|python_tag|>": "llama3",
+    "<minimax:tool_call>": "minimax_m2",
+    "<seed:tool_call>": "seed_oss",
+    "<longcat_tool_call>": "longcat",
+    "<|START_ACTION|>": "command",
+    "<|tool_call_start|>": "lfm2",
+    "<|tool_call|>": "granite",
+    "<|tool_call>": "gemma4",
+    "<|tools_prefix|>": "apertus",
+    "<TOOLCALL>": "nemotron",
+    "<tool_calls>": "hunyuan",
+}
+"""Delimiters of calls, and whose they are."""
+
+
+def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
+    """The parser of an upstream's text."""
+    if family is HARMONY_TEXT or context.formatted or context.continues:
+        return family.make_parser(context)
+    is_known = family is not family_named("plain")
+    return LeakedFormatParser(family.make_parser(context), context, only_harmony=is_known)
+
+
+class LeakedFormatParser:
+    """Holds what may be a delimiter of another family until it shows which parser reads it."""
+
+    def __init__(self, parser: Parser, context: ParseContext, *, only_harmony: bool) -> None:
+        self._parser = parser
+        self._context = context
+        harmony = dict.fromkeys(HARMONY, HARMONY_TEXT.name)
+        has_calls = bool(context.tools) and context.misplaced_calls == "make"
+        self._calls = CALLS if has_calls and not only_harmony else {}
+        self._beginnings = harmony if only_harmony else {**harmony, **THOUGHTS}
+        self._held = ""
+        self._begun = self._is_certain = False
+        """Whether the answer's beginning is known, and whether its parser is."""
+
+    @property
+    def section(self) -> Section:
+        return self._parser.section
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._parser.awaits_answer
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._parser.is_unterminated
+
+    def feed(self, token: int, text: str) -> list[Event]:
+        if self._is_certain:
+            return self._parser.feed(token, text)
+        self._held += text
+        if not self._begun:
+            head = self._held.lstrip()
+            if _may_become(head, self._beginnings):
+                return []
+            self._begun = True
+            if found := _at_the_beginning(head, self._beginnings):
+                return self._switch(token, found)
+        events = self._until_calls(token)
+        self._is_certain = self._is_certain or not self._calls
+        return events
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return self._parser.messages()
+
+    def finish(self, text: str, *, cut: bool) -> list[Event]:
+        return [*self._released(-1, len(self._held)), *self._parser.finish(text, cut=cut)]
+
+    def _until_calls(self, token: int) -> list[Event]:
+        """The events of what is held, but for the beginning of a delimiter at its end, and for the
+        white space before it."""
+        events: list[Event] = []
+        while self._calls and (at := self._held.find("<")) >= 0:
+            events += self._released(token, len(self._held[:at].rstrip()))
+            rest = self._held.lstrip()
+            if found := _at_the_beginning(rest, self._calls):
+                if self._parser.section == "text":
+                    self._held = rest
+                    ended = self._parser.finish("", cut=False)
+                    return [*events, *ended, *self._switch(token, found)]
+            elif _may_become(rest, self._calls):
+                return events
+            events += self._released(token, len(self._held) - len(rest) + 1)
+        size = len(self._held.rstrip() if self._calls else self._held)
+        return [*events, *self._released(token, size)]
+
+    def _released(self, token: int, size: int) -> list[Event]:
+        """The events of so many characters of what is held."""
+        text, self._held = self._held[:size], self._held[size:]
+        events = self._parser.feed(token, text) if text else []
+        if any(isinstance(event, ToolCallStarted) for event in events):
+            self._calls = {}  # it has a format that is known
+        return events
+
+    def _switch(self, token: int, family: str) -> list[Event]:
+        """Go on as this family writes."""
+        made = HARMONY_TEXT if family == HARMONY_TEXT.name else family_named(family)
+        self._parser = made.make_parser(self._context)
+        self._is_certain = True
+        return self._released(token, len(self._held))
+
+
+def _at_the_beginning(text: str, delimiters: Mapping[str, str]) -> str | None:
+    return next((name for each, name in delimiters.items() if text.startswith(each)), None)
+
+
+def _may_become(text: str, delimiters: Mapping[str, str]) -> bool:
+    """Whether the text is the beginning of a delimiter, or none yet."""
+    return any(len(text) < len(each) and each.startswith(text) for each in delimiters)
