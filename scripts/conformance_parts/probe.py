@@ -16,7 +16,7 @@ from conformance_parts.talks import QUIET
 
 SUITE = "llmprobe"
 SECONDS = 1800.0
-TOKENS = 200_000
+TOKENS = 80_000
 """Most tokens of prompts and answers: it judges the model last, whose result nobody reads."""
 Json = dict[str, Any]
 
