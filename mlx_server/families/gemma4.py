@@ -7,10 +7,15 @@ from mlx_server.tool_parsers.formats import inline_gemma4
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
+ANSWERS = (f"{CHANNEL}response\n", f"{CHANNEL}final\n")
+"""Channels of the answer itself, which no template has."""
+
 LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
     call_formats=(NOTATION,),
     inline_formats=inline_gemma4,
+    dropped=ANSWERS,
+    ends_reasoning=ANSWERS,
     transparent=("<|tool_response>",),
     worded_reasoning=(("thought\n", CHANNEL_END),),  # without the token that opens the channel
     trims_text=False,

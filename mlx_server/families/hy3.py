@@ -9,7 +9,9 @@ THOUGHTS = ("<think:opensource>", "</think:opensource>")
 
 HY3 = ModelFamily(
     name="hy3",
-    layout=MarkupLayout(reasoning=(THOUGHTS, THINK), call_formats=(SUFFIXED, CALLS)),
+    layout=MarkupLayout(
+        reasoning=(THOUGHTS, THINK), call_formats=(SUFFIXED, CALLS), calls_end_reasoning=True
+    ),
     answer_prefix=THOUGHTS[1],
     model_types=("hy_v3", "hy3"),
     stop_tokens=("<｜hy_eos:opensource｜>", "<｜hy_eos｜>"),

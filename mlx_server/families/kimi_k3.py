@@ -4,6 +4,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.kimi_k3 import (
     CLOSE,
+    KIMI_K3_CALLS,
     KIMI_K3_SPACED,
     OPEN,
     SEPARATOR,
@@ -16,7 +17,7 @@ from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
 LAYOUT = MarkupLayout(
     reasoning=((beginning("think"), end("think")),),
     call_formats=(NOTATION,),
-    inline_formats=lambda tools: (KIMI_K3_SPACED,),
+    inline_formats=lambda tools: (KIMI_K3_SPACED, KIMI_K3_CALLS),
     dropped=(
         beginning("response"),
         end("response"),
@@ -25,6 +26,8 @@ LAYOUT = MarkupLayout(
         *spaced(CLOSE, "response"),
         *spaced(CLOSE, "message"),
     ),
+    halves=(OPEN, CLOSE),
+    worded_reasoning=tuple((opening, end("think")) for opening in spaced(OPEN, "think")),
     trims=False,
     calls_end_reasoning=True,
     ends_reasoning=(

@@ -33,7 +33,9 @@ FENCE = "```"
 PYTHON_LANGUAGE = "tool_code"
 """The language of fences in which models write calls as Python."""
 LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
-BEGINNINGS = ("{", "[", FENCE)
+ASSIGNED = f"{PYTHON_LANGUAGE} = "
+"""Such a call without a fence."""
+BEGINNINGS = ("{", "[", FENCE, ASSIGNED)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
 """Texts after which such JSON may begin in the middle of a text."""
 INLINE = (*IN_TEXT, "{")
@@ -43,6 +45,8 @@ KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
 INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 PRINTED = re.compile(r"print\((.*)\)", re.DOTALL)
+NAMED = re.compile(r"(\w+)\s*=\s*(.*?)\s*(?:\n\s*print\(\s*\1\s*\))?", re.DOTALL)
+"""Matches a call whose result gets a name, which may be printed."""
 SEPARATORS = re.compile(r"[\s,;]+")
 
 
@@ -197,6 +201,8 @@ class Trial:
         yield from source.space()
         if (yield from source.accept(FENCE)):
             return (yield from self._fence(source))
+        if (yield from source.comes(ASSIGNED)):
+            return (yield from self._assigned(source))
         found = yield from self._values(source)
         if self._inline:
             return found
@@ -228,6 +234,16 @@ class Trial:
         pieces: list[str] = []
         if not (yield from source.up_to(FENCE, into=pieces.append)):
             raise Malformed("a fence without an end")
+        calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
+        self._check(calls)
+        return calls
+
+    def _assigned(self, source: Source) -> Steps[list[FoundCall]]:
+        """The call that is all of the message, as Python."""
+        pieces: list[str] = []
+        yield from source.up_to(into=pieces.append)
+        if source.cut:
+            raise Malformed("the model may have had more to write")
         calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
         self._check(calls)
         return calls
@@ -314,6 +330,8 @@ class Trial:
 
 def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
     """The calls that code consists of, each of which may be printed."""
+    if named := NAMED.fullmatch(code):
+        code = named[2]
     printed = PRINTED.fullmatch(code)
     try:
         found = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)

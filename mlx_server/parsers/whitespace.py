@@ -79,7 +79,8 @@ class PieceSeparator:
         """Add a text; return what separates it from the text before."""
         space = ""
         if self._is_interrupted and self.last:
+            own = "" if self._separates(text[0]) else "".join(self._dropped)
             separated = self._separates(self.last) or self._separates(text[0])
-            space = "".join(self._dropped) or ("" if separated else "\n")
+            space = own or ("" if separated else "\n")
         self.last, self._dropped, self._is_interrupted = text[-1], [], False
         return space

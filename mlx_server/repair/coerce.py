@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ INEXACT = 2**53
 
 BOOLEANS = {"true": True, "false": False}
 """The spellings of a boolean, in any case, where the schema wants one."""
+
+PADDED = re.compile(r"-?0+[1-9]\d{0,17}")
+"""An integer that JSON refuses for the zeros before it."""
 
 BEGINNINGS = {"{": "object", "[": "array"}
 
@@ -103,6 +107,8 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
             found = BOOLEANS.get(value.strip().lower(), value)
             if "boolean" not in types or found is value:
                 found = _parsed(value)
+            if "integer" in types and (padded := PADDED.fullmatch(value.strip())):
+                return int(padded[0])
             if type_of(found) not in types and isinstance(found, float):
                 found = _converted(found, types)
             return found if type_of(found) in types else value

@@ -36,6 +36,8 @@ class InstanceTexts:
         """The ends of a pattern's text, a name or a constant, with the closing quote."""
         self.longest_tail = ""
         """The longest end of a text that a pattern may require."""
+        self.width = 0
+        """The members of the object that lists the most."""
         self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
         """Digits that may complete a number."""
 
@@ -50,6 +52,8 @@ class InstanceTexts:
 
     def _add_all(self, schema: Any) -> str | None:
         instances = ShortestInstances(schema)
+        listed = (one.get("properties") for one in instances.schemas)
+        self.width = max(self.width, *(len(one) for one in listed if isinstance(one, dict)), 0)
         for one in instances.schemas:
             self._add_own(one, instances.text(one))
         required = instances.required()

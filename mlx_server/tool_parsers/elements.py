@@ -25,6 +25,9 @@ from mlx_server.tool_parsers.source import Source, Steps
 
 ITEM = "item"
 
+WORDS = {f"<{word}/>": word for word in ("true", "false", "null")}
+"""Values that are written as an element without content."""
+
 SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
 
 
@@ -81,13 +84,21 @@ class Elements:
 
     def _argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
         key, end = yield from self._opened(source)
+        opening = end.replace("/", "", 1)
         if call.streams(key):
             if not (yield from source.up_to(end, into=partial(call.text, key))):
                 raise Malformed("a value has no end")
             call.end_text(key)
         else:
             depth = limits.CALL_DEPTH.value
-            call.untyped_tree(key, (yield from self._value(source, call, end, depth)))
+            found = [(yield from self._value(source, call, end, depth))]
+            while (yield from source.after_space(opening)):
+                yield from source.space()
+                yield from source.expect(opening)
+                found.append((yield from self._value(source, call, end, depth)))
+            if len(found) > 1:  # a list, as elements of its key rather than of its items
+                call.repaired("format")
+            call.untyped_tree(key, found if len(found) > 1 else found[0])
 
     def _opened(self, source: Source) -> Steps[tuple[str, str]]:
         """The name that an opening tag gives, and the tag that closes the element."""
@@ -108,7 +119,10 @@ class Elements:
         opens = f"{self.sign}<"
         while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
             if delimiter == end:
-                return _folded(found, call) if found else "".join(pieces)
+                return _folded(found, call) if found else _text("".join(pieces), call)
+            if word := (yield from source.accept(*(each[1:] for each in WORDS))):
+                pieces.append(f"<{word}")
+                continue
             key, inner = yield from self._opened(source)
             found.append((key, (yield from self._value(source, call, inner, depth - 1))))
         raise Malformed("a value has no end")
@@ -168,6 +182,13 @@ class Elements:
             written = partial(self._member, lark, depth - 1)
             return one_by_one_rule([members(value)], written, lark)
         return None
+
+
+def _text(written: str, call: ToolCallWriter) -> str:
+    if not (word := WORDS.get(written.strip())):
+        return written
+    call.repaired("format")
+    return word
 
 
 def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:

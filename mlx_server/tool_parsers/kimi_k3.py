@@ -68,6 +68,15 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         yield from _call(source, calls)
 
 
+def _read_calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    """Reads calls without a section around them, after the first one's opening."""
+    yield from _call(source, calls)
+    while (yield from source.after_space(*_opens("call"))):
+        yield from source.space()
+        yield from source.expect(*_opens("call"))
+        yield from _call(source, calls)
+
+
 def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     attributes, has_slips = yield from _attributes(source)
     call = calls.start(attributes.get("tool", ""))
@@ -178,4 +187,7 @@ KIMI_K3 = CallFormat(
 )
 KIMI_K3_SPACED = CallFormat(
     _read_block, opens=spaced(OPEN, "tools"), closes=_ends("tools"), repairs=("format",)
+)
+KIMI_K3_CALLS = CallFormat(
+    _read_calls, opens=_opens("call"), may_close=_ends("tools"), repairs=("format",)
 )

@@ -211,7 +211,7 @@ class Source:
             at, found = self._first(delimiters)
             # what may become a delimiter counts before one that begins in it
             undecided = self._undecided(delimiters)
-            torn = self.cut and self._before + undecided <= max(self._places, default=-1)
+            torn = self.closed and self._before + undecided <= max(self._places, default=-1)
             if self.closed and not torn:
                 undecided = len(self._text) + 1
             certain = min(at, undecided)
@@ -355,10 +355,10 @@ def complete_source(text: str) -> Source:
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the stop token that a text ends with, or the beginning of one."""
+    """Finds the stop tokens that a text ends with, or the beginning of one."""
     begun = sorted({s[:size] for s in stops for size in range(1, len(s))}, key=len, reverse=True)
     whole, part = ("|".join(map(re.escape, each)) for each in (stops, begun))
-    return re.compile(rf"(?P<whole>(?:{whole})\s*)\Z|(?:{part})\Z")
+    return re.compile(rf"(?P<whole>(?:(?:{whole})\s*)+)\Z|(?:(?:{whole})\s*)*(?:{part})\Z")
 
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)

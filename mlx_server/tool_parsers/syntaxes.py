@@ -235,5 +235,6 @@ def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
         other_colon=other,
         key_quotes=(quote, '"', "'"),
         bare_key=BARE_KEY,
+        closing_quote=quote,
         untyped=True,
     )

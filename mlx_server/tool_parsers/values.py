@@ -52,6 +52,8 @@ class Syntax:
     """A key without quotes."""
     begins_with_key: bool = False
     """Whether text looks like a call up to its first key, so that only this makes it one."""
+    closing_quote: str = ""
+    """Ends a string whose opening quote was forgotten."""
     untyped: bool = False
     """Whether the tool's schema decides what a scalar among the arguments is."""
 
@@ -123,6 +125,10 @@ def _argument(
         return False
     is_quoted = bool((yield from source.comes(*syntax.text)))
     bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
+    if bare and syntax.closing_quote and (yield from source.accept(syntax.closing_quote)):
+        call.repaired()
+        call.value(key, bare)
+        return False
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
     call.value(key, (yield from value(source, syntax, call, ends)))

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import socket
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -19,6 +22,7 @@ from tests.upstream.playing import (
     KEY,
     KEY_VARIABLE,
     SSE,
+    Json,
     PlayingServer,
     Reply,
     answered,
@@ -169,6 +173,60 @@ def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -
     assert "it broke" in error_of(client, 502)["message"]
 
 
+BUSY: list[Json] = [
+    {"error": {"code": "429", "message": "slow down"}},
+    {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
+    {"error": {"error": {"type": "overloaded_error", "message": "slow down"}}},
+    {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
+    {"title": "Too many", "status": 429, "detail": "slow down"},
+]
+BROKEN: list[Json] = [
+    {"base_resp": {"status_code": 1004, "status_msg": "it broke"}, "choices": None},
+    {"success": False, "msg": "it broke"},
+    {"errorCode": "X", "errorMessage": "it broke"},
+    {"fault": {"faultstring": "it broke"}},
+    {"error": json.dumps({"message": "it broke"})},
+    {"error": {"code": 502, "message": "It failed", "metadata": {"raw": "it broke"}}},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "sent"),
+    [(503, "slow down", each) for each in BUSY] + [(502, "it broke", each) for each in BROKEN],
+    ids=json.dumps,
+)
+def test_an_error_by_another_name(
+    status: int, words: str, sent: Json, client: TestClient, upstream: PlayingServer
+) -> None:
+    for reply in (whole(sent), streamed(sent)):
+        upstream.plays(reply)
+        message = error_of(client, status)["message"]
+        assert words in message
+        assert "{" not in message
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "the request exceeds the available context size. try increasing it",
+        "input length and `max_tokens` exceed context limit: 1 + 2 > 3",
+        "This model's maximum prompt length is 8192 but the request has 9000 tokens.",
+        "The number of input tokens 9000 cannot exceed the limit 8192",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+        "Range of input length should be [1, 30720]",
+        "the prompt has 9000 tokens, more than max_model_len",
+    ],
+)
+def test_a_prompt_that_is_too_long_in_other_words(
+    said: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({"error": {"message": said}}, 400))
+    assert error_of(client, 400)["code"] == "context_length_exceeded"
+    upstream.plays(whole({"error": {"message": "no", "code": "context_length_exceeded"}}, 400))
+    assert error_of(client, 400)["code"] == "context_length_exceeded"
+
+
 def test_a_key_that_is_not_set(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(says("Yes"))
     message = error_of(client, 502, model="keyless")["message"]
@@ -236,6 +294,22 @@ def test_a_server_that_is_not_there(client: TestClient) -> None:
     error = error_of(client, 502, model="gone")
     assert "can't be reached" in error["message"]
     assert "127.0.0.1" not in error["message"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
+def test_a_connection_that_nobody_takes() -> None:
+    with ExitStack() as on:
+        full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = on.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        hasty = {"retries": 0, "connect_seconds": 0.1}
+        client = on.enter_context(gateway(url, {"up": {"upstream": hasty}}))
+        error = error_of(client, 504)
+        assert error["code"] == "upstream_timeout"
+        assert "took no connection" in error["message"]
 
 
 def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:

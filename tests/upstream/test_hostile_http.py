@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from threading import Event, Thread
 from typing import cast
@@ -17,6 +18,7 @@ from mlx_server.pool.pool import Pool
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,
+    PlayingServer,
     as_message,
     as_response,
     chat,
@@ -24,6 +26,7 @@ from tests.upstream.playing import (
     gateway,
     in_chunks,
     in_one,
+    says,
     sse,
 )
 
@@ -45,6 +48,7 @@ class BytesServer:
 
     def __init__(self) -> None:
         self.parts: Callable[[], Parts] = tuple
+        self.asked = Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         Thread(target=self._accept, daemon=True).start()
@@ -63,7 +67,8 @@ class BytesServer:
             data = b""
             while not data.endswith((b"}", b"\r\n\r\n")):
                 data += connection.recv(1 << 16)
-            is_question = data.startswith(b"POST")
+            if is_question := data.startswith(b"POST"):
+                self.asked.set()
             refusal = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
             for part in self.parts() if is_question else (refusal,):
                 connection.sendall(part)
@@ -77,9 +82,10 @@ def hostile() -> Iterator[BytesServer]:
 
 
 @pytest.fixture(scope="module")
-def client(hostile: BytesServer) -> Iterator[TestClient]:
+def client(hostile: BytesServer, upstream: PlayingServer) -> Iterator[TestClient]:
     hasty = {"retries": 0, "first_seconds": SECONDS, "idle_seconds": SECONDS}
-    with gateway(hostile.url, {"up": {"upstream": hasty}}) as client:
+    other = {"source": f"openai+{upstream.url}/v1"}
+    with gateway(hostile.url, {"up": {"upstream": hasty}, "other": other}) as client:
         yield client
 
 
@@ -228,6 +234,22 @@ def test_an_error(
     assert response.json()["error"]["code"].startswith("upstream_")
     hostile.parts = lambda: (OK + CLOSED + STREAM,)
     assert chat(client).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "what", ["comments without end", "headers without end", "headers that drip"]
+)
+def test_others_are_answered_meanwhile(
+    what: str, client: TestClient, hostile: BytesServer, upstream: PlayingServer
+) -> None:
+    status, hostile.parts = FAILURES[what]
+    hostile.asked.clear()
+    upstream.plays(says("Yes"))
+    with ThreadPoolExecutor(1) as threads:
+        attacked = threads.submit(chat, client)
+        assert hostile.asked.wait(10)
+        assert in_one(client, {"model": "other"})["text"] == "Yes"
+        assert attacked.result().status_code == status
 
 
 ERRORS = [

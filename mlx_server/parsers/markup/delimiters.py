@@ -25,6 +25,8 @@ class MarkupDelimiters:
         """The formats among them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
+        self.dropped_first = tuple(d for d in layout.dropped if d.startswith(tuple(self.own)))
+        """Delimiters without a meaning that begin like one that opens reasoning."""
         self._worded_closes = tuple(closing for _, closing in layout.worded_reasoning)
         self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
         """Thoughts without text, whose opening delimiter lacks its white space."""
@@ -39,7 +41,8 @@ class MarkupDelimiters:
         ends = (*closes, *self.untaught_closes, *layout.dropped)
         removed = (*self.empty_thoughts, *layout.transparent)
         stops = (each for stop in layout.stops for each in (stop, *respelled_delimiter(stop)))
-        spelled = (stop for stop in stops if stop not in context.control.values())
+        at_end = (*stops, *(layout.torn if layout.halves else ()))
+        spelled = (each for each in at_end if each not in context.control.values())
         is_free = not (context.continues_text or context.formatted)
         self.spelled_stops = tuple(dict.fromkeys(spelled)) if is_free else ()
         """Stop tokens that the vocabulary lacks: at the end of an answer they are spelled out."""
@@ -58,8 +61,9 @@ class MarkupDelimiters:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The delimiters of reasoning that may stand before any text."""
-        return (*self.reasoning, *self.foreign.values(), *self.empty_thoughts)
+        """The delimiters that may stand before any text, but for those of calls."""
+        tags = (*self.reasoning, *self.foreign.values(), *self.empty_thoughts)
+        return (*tags, *self.dropped_first)
 
     def is_foreign(self, delimiter: str) -> bool:
         return delimiter in self.foreign or delimiter in self.foreign.values()

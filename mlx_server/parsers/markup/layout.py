@@ -52,6 +52,8 @@ class MarkupLayout:
     first."""
     leads: tuple[str, ...] = ()
     """Texts before an answer that are no part of it. They mean nothing elsewhere."""
+    halves: tuple[str, ...] = ()
+    """Control tokens with which several delimiters begin, and that are no delimiter alone."""
     stops: tuple[str, ...] = ()
     """Stop tokens, which models served elsewhere may spell out at the end of an answer."""
     new_id: Callable[[], str] = new_id
@@ -61,6 +63,18 @@ class MarkupLayout:
     def calls(self) -> tuple[str, ...]:
         """The delimiters that open calls."""
         return tuple(opening for each in self.call_formats for opening in each.opens)
+
+    @property
+    def torn(self) -> tuple[str, ...]:
+        """The beginnings of delimiters that have more than a control token; no text ends so."""
+        whole = (*self.opens_reasoning, *self.ends_of_reasoning, *self.calls, *self.dropped)
+        return tuple(
+            delimiter[:size]
+            for delimiter in whole
+            if delimiter.startswith(self.halves)
+            for size in range(min(map(len, self.halves)), len(delimiter))
+            if delimiter[:size].startswith(self.halves)
+        )
 
     @property
     def opens_reasoning(self) -> tuple[str, ...]:

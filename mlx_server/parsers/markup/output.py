@@ -71,6 +71,11 @@ class MarkupOutput:
             self._repairs.add(repair)
             self.emit(repair)
 
+    def end_message(self, space: str) -> None:
+        """space: stands between the message's text and its end."""
+        self.texts.drop(space)
+        self.texts.interrupt()
+
     def begin_thought(self) -> None:
         self.texts.interrupt()
         self.thoughts.interrupt()

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mlx_server.events import (
-    Event,
-)
+from mlx_server.events import Event
 from mlx_server.parsers.code_fence import open_fence
 from mlx_server.parsers.markup.calls import MarkupCallReader
 from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
@@ -147,7 +145,7 @@ class MarkupParser:
             self._output.texts.drop(space)
             if delimiter in delimiters.reasoning:
                 yield from self._thought(delimiter)
-            elif delimiter not in delimiters.empty_thoughts:
+            elif delimiter not in (*delimiters.empty_thoughts, *delimiters.dropped_first):
                 self._output.add_repair("unmarked")
         if self._may_begin:
             self._may_begin = False
@@ -231,6 +229,8 @@ class MarkupParser:
             )
         elif delimiter in self._layout.literal:
             yield from self._literal_message()
+        elif delimiter in self._layout.dropped and not self._verbatim:
+            self._output.end_message(space)
         elif delimiter == self._unclosed:
             self._unclosed = ""
         elif delimiter in self._delimiters.untaught_closes:
@@ -283,8 +283,8 @@ class MarkupParser:
             yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """Report the call of an answer that is only reasoning, if it contains exactly one and ends
-        with it: the model expects its result."""
+        """Report the calls of an answer that is only reasoning, if it ends with them and nothing
+        is between them: the model expects their results."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
         opening = yield from source.up_to(*openings, into=discard)
@@ -294,9 +294,12 @@ class MarkupParser:
         before = self._output.take()
         self._calls.misplaced = (*self._delimiters.formats[opening].repairs, "reasoning")
         with suppress(Malformed):
-            yield from self._delimiters.formats[opening].read(source, self._calls)
+            while opening:
+                yield from self._delimiters.formats[opening].read(source, self._calls)
+                yield from source.space()
+                opening = yield from source.accept(*openings)
             rest = yield from source.lookahead().text_up_to()
-            if self._calls.finished == 1 and not rest.strip(FENCES):
+            if self._calls.finished and not rest.strip(FENCES):
                 before += self._output.take()
         self._output.put_back(before)
 

@@ -48,6 +48,8 @@ class TextProposals:
         self._tokens: dict[bytes, list[int]] = {}
         spelled = {_bytes(text) for text in texts} - {b""}
         self._texts = sorted(spelled, key=_by_length)[:MOST_TEXTS]
+        self.bytes = frozenset(text[0] for text in self._texts)
+        """The bytes with which they begin."""
         self._beginning: dict[AbstractSet[int], list[bytes]] = {}
 
     def without(self, excluded: AbstractSet[int]) -> list[bytes]:
@@ -87,6 +89,8 @@ class FrameEndings:
                     self._controlled.append(text)
                 case [str(first)] if spelt := _bytes(first):
                     self._by_byte.setdefault(spelt[0], []).append(text)
+        self.bytes = frozenset(self._by_byte)
+        """The bytes with which the others begin."""
 
     def after_control(self) -> Iterator[list[int]]:
         """The proposals that begin with a control token."""
@@ -142,6 +146,8 @@ class CompletionProposals:
     """Control tokens and texts of the grammar's own rules, and what ends its expressions."""
     growth: int = 0
     """The number of tokens by which a single token may lengthen the shortest ending."""
+    width: int = 0
+    """The members of the object that lists the most."""
     reserve: int = 0
     """The number of tokens by which one more token of a text may lengthen the rest that its pattern
     requires."""
@@ -167,6 +173,7 @@ def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
         FrameEndings(classes, spelled, frame.tails if frame else ()),
         *(values, required, following, members, tails, numbers),
         own=[*controls, *_own_texts(literals, expressions, classes)],
+        width=texts.width,
         growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
         reserve=max(len(classes.cut(_bytes(texts.longest_tail))), expressions.longest),
     )

@@ -1,20 +1,20 @@
 """Searches tokens that lead from a matcher's state to where its grammar may stop.
 
 It is a depth-first search of a bounded cost. Each step tries the grammar's proposals, the shortest
-first, and asks the matcher which of them fit; it computes no mask, as that may take milliseconds in
-a state that is new. The cost is counted in calls of the matcher, not in time, so that an answer
-does not depend on how busy the machine is.
+first, and asks the matcher which of them fit. The row's own mask says what may come first where it
+stands; further on no mask is computed, as that may take milliseconds in a state that is new. The
+cost is counted in calls of the matcher, not in time, so that an answer does not depend on how busy
+the machine is.
 
 An example: after `{"name":"An` the proposed tail `"` leaves the text, the proposal of a required
 member `,"age":0` fits next, and the grammar accepts the closing `}`: the ending is `","age":0}`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice
 
-import numpy as np
 from llguidance import LLMatcher
 
 from mlx_server.worker.constrained_decoding.completion_proposals import (
@@ -38,8 +38,18 @@ CONSUMED = 6
 """The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
 them: one or two microseconds."""
 
+NARROW = 24
+"""Where an object lists more members, the matcher reads hundreds of items wherever a value may end,
+and a call takes up to half a millisecond. There a call costs more."""
+
+MEMBERS = 5
+"""The members per which a call then costs 1. After a digit, where anything but another one ends a
+number, it costs 1 for each member."""
+
 FORCED = 256
 """Bytes of forced text that are followed at once, at most."""
+
+DIGITS = frozenset(b"0123456789")
 
 CONTINUATION = [b"\x80", b"\xa0", b"\x90"]
 """Bytes that continue a character which a token began; one of them always may."""
@@ -51,14 +61,23 @@ ESCAPED = [b"n", b"u0000", b"0000", b"000", b"00"]
 class Probe:
     """A matcher that the search moves and moves back, as long as it may."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, classes: TokenClasses, width: int = 0) -> None:
+        """width: the members of the object that lists the most."""
         self.matcher = matcher
         self.work = 0
         self._until = 0
         self._taken = 0
         """Tokens that were taken and not given back."""
-        self._excluded: dict[int, AbstractSet[int]] = {}
-        """The bytes that may not come next, by the tokens that were taken before."""
+        self._classes = classes
+        self._call = width // MEMBERS if width > NARROW else 1
+        """The cost of a call for several tokens."""
+        self._after_digit = width if width > NARROW else 1
+        self._last: dict[int, int] = {}
+        """The last byte, by the tokens that were taken before."""
+        self._allowed: bytes | None = None
+        """The tokens that may come next where the row stands, one bit each."""
+        self._begins: dict[int, dict[int, bool]] = {}
+        """Whether a byte may come next, by the tokens that were taken before."""
 
     def allow(self, work: int) -> None:
         """Sets what may be spent from now on; nothing fits after that."""
@@ -69,44 +88,52 @@ class Probe:
         return max(0, self._until - self.work)
 
     def fitting(self, tokens: list[int]) -> int:
+        """Returns how many of the tokens may come next, one after another."""
         if self.work >= self._until:
             return 0
+        if self._allowed and not self._taken:
+            first = bool(self._allowed[tokens[0] >> 3] >> (tokens[0] & 7) & 1)
+            if len(tokens) == 1 or not first:
+                return int(first)
         count = self.matcher.validate_tokens(tokens)
-        self.work += 1 + count // 8
+        least = self._after_digit if self.last_byte in DIGITS else 1
+        self.work += (least if len(tokens) == 1 else max(least, self._call)) + count // 8
         return count
 
     def fits(self, tokens: list[int]) -> bool:
-        if self.work >= self._until:
-            return False
-        count = self.matcher.validate_tokens(tokens)
-        self.work += 1 + count // 8
-        return count == len(tokens)
+        return self.fitting(tokens) == len(tokens)
 
-    def see(self, mask: Mask, byte_tokens: Mapping[int, int]) -> None:
-        """Learns from the row's mask what else would take a call for each byte: where many members
-        may come next, a call takes up to half a millisecond."""
-        bits = mask.view(np.uint32)
-        self._excluded[self._taken] = frozenset(
-            byte
-            for byte, token in byte_tokens.items()
-            if not int(bits[token >> 5]) >> (token & 31) & 1
-        )
+    @property
+    def last_byte(self) -> int:
+        """0 at the beginning."""
+        return self._last.get(self._taken, 0)
 
-    def excluded(self, byte_tokens: Mapping[int, int]) -> AbstractSet[int]:
-        """Returns which of the bytes may not come next. byte_tokens: their tokens."""
-        if not self.left:
-            return frozenset()
-        if self._taken not in self._excluded:
-            fits = self.matcher.validate_tokens
-            found = frozenset(byte for byte, token in byte_tokens.items() if not fits([token]))
-            self._excluded[self._taken] = found
-            self.work += len(byte_tokens) // 4
-        return self._excluded[self._taken]
+    def see(self, mask: Mask) -> None:
+        """Learns from the row's mask what else would take a call for each token."""
+        self._allowed = mask.tobytes()
+
+    def begins(self, byte: int) -> bool:
+        """Whether a byte may come next. Control tokens and bytes without a token always may."""
+        known = self._begins.get(self._taken)
+        if known is None:
+            known = self._begins[self._taken] = {}
+        found = known.get(byte)
+        if found is None:
+            token = self._classes.printable.get(byte)
+            if token is None or self.work >= self._until:
+                return token is None
+            found = known[byte] = self.fits([token])
+        return found
+
+    def excluded(self, some: Iterable[int]) -> AbstractSet[int]:
+        """Returns which of some bytes may not come next."""
+        return frozenset(byte for byte in some if not self.begins(byte))
 
     def take(self, tokens: list[int]) -> bool:
-        self.work += CONSUMED * len(tokens)
+        self.work += self._call + CONSUMED * len(tokens)
         self._taken += len(tokens)
-        self._excluded.pop(self._taken, None)
+        self._begins.pop(self._taken, None)
+        self._follow(tokens[-1])
         return self.matcher.consume_tokens(tokens)
 
     def back(self, count: int) -> None:
@@ -115,7 +142,8 @@ class Probe:
 
     def advance(self, token: int) -> None:
         """Follows the row, whose tokens are not given back."""
-        self._taken, self._excluded = 0, {}
+        self._taken, self._allowed, self._begins = 0, None, {}
+        self._follow(token)
         self.matcher.consume_token(token)
 
     def forced(self) -> bytes:
@@ -130,6 +158,10 @@ class Probe:
     @property
     def failed(self) -> bool:
         return self.matcher.is_error()
+
+    def _follow(self, token: int) -> None:
+        texts = self._classes.texts
+        self._last[self._taken] = next(reversed(texts[token]), 0) if token < len(texts) else 0
 
 
 class EndingSearch:
@@ -204,13 +236,15 @@ class EndingSearch:
         """Returns what is known to end the grammar from here on."""
         if probe.accepts:
             return []
+        if probe.last_byte > 127 and any(map(probe.fits, self._continuation)):
+            return None  # a character is incomplete
         if (known := next((tail[:-1] for tail in tails if probe.fits(tail)), None)) is not None:
             return known
         endings = self._proposed_texts.endings
         some = (
             endings.after_control()
             if self.reads_text(probe)
-            else endings.without(self._excluded(probe))
+            else endings.without(probe.excluded(endings.bytes))
         )
         stop = self._classes.stop
         return next(
@@ -291,9 +325,6 @@ class EndingSearch:
         """Whether any text may stand here."""
         return bool(self._classes.prose) and all(probe.fits([id]) for id in self._classes.prose)
 
-    def _excluded(self, probe: Probe) -> AbstractSet[int]:
-        return probe.excluded(self._classes.printable)
-
     def reads_plain_text(self, probe: Probe) -> bool:
         """Whether a quoted text is read that may end after any character."""
         samples = self._classes.samples
@@ -321,17 +352,17 @@ class EndingSearch:
 
     def _proposed(self, probe: Probe, proposals: TextProposals) -> Iterator[Iterator[list[int]]]:
         """Proposes the shortest texts that fit, then the others, the longest first."""
-        texts = proposals.without(self._excluded(probe))
+        texts = proposals.without(probe.excluded(proposals.bytes))
         for some in (texts[:SHORTEST], reversed(texts[SHORTEST:])):
             yield self._fitting(probe, map(proposals.tokens, some))
 
     def _fitting(self, probe: Probe, sequences: Iterable[list[int]]) -> Iterator[list[int]]:
-        excluded, first = self._excluded(probe), self._classes.first
+        first = self._classes.first
         refused: set[tuple[int, ...]] = set()
         for sequence in sequences:
             if not probe.left:
                 return
-            if not sequence or first[sequence[0]] in excluded:
+            if not sequence or not probe.begins(first[sequence[0]]):
                 continue
             if (sequence[0],) in refused or (*sequence[:2],) in refused:
                 continue

@@ -93,7 +93,7 @@ def searched_hints(
 
     matcher: in its initial state, where it is left.
     """
-    probe = Probe(matcher)
+    probe = Probe(matcher, classes)
     probe.allow(FIRST_WORK)
     return CompletionHints(proposals, EndingSearch(classes, proposals).find(probe, [], NEVER))
 
@@ -103,7 +103,7 @@ def known_hints(
 ) -> CompletionHints:
     """Asks only whether what is proposed ends the grammar, so that few of the lexer's states
     are used up."""
-    probe = Probe(matcher)
+    probe = Probe(matcher, classes)
     probe.allow(STEP_WORK)
     return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
 
@@ -196,7 +196,7 @@ class GrammarCompletion:
         if probe.failed:
             return
         probe.allow(STEP_WORK)
-        probe.see(mask, self._classes.printable)
+        probe.see(mask)
         if not self._fits:
             found = self._search.find(probe, self._tokens or [], NEVER, self._read)
             if found is not None:
@@ -213,7 +213,7 @@ class GrammarCompletion:
     def _follow(self) -> None:
         """Lets the search's matcher catch up with the row, some tokens at each step."""
         if self._follower is None and self._matcher.begin().done():
-            self._follower = Probe(self._matcher.copy())
+            self._follower = Probe(self._matcher.copy(), self._classes, self._proposals.width)
         if self._follower is not None:
             for token in self._unread[:FOLLOWED]:
                 self._follower.advance(token)
@@ -224,7 +224,7 @@ class GrammarCompletion:
         """The matcher at the row's position; waits for the search's matcher if it is not built
         yet."""
         if self._follower is None:
-            self._follower = Probe(self._matcher.copy())
+            self._follower = Probe(self._matcher.copy(), self._classes, self._proposals.width)
         for token in self._unread:
             self._follower.advance(token)
         self._unread.clear()
