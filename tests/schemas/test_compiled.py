@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
@@ -95,14 +96,13 @@ def test_a_large_lexer_without_expressions_is_built_by_the_engine_alone(
     schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
-    init = compiler.LLMatcher
 
     class Counted:
-        validate_grammar = staticmethod(init.validate_grammar)
+        validate_grammar = staticmethod(LLMatcher.validate_grammar)
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
             built.append(args[1])
-            return init(*args, **options)
+            return LLMatcher(*args, **options)
 
     monkeypatch.setattr(compiler, "LLMatcher", Counted)
     object_schema = {"type": "object", "additionalProperties": False, **schema}
