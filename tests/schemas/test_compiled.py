@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance
 import pytest
-from llguidance import LLMatcher
 
 from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
@@ -96,13 +96,14 @@ def test_a_large_lexer_without_expressions_is_built_by_the_engine_alone(
     schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
+    init = llguidance.LLMatcher
 
     class Counted:
-        validate_grammar = staticmethod(LLMatcher.validate_grammar)
+        validate_grammar = staticmethod(init.validate_grammar)
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
             built.append(args[1])
-            return LLMatcher(*args, **options)
+            return init(*args, **options)
 
     monkeypatch.setattr(compiler, "LLMatcher", Counted)
     object_schema = {"type": "object", "additionalProperties": False, **schema}
