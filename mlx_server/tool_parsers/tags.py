@@ -65,7 +65,7 @@ class TagSyntax:
         ends = (self.parameter_end, self.garbled_end, self.function_end)
         others = (self.function_end, self.parameter, self.function)
         lines = (*(self.margin + tag for tag in ends), *("\n" + tag for tag in others))
-        return tuple(dict.fromkeys((*ends, self.parameter, *lines)))
+        return tuple(dict.fromkeys((*ends, *lines)))
 
     @property
     def garbled_end(self) -> str:
@@ -144,7 +144,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
     """Returns the value, and what is left of the tag before it."""
     end = tags.margin + tags.parameter_end
-    other = (tags.garbled_end, tags.function_end, tags.parameter, "\n" + tags.function)
+    other = (tags.garbled_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
         return f"{quoted('>' + tags.margin)} {bare_value_rule(value, lark, end, *other)}"
     text, json = quoted(' string="true">'), quoted(' string="false">')
