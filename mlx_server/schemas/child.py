@@ -41,6 +41,15 @@ from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View, pointer
 
+LARGE = 16_384
+"""Characters of a grammar whose lexer takes long to build."""
+
+EXPRESSIONS = frozenset(
+    ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
+)
+"""Keywords that make regular expressions of any size. Without them a lexer reads names, constants
+and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
+
 
 def reply_to(request: Request) -> Reply:
     try:
@@ -76,10 +85,18 @@ def _compiled(schema: Any) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
-    if why := fault(f"start: {grammar}"):
+    is_plain = len(grammar) > LARGE and not _has_expressions(view)
+    if why := fault(f"start: {grammar}", reads_only=is_plain):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     return Compiled(grammar, [*found])
+
+
+def _has_expressions(view: View) -> bool:
+    return any(
+        isinstance(found, Mapping) and not EXPRESSIONS.isdisjoint(found)
+        for _, found in view.reached()
+    )
 
 
 def _place(why: str, view: View) -> str:

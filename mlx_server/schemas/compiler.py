@@ -35,8 +35,13 @@ BYTES = LLTokenizer(
 )
 
 
-def fault(source: str) -> str:
-    """Why a grammar can't be used; empty if it can be."""
+def fault(source: str, *, reads_only: bool = False) -> str:
+    """Why a grammar can't be used; empty if it can be.
+
+    reads_only: whether only its rules are compiled, and its lexer is left to the engine.
+    """
+    if reads_only:
+        return in_a_line(LLMatcher.validate_grammar(source, None, limits=LIMITS))
     matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()  # some faults appear only now

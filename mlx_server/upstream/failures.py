@@ -15,13 +15,39 @@ from mlx_server.errors import (
     UpstreamBusy,
     UpstreamFailed,
 )
+from mlx_server.upstream.usage import whole_number
 
 RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529))
 """Statuses after which the same request may succeed."""
 
 BUSY = frozenset((408, 409, 425, 429, 503, 529))
 
-CONTEXT = re.compile(r"context.{0,20}(length|window)|maximum.{0,20}tokens|too many tokens", re.I)
+CONTEXT = re.compile(
+    r"context.{0,20}(length|window|size|limit)|maximum.{0,20}(tokens|prompt length)"
+    r"|too many tokens|\b(prompt|input|messages?) (is|are) too (long|large)|longer than the model's"
+    r"|max_model_len|reduce the length of|input length|input tokens.{0,40}exceed"
+    r"|token limit exceeded|max_new_tokens\W{1,3}must be|exceed_context",
+    re.I,
+)
+"""Matches other servers' words for a prompt that is too long."""
+
+KINDS = {
+    429: re.compile(r"rate.?limit|too.?many.?requests|quota|resource.?exhausted|throttl", re.I),
+    503: re.compile(r"overloaded|unavailable|capacity", re.I),
+    400: re.compile(r"invalid.?request|context.?length|exceed.?context|invalid.?argument", re.I),
+}
+"""Matches the names of errors that come without a number, by the status that they stand for."""
+
+CODES = ("code", "status", "status_code", "statusCode", "type")
+
+WORDS = (
+    *("error", "errors", "fault", "detail", "message", "msg", "errorMessage", "error_message"),
+    *("Message", "faultstring", "status_msg"),
+)
+"""Fields that have an error's message, or what has it."""
+
+LEVELS = 5
+"""The number of objects within each other that are looked through for a message."""
 
 SECRETS = re.compile(
     r"(?i:bearer|basic)\s+(?=\S*[\d=._-])\S+"
@@ -47,7 +73,7 @@ SECRETS = re.compile(
 
 QUOTED_CHARACTERS = 500
 
-FINE = (0, 200, "0", "200")
+FINE = (0, 200, "0", "200", "ok", "success")
 """Codes of messages that report no error."""
 
 
@@ -56,9 +82,10 @@ def refusal(
 ) -> ServerError:
     """The error for a status other than 200."""
     said = message_of(body, secrets)
+    names = b" ".join(re.findall(rb'"(?:code|type)": ?"(\w{1,60})"', body[:QUOTED_CHARACTERS]))
     quoted = f": {said}" if said else "."
     if status in (400, 413, 422) and was_sent:
-        if CONTEXT.search(said):
+        if CONTEXT.search(said) or CONTEXT.search(names.decode()):
             return ContextTooLong(f"The upstream of {model} refused the request{quoted}")
         return BadRequest(f"The upstream of {model} refused the request{quoted}")
     if status in (401, 403):
@@ -88,9 +115,19 @@ def refusal(
 def reported(model: str, error: object, secrets: Iterable[str] = ()) -> ServerError:
     """The error for an answer with status 200 that is an error nevertheless."""
     found = error if isinstance(error, Mapping) else {"message": error}
-    code = found.get("code") if "code" in found else found.get("status")
-    status = code if type(code) is int and 400 <= code < 600 else 500
-    return refusal(model, status, json.dumps({"error": found}, default=str).encode(), secrets)
+    body = json.dumps({"error": found}, default=str).encode()
+    return refusal(model, _status(found), body, secrets)
+
+
+def _status(error: Mapping[str, Any]) -> int:
+    """The HTTP status that an error stands for."""
+    inner = next((each for name in WORDS if isinstance(each := error.get(name), Mapping)), {})
+    codes = [place[name] for place in (error, inner) for name in CODES if name in place]
+    numbers = (whole_number(code) for code in codes)
+    if status := next((n for n in numbers if n is not None and 400 <= n < 600), None):
+        return status
+    names = " ".join(code for code in codes if isinstance(code, str))
+    return next((status for status, kind in KINDS.items() if kind.search(names)), 500)
 
 
 def error_in(value: Mapping[str, Any]) -> object:
@@ -98,20 +135,18 @@ def error_in(value: Mapping[str, Any]) -> object:
     if value.get("object") == "error" or value.get("type") == "error":
         return value.get("error") or value
     if _says(found := value.get("error") or value.get("errors")):
-        return found
-    if (
-        "choices" not in value
-        and value.get("code") not in FINE
-        and (found := value.get("detail") or value.get("message"))
-    ):
-        return value if isinstance(found, str) else found
+        return value if isinstance(found, str | list) and "choices" not in value else found
     match value:
         case {"x_groq": {"error": error}}:
             return error
+        case {"base_resp": {"status_code": int(code)} as error} if code:  # MiniMax's
+            return error
+    is_fine = value.get("success") is True or any(value.get(n) in FINE for n in ("code", "status"))
+    words = (value.get(name) for name in WORDS if name not in ("error", "errors"))
+    if "choices" not in value and not is_fine and any(map(_says, words)):
+        return value
     match value.get("choices"):
-        case [{"error": error}, *_] if _says(
-            error
-        ):  # as OpenRouter reports it in the middle of a stream
+        case [{"error": error}, *_] if _says(error):  # as OpenRouter reports it within a stream
             return error
     return None
 
@@ -127,16 +162,33 @@ def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
         found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES.value])
     except (ValueError, RecursionError):
         return ""
-    for key in ("error", "errors", "detail", "message"):
-        if isinstance(found, list):
-            found = found[0] if found else None
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
-    if isinstance(found, Mapping):
-        found = found.get("message")
-    if isinstance(found, list) and found and isinstance(found[0], Mapping):
-        found = found[0].get("message")
-    return redacted(found, secrets) if isinstance(found, str) else ""
+    return redacted(_message(found) or "", secrets) if not isinstance(found, str) else ""
+
+
+def _message(found: Any, level: int = 0) -> str | None:
+    match found:
+        case str():
+            return (_message(_within(found), level + 1) or found) if level < LEVELS else found
+        case [first, *_] if level < LEVELS:
+            return _message(first, level + 1)
+        case Mapping() if level < LEVELS:
+            made = (_message(found[name], level + 1) for name in WORDS if found.get(name))
+            said = next(filter(None, made), None)
+            match found.get("metadata"):
+                case {"raw": str(raw)} if (
+                    said
+                ):  # the provider's words, as OpenRouter passes them on
+                    return f"{said}: {_message(raw, level + 1)}"
+            return said
+    return None
+
+
+def _within(text: str) -> Any:
+    """The JSON of a message that is some."""
+    try:
+        return json.loads(text) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:

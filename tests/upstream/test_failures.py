@@ -22,6 +22,7 @@ from tests.upstream.playing import (
     KEY,
     KEY_VARIABLE,
     SSE,
+    Json,
     PlayingServer,
     Reply,
     answered,
@@ -170,6 +171,60 @@ def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -
     assert error_of(client, 503)["code"] == "upstream_busy"
     upstream.plays(streamed({"error": {"message": "it broke"}}))
     assert "it broke" in error_of(client, 502)["message"]
+
+
+BUSY: list[Json] = [
+    {"error": {"code": "429", "message": "slow down"}},
+    {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
+    {"error": {"error": {"type": "overloaded_error", "message": "slow down"}}},
+    {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
+    {"title": "Too many", "status": 429, "detail": "slow down"},
+]
+BROKEN: list[Json] = [
+    {"base_resp": {"status_code": 1004, "status_msg": "it broke"}, "choices": None},
+    {"success": False, "msg": "it broke"},
+    {"errorCode": "X", "errorMessage": "it broke"},
+    {"fault": {"faultstring": "it broke"}},
+    {"error": json.dumps({"message": "it broke"})},
+    {"error": {"code": 502, "message": "It failed", "metadata": {"raw": "it broke"}}},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "sent"),
+    [(503, "slow down", each) for each in BUSY] + [(502, "it broke", each) for each in BROKEN],
+    ids=json.dumps,
+)
+def test_an_error_by_another_name(
+    status: int, words: str, sent: Json, client: TestClient, upstream: PlayingServer
+) -> None:
+    for reply in (whole(sent), streamed(sent)):
+        upstream.plays(reply)
+        message = error_of(client, status)["message"]
+        assert words in message
+        assert "{" not in message
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "the request exceeds the available context size. try increasing it",
+        "input length and `max_tokens` exceed context limit: 1 + 2 > 3",
+        "This model's maximum prompt length is 8192 but the request has 9000 tokens.",
+        "The number of input tokens 9000 cannot exceed the limit 8192",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+        "Range of input length should be [1, 30720]",
+        "the prompt has 9000 tokens, more than max_model_len",
+    ],
+)
+def test_a_prompt_that_is_too_long_in_other_words(
+    said: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({"error": {"message": said}}, 400))
+    assert error_of(client, 400)["code"] == "context_length_exceeded"
+    upstream.plays(whole({"error": {"message": "no", "code": "context_length_exceeded"}}, 400))
+    assert error_of(client, 400)["code"] == "context_length_exceeded"
 
 
 def test_a_key_that_is_not_set(client: TestClient, upstream: PlayingServer) -> None:
