@@ -1,6 +1,7 @@
 """Clients that `mlx-server connect` knows, unchanged, each in a network without a way out."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,9 +29,10 @@ class Agent:
     unrepeated: int = 64
     """Most tokens at the end of a prompt that the next one does not repeat, such as those that ask
     for the answer."""
-    overflow: str | None = "maximum context length"
-    """What it says if a prompt exceeds the context; None: it says nothing, and has the model sum
-    the conversation up."""
+    overflow: str = "maximum context length"
+    """What it says if a prompt exceeds the context."""
+    reported: tuple[str, ...] = ()
+    """Further arguments with which it says that."""
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
@@ -56,11 +58,12 @@ AGENTS: Mapping[str, Agent] = {
         ("--functions", LLM_TOOL),
     ),
     "pi": Agent(
-        "@mariozechner/pi-coding-agent@0.73.1",
+        "@earendil-works/pi-coding-agent@1.3.0",
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
         ("--provider", "mlx-server", "--model", "{model}", "--continue", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),
-        overflow=None,
+        overflow='"type":"context_edit"',  # it leaves the answer out, to shorten the conversation
+        reported=("--mode", "json"),
     ),
     "qwen-code": Agent(
         "@qwen-code/qwen-code@0.24.4",
@@ -114,12 +117,17 @@ def _agent(name: str, agent: Agent) -> Iterator[Outcome]:
     try:
         folder = installed.programs(agent.package)
         command = [*namespaces.alone(), sys.executable, "-m", "conformance_parts.agent_sessions"]
+        environment = {**os.environ, "PATH": f"{installed.newer_node()}:{os.environ['PATH']}"}
     except installed.Missing as missing:
         yield Outcome(SUITE, name, "all sessions", "skipped", (str(missing),))
         return
     with TemporaryFile("w+") as errors:
         done = subprocess.run(
-            [*command, name, str(folder)], stdout=subprocess.PIPE, stderr=errors, text=True
+            [*command, name, str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         for line in done.stdout.splitlines():
             test, error = json.loads(line)

@@ -26,22 +26,23 @@ CLIENTS = (
 )
 NODE_CLIENTS = (
     "openai@7.57.0",
-    "@anthropic-ai/sdk@1.12.0",
+    "@anthropic-ai/sdk@1.14.0",
     "@openai/agents@0.20.0",
-    "ai@6.0.326",
-    "@ai-sdk/openai@3.0.141",
-    "@ai-sdk/openai-compatible@2.0.92",
-    "@ai-sdk/anthropic@3.0.140",
-    "ollama-ai-provider-v2@3.6.0",
+    "ai@7.0.173",
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "@ai-sdk/anthropic@4.0.105",
+    "ollama-ai-provider-v2@4.0.1",
     "zod@4",
 )
 PROBE = "llmprobe@0.6.12"
-CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.330"
+CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.332"
 CODEX = "@openai/codex@0.169.0"
 WATSONX = "ibm-watsonx-ai==1.8.1"
 MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
-MCP_NODE = "node@22"
-"""Node.js itself, as npm has it: the suite needs a newer one than this machine may have."""
+NEWER_NODE = "node@22"
+"""Node.js itself, as npm has it: MCP's suite, the AI SDK and pi need a newer one than this machine
+may have."""
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
@@ -66,8 +67,13 @@ def clients() -> Path:
 
 def node_clients() -> tuple[str, Path]:
     """Node.js, and the folder whose `node_modules` has them."""
-    node, _ = _node("the clients in TypeScript")
-    return node, _package("node-clients", " ".join(NODE_CLIENTS), "the clients").parent
+    folder = _package("node-clients", " ".join(NODE_CLIENTS), "the clients").parent
+    return str(newer_node() / "node"), folder
+
+
+def newer_node() -> Path:
+    """The folder with a Node.js that is new enough for all clients."""
+    return programs(NEWER_NODE)
 
 
 def probe() -> list[str]:
@@ -80,8 +86,10 @@ def probe() -> list[str]:
 def mcp_suite() -> list[str]:
     """The command that runs MCP's conformance suite."""
     suite = _package("mcp-suite", MCP_SUITE, "MCP's suite")
-    node = programs(MCP_NODE) / "node"
-    return [str(node), str(suite / "@modelcontextprotocol" / "conformance" / "dist" / "index.js")]
+    return [
+        str(newer_node() / "node"),
+        str(suite / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"),
+    ]
 
 
 def claude_code() -> list[str]:

@@ -16,6 +16,8 @@ from conformance_parts.talks import QUIET
 
 SUITE = "llmprobe"
 SECONDS = 1800.0
+TOKENS = 200_000
+"""Most tokens of prompts and answers: it judges the model last, whose result nobody reads."""
 Json = dict[str, Any]
 
 VERDICTS: dict[str, Verdict] = {"pass": "passed", "fail": "failed"}
@@ -25,14 +27,19 @@ def probe(command: Sequence[str], model: str, url: str) -> Iterator[Outcome]:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = [*command, url, "-m", model, "--full", "--no-bench", "--no-save"]
-        done = subprocess.run(
-            [*asked, "--timeout", "180", "--save", str(report)],
-            env={**os.environ, **QUIET, "HOME": folder},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [*asked, "--timeout", "180", "--budget", str(TOKENS), "--save", str(report)],
+                env={**os.environ, **QUIET, "HOME": folder},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            why = f"it did not end within {SECONDS:.0f} seconds"
+            yield Outcome(SUITE, model, "all of it", "failed", (why,))
+            return
         if not report.is_file():
             last = (done.stderr or done.stdout).strip()[-500:]
             yield Outcome(SUITE, model, "all of it", "failed", (last,))

@@ -1,8 +1,8 @@
 """What is kept, listed, counted or refused, against the types of OpenAI's client. The tests of each
 endpoint check its answers and their streams."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 from openai.types import Model
@@ -13,12 +13,18 @@ from openai.types.conversations import (
     ConversationItem,
     ConversationItemList,
 )
-from openai.types.responses import CompactedResponse, Response, ResponseItem
+from openai.types.responses import (
+    CompactedResponse,
+    Response,
+    ResponseItem,
+    ResponsesServerEvent,
+)
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from openai.types.responses.response_item_list import ResponseItemList
 from openai.types.shared import ErrorObject
 from starlette.testclient import TestClient
 
+from mlx_server.errors import BadRequest, EngineDied, ServerError
 from tests.api import wire
 from tests.api.responses_schema import OURS as RESPONSES_OURS
 from tests.api.strict import assert_strict
@@ -83,10 +89,7 @@ ITEMS: Mapping[str, list[Json]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(tiny_path: Path) -> Iterator[TestClient]:
-    with wire.client(tiny_path, ScriptedEngine()) as client:
-        yield client
+pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 @pytest.mark.parametrize("items", ITEMS.values(), ids=ITEMS)
@@ -104,6 +107,27 @@ def test_items_that_are_given(client: TestClient, items: list[Json]) -> None:
     assert_strict(ResponseItemList, kept)
     for item in kept["data"]:
         assert_strict(ResponseItem, item)
+
+
+@pytest.mark.parametrize("failure", [None, EngineDied("It is gone."), BadRequest("It is wrong.")])
+def test_events_over_a_websocket(
+    client: TestClient, engine: ScriptedEngine, failure: ServerError | None
+) -> None:
+    """The SDK has other types for them than for a stream over HTTP."""
+    engine.failure = failure
+    asked = {"type": "response.create", "model": wire.MODEL, "input": "hi", "stream_id": "a"}
+    found: list[Json] = [{"type": ""}]
+    with suppress(*wire.CANCELLED), client.websocket_connect(f"ws://localhost{RESPONSES}") as line:
+        line.send_json(asked)
+        while found[-1]["type"] not in ("response.completed", "response.failed"):
+            found.append(line.receive_json())
+            assert_strict(ResponsesServerEvent, found[-1], RESPONSES_OURS)
+        line.send_json({**asked, "model": "none"})
+        refused = line.receive_json()
+    assert_strict(ResponsesServerEvent, refused)
+    assert (refused["type"], refused["status"]) == ("error", 404)
+    errors = [event["error"] for event in found if event["type"] == "error"]
+    assert errors == ([failure.body()["error"]] if failure else [])
 
 
 def test_conversations(client: TestClient) -> None:

@@ -14,6 +14,7 @@ from mlx_server.checkpoints.architectures import module_of
 from mlx_server.engine.messages import AdapterLoaded, CancelRows, LimitCache, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.worker import batch_support
+from tests.worker import batching_table
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapter
@@ -21,6 +22,8 @@ from tests.worker.newer_architectures import WINDOW
 from tests.worker.test_kinds import Bench
 
 pytestmark = pytest.mark.tables
+
+README = Path(__file__).parents[2] / "mlx_server" / "worker" / "README.md"
 
 TOKENS = 8
 ALONE = {
@@ -163,6 +166,14 @@ def test_every_architecture_with_a_family_is_here() -> None:
     modules = {module for name in types if (module := module_of({"model_type": name}))}
     tried = {module for config in CONFIGS.values() if (module := module_of(config))}
     assert modules <= tried
+
+
+def test_the_readme_has_the_table_of_those_that_batch_and_those_that_do_not() -> None:
+    """As `scripts/architectures` makes it."""
+    readme = README.read_text("utf-8")
+    together, *alone = batching_table.markdown(batching_table.reasons()).splitlines()
+    assert [line for line in alone if line not in readme] == []
+    assert together.partition(", rows of these")[2] in readme
 
 
 SEEING = {

@@ -234,7 +234,8 @@ class Socket:
             chunks = await active.begin()
             frame.release()
             async for chunk in chunks:
-                await self._send(chunk)
+                failure = run.failure if chunk["type"] == "error" else None
+                await self._send(_error_event(failure, chunk) if failure else chunk)
             ended = True
             if run.response["status"] == "failed":
                 self._forget_previous()
@@ -247,7 +248,7 @@ class Socket:
                 self._unstored.forget(id)
 
     async def _refuse(self, error: ServerError) -> None:
-        await self._send({"type": "error", "status": error.status, **error.body()})
+        await self._send(_error_event(error))
 
     async def _send(self, event: Wire) -> None:
         marked = event if self._lane is None else {**event, "stream_id": self._lane}
@@ -263,6 +264,15 @@ class Socket:
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
                 async with asyncio.timeout(1.0):
                     await self._websocket.close(code)
+
+
+def _error_event(error: ServerError, streamed: Wire | None = None) -> Wire:
+    """The event in the form of OpenAI's WebSockets, which have the error within an object.
+
+    streamed: the event that reports it in a stream over HTTP.
+    """
+    numbered = {"sequence_number": streamed["sequence_number"]} if streamed else {}
+    return {"type": "error", "status": error.status, **numbered, **error.body()}
 
 
 def _received(message: Message) -> ReceivedMessage:

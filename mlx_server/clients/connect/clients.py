@@ -90,7 +90,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
         environment=CLAUDE,
         starts_without_files=True,
         note="With `--run` alone only this one session uses the server.",
-        tested="2.1.330",
+        tested="2.1.332",
     ),
     "opencode": ClientRecord(
         title="opencode",
@@ -257,7 +257,7 @@ CLIENTS: Mapping[str, ClientRecord] = {
             ),
         ),
         command=("pi", "--provider", NAME, "--model", "{model}"),
-        tested="0.73.1",
+        tested="1.3.0",
     ),
     "zed": ClientRecord(
         title="Zed",

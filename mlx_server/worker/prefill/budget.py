@@ -19,6 +19,8 @@ piece wastes time."""
 
 LEAST, MOST = 32, 2048
 """Bounds on the tokens of a piece; mlx-lm would cut longer ones."""
+DEEP_LEAST = 16
+"""The least piece after more than MOST tokens, where attention makes LEAST tokens take too long."""
 MOST_USEFUL = 512
 """The least piece may be raised to this many tokens where a piece has a large constant cost."""
 
@@ -111,6 +113,9 @@ class PrefillBudget:
     def _tokens(self, seconds: float, rows: int, context: int) -> int:
         # Pieces of one size do not show what further tokens cost, which may be very little.
         least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
+        piece = PrefillPiece(rows, ceil(LEAST / rows), context)
+        if context > MOST and self.cost.seconds(piece) > seconds:
+            least = DEEP_LEAST
         least = max(least, min(MOST_USEFUL, self.cost.useful))
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
 
