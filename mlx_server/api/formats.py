@@ -152,6 +152,8 @@ def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
             return {"choice": list(options)}
         case RegexFormat(pattern):
             return {"regex": pattern}
+        case GrammarFormat(source):
+            return {"grammar": source}
     return None
 
 

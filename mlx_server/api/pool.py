@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.handlers import json_response
 from mlx_server.pool.entry import ModelView
 from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
 
 router = APIRouter()
 
@@ -41,7 +42,7 @@ def _model(view: ModelView) -> dict[str, Any]:
         "id": view.spec.id,
         "aliases": view.spec.aliases,
         "family": view.family,
-        "source": _without_folders(view.spec.source),
+        "source": _source(view.spec),
         "state": view.state,
         "leases": view.leases,
         "bytes": view.nbytes,
@@ -65,7 +66,10 @@ def _whole(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds)
 
 
-def _without_folders(source: str) -> str:
-    """Hides the owner's folders from clients: a path is cut to its last part."""
-    kind, colon, path = source.rpartition(":")
+def _source(spec: ModelSpec) -> str:
+    """Hides the owner's folders and servers from clients: a path is cut to its last part, and of a
+    URL only the model's name there is shown."""
+    if spec.upstream:
+        return f"{spec.upstream.kind}:{spec.upstream.model}"
+    kind, colon, path = spec.source.rpartition(":")
     return kind + colon + (Path(path).name if path.startswith("/") else path)

@@ -40,6 +40,10 @@ SENSIBLE: dict[str, Callable[[float], bool]] = {
 """Ranges of generation_config.json's recommendations, the same as in requests."""
 
 
+BUILT_IN_VOCABULARY = "built_in_vocabulary"
+"""Set in the config.json of replay models for which this server wrote all files."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
@@ -58,6 +62,11 @@ class Checkpoint:
     """Template for requests with tools; only older checkpoints have a separate one."""
     embedder: Embedder | None = None
     """The way in which it makes embeddings, if its files say so."""
+
+    @property
+    def has_built_in_vocabulary(self) -> bool:
+        """Whether this server wrote the vocabulary, for a replay model."""
+        return self.model_type == "replay" and self.config.get(BUILT_IN_VOCABULARY) is True
 
     @property
     def template_source(self) -> str:

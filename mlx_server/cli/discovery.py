@@ -2,14 +2,14 @@
 
 import sys
 
+from mlx_server.cli.machine_checks import budget_here
 from mlx_server.config.settings import ModelSettings, Settings
-from mlx_server.pool.memory_budget import budget_of
 from mlx_server.sources.local import local_models
 
 
 def with_local_models(settings: Settings) -> Settings:
     """Adds the local checkpoints that fit the memory budget; listed models keep their names."""
-    budget = budget_of(settings.server.memory_budget, None).nbytes
+    budget = budget_here(settings.server.memory_budget).nbytes
     listed = settings.models
     taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
     taken |= {model.source for model in listed.values()}

@@ -29,7 +29,7 @@ from mlx_server.config.settings import ServerSettings, Settings
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
-from mlx_server.pool.memory_budget import budget_of, size
+from mlx_server.pool.memory_budget import MemoryBudget, budget_of, size
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system import descriptors
 
@@ -115,6 +115,12 @@ def _platform() -> Check:
             return Check("ok", "platform", f"{found}, on the CPU")
         case _:
             return Check("fail", "platform", found, "use a Mac with Apple silicon, or Linux")
+
+
+def budget_here(chosen: int | None) -> MemoryBudget:
+    """The memory budget that a server on this machine has. chosen: bytes from models.yaml."""
+    asks_metal = chosen is None and sys.platform == "darwin"
+    return budget_of(chosen, _mlx()[1] if asks_metal else None)
 
 
 def _mlx() -> tuple[Check, int | None]:

@@ -50,12 +50,12 @@ def models(
         show_families(Console())
         return
     if local:
+        from mlx_server.cli.machine_checks import budget_here
         from mlx_server.cli.tables.local import show as show_local
         from mlx_server.config.models_yaml import load_settings
-        from mlx_server.pool.memory_budget import budget_of
         from mlx_server.sources.local import local_models
 
-        budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
+        budget = budget_here(load_settings(config).server.memory_budget).nbytes
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
     from mlx_server.cli.tables.pool import pool_of, show

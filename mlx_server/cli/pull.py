@@ -30,14 +30,14 @@ def pull(
     before its weights are downloaded. An interrupted download is resumed. HF_TOKEN gives access to
     gated models. The lines for models.yaml are printed at the end.
     """
+    from mlx_server.cli.machine_checks import budget_here
     from mlx_server.cli.tables.local import lines_for
     from mlx_server.config.models_yaml import load_settings
-    from mlx_server.pool.memory_budget import budget_of
     from mlx_server.pool.progress import progress_display
     from mlx_server.sources.local import LocalModel
     from mlx_server.sources.source import resolve
 
-    budget = budget_of(load_settings(config).server.memory_budget, None).nbytes
+    budget = budget_here(load_settings(config).server.memory_budget).nbytes
     show = progress_display()
     for id in ids:
         folder = resolve(id, partial(show, id), revision=revision, budget=budget)

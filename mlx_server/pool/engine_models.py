@@ -128,6 +128,9 @@ class EngineModels:
         if ready := self.supervisor.ready:
             self.preparation.upcast = not ready.metal
             self.budget = self._budget(ready.recommended_bytes)
+            whole = budget_of(self._limits.budget, ready.recommended_bytes)
+            part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "
+            self.scheduler.budget_origin = part + whole.origin
 
     def _policy_for(self) -> Policy:
         entries = self.entries.items()

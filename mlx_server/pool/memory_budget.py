@@ -31,14 +31,17 @@ class MemoryBudget:
 
     @property
     def source(self) -> str:
+        """The origin, and how to change it."""
+        change = "" if self.chosen else "; change it with `memory_budget` in models.yaml"
+        return self.origin + change
+
+    @property
+    def origin(self) -> str:
         if self.chosen:
             return "set by `memory_budget` in models.yaml"
         whole = "Metal's recommended working set" if self.metal else "three quarters of RAM"
         working = size(self.recommended - self.nbytes)
-        return (
-            f"{whole} ({size(self.recommended)}) minus {working} to compute in; "
-            "change it with `memory_budget` in models.yaml"
-        )
+        return f"{whole} ({size(self.recommended)}) minus {working} to compute in"
 
     @property
     def warning(self) -> str | None:

@@ -9,10 +9,12 @@ from mlx_server.pool.memory_budget import size
 from mlx_server.pool.policy import Policy
 
 
-def refusal(reason: Reason, entry: PoolEntry, policy: Policy) -> ServerError:
+def refusal(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
+    """origin: where the memory budget comes from."""
     match reason:
         case NeverFits(needed, available):
-            return _too_large(needed, available, policy.views()[entry.spec.id].nbytes, policy)
+            model = policy.views()[entry.spec.id].nbytes
+            return _too_large(needed, available, model, policy.budget, origin)
         case WaitedTooLong(seconds):
             return Overloaded(
                 f"No memory became free in {seconds:.0f} seconds. Send the request again later."
@@ -22,13 +24,15 @@ def refusal(reason: Reason, entry: PoolEntry, policy: Policy) -> ServerError:
             return copy(entry.failure)
 
 
-def _too_large(needed: int, available: int, model: int, policy: Policy) -> NotEnoughMemory:
-    alone, pinned = model > available, policy.budget - available
+def _too_large(
+    needed: int, available: int, model: int, budget: int, origin: str
+) -> NotEnoughMemory:
+    alone, pinned = model > available, budget - available
     what = f"The model needs {size(model)}"
     if not alone:
         what += f", and this request {size(needed - model)} more"
-    budget = f"the memory budget is {size(policy.budget)}"
+    limit = f"the memory budget is {size(budget)} ({origin})"
     if pinned:
-        budget += f", of which pinned models keep {size(pinned)}"
+        limit += f", of which pinned models keep {size(pinned)}"
     choose = "choose a smaller quantisation" if alone else "ask for fewer tokens"
-    return NotEnoughMemory(f"{what}; {budget}. Raise `memory_budget` in models.yaml, or {choose}.")
+    return NotEnoughMemory(f"{what}; {limit}. Raise `memory_budget` in models.yaml, or {choose}.")

@@ -42,6 +42,8 @@ class MemoryScheduler:
         self._models = models
         self._preparation = preparation
         self.policy = policy
+        self.budget_origin = ""
+        """Where the memory budget comes from, for those who are refused."""
         self._engine = engine
         self._on_ready = on_ready
         self._on_memory = on_memory
@@ -181,7 +183,7 @@ class MemoryScheduler:
                     self.leases.resume(ticket)
                 case actions.Refuse(ticket, reason):
                     waiter = self.waiting.pop(ticket)
-                    waiter.refuse(refusal(reason, waiter.entry, self.policy))
+                    waiter.refuse(refusal(reason, waiter.entry, self.policy, self.budget_origin))
         self.limit_cache()
         self._set_timer()
         self._on_memory()

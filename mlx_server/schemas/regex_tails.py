@@ -137,13 +137,15 @@ def repeated(one: RegexTails, least: int, most: int = MOST_TAILS) -> RegexTails:
     return RegexTails(whole, tails | {whole})
 
 
-def joined(sequence: list[RegexTails], most: int = MOST_TAILS) -> RegexTails:
+def joined(
+    sequence: list[RegexTails], most: int = MOST_TAILS, longest: int = MOST_CHARACTERS
+) -> RegexTails:
     rest, tails = "", frozenset(("",))
     for one in reversed(sequence):
         if len(tails) < most:
             tails |= {tail + rest for tail in one.tails}
         rest = one.shortest + rest
-        if len(rest) > MOST_CHARACTERS:
+        if len(rest) > longest:
             raise NoShortestText
     return RegexTails(rest, _some(tails, most))
 

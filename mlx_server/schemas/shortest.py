@@ -5,19 +5,15 @@ patterns for one text, may come out wrong here.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
-from itertools import islice, product
+from itertools import islice
 from typing import Any
 
 from mlx_server.schemas.regex_tails import RegexTails, regex_tails
+from mlx_server.schemas.shortest_number import Parts, shortest_number, shortest_of
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import Part, children
-
-Parts = Sequence[Mapping[str, Any]]
-"""The schemas that constrain the same value."""
 
 MOST_CHARACTERS = 20_000
 """A longer instance is as good as none."""
@@ -26,7 +22,6 @@ MOST_PARTS = 4_000
 MOST_OPTIONS = 64
 MOST_LOOKS = 20_000
 """Combinations of schemas that are looked at, at most: options within options multiply."""
-MOST_BOUNDS = 8
 MOST_DEPTH = 64
 """Schemas within schemas; deeper ones get their instance in the next pass."""
 PASSES = 8
@@ -48,7 +43,6 @@ FORMATS = {
 }
 """Expressions of some texts of each format, from which their tails are taken."""
 
-_NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _CONSTANTS = {"null": "null", "boolean": "true"}
 
 
@@ -166,18 +160,34 @@ class ShortestInstances:
         return found
 
     def _flattened(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn."""
+        """The schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn: in
+        the order of its keywords, in which llguidance reads their members."""
         if "$ref" not in schema and "allOf" not in schema:
             return [schema]
         parts: list[Mapping[str, Any]] = []
-        waiting, seen = [schema], set[int]()
+        waiting: list[tuple[Any, bool]] = [(schema, False)]
+        seen = set[int]()
         while waiting and len(parts) < MOST_OPTIONS:
-            part = waiting.pop(0)
-            if isinstance(part, dict) and id(part) not in seen:
-                seen.add(id(part))
+            part, is_own = waiting.pop()
+            if is_own:
                 parts.append(part)
-                waiting += [self._target(part), *_list(part.get("allOf"))]
+            elif isinstance(part, dict) and id(part) not in seen:
+                seen.add(id(part))
+                waiting += reversed([*self._in_order(part)])
         return parts
+
+    def _in_order(self, schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+        """The schema, with True, and those that it applies."""
+        if "properties" not in schema:
+            yield schema, True
+        for keyword in schema:
+            match keyword:
+                case "properties":
+                    yield schema, True
+                case "$ref":
+                    yield self._target(schema), False
+                case "allOf":
+                    yield from ((one, False) for one in _list(schema["allOf"]))
 
     def _of(self, parts: Parts, depth: int = 4) -> str | None:
         self._looks += 1
@@ -185,15 +195,15 @@ class ShortestInstances:
             return None
         values = next((v for part in parts if (v := constants_of(part)) is not None), None)
         if values is not None:
-            return _shortest(map(compact, values))
+            return shortest_of(map(compact, values))
         for at, part in enumerate(parts):
             for key in ("anyOf", "oneOf"):
                 if options := _list(part.get(key))[:MOST_OPTIONS]:
                     rest = {name: value for name, value in part.items() if name != key}
                     others = [*parts[:at], rest, *parts[at + 1 :]]
-                    return _shortest(self._option(others, one, depth) for one in options)
+                    return shortest_of(self._option(others, one, depth) for one in options)
         types = frozenset.intersection(*map(named, parts))
-        return _shortest(self._typed(parts, name) for name in sorted(types))
+        return shortest_of(self._typed(parts, name) for name in sorted(types))
 
     def _option(self, others: Parts, option: Any, depth: int) -> str | None:
         if option is False or not depth:
@@ -208,7 +218,7 @@ class ShortestInstances:
     def _typed(self, parts: Parts, type: str) -> str | None:
         match type:
             case "integer" | "number":
-                return _number(parts, whole=type == "integer")
+                return shortest_number(parts, whole=type == "integer")
             case "string":
                 return _string(parts)
             case "array":
@@ -272,10 +282,6 @@ class ShortestInstances:
         return schema.get("additionalProperties", True)
 
 
-def _shortest(texts: Iterator[str | None]) -> str | None:
-    return min((text for text in texts if text is not None), key=len, default=None)
-
-
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -327,66 +333,3 @@ def _string(parts: Parts) -> str:
     text = max(texts, key=len, default="")
     least = int(max(part.get("minLength", 0) for part in parts))
     return compact(text + "a" * (min(least, MOST_CHARACTERS) - len(text)))
-
-
-def _number(parts: Parts, *, whole: bool) -> str | None:
-    if not any(_NUMERIC & part.keys() for part in parts):
-        return "0"
-    if (plain := _plain_integer(parts)) is not None:
-        return plain
-    steps = [Fraction(1)] * whole + [
-        Fraction(str(p["multipleOf"])) for p in parts if "multipleOf" in p
-    ]
-    lows, highs = (
-        list(_bounds(parts, "minimum", "exclusiveMinimum")),
-        list(_bounds(parts, "maximum", "exclusiveMaximum")),
-    )
-    ends = [bound for bound, _ in (*lows, *highs)][:MOST_BOUNDS]
-    proposed = [
-        Fraction(0),
-        *ends,
-        *(Fraction(math.floor(e) + n) for e in ends for n in (-1, 0, 1, 2)),
-    ]
-    proposed += [
-        Fraction(math.floor(e * 10**n) + m, 10**n) for e in ends for n in (1, 2, 4) for m in (0, 1)
-    ]
-    proposed += [(one + other) / 2 for one, other in product(ends, ends)]
-    proposed += [step * (math.floor(e / step) + n) for e in ends for step in steps for n in (0, 1)]
-    fitting = (
-        number
-        for number in proposed
-        if all(number % step == 0 for step in steps if step)
-        and all(number >= low and (number != low or not open) for low, open in lows)
-        and all(number <= high and (number != high or not open) for high, open in highs)
-    )
-    return _shortest(map(_decimal, fitting))
-
-
-def _plain_integer(parts: Parts) -> str | None:
-    """The shortest integer between bounds that are integers; no fraction is shorter.
-
-    None if there is none, and where fractions decide."""
-    said = [(key, part[key]) for part in parts for key in _NUMERIC if key in part]
-    if any(key == "multipleOf" or type(value) is not int for key, value in said):
-        return None
-    lows = [value + (key != "minimum") for key, value in said if key.endswith("inimum")]
-    highs = [value - (key != "maximum") for key, value in said if key.endswith("aximum")]
-    low, high = max(lows, default=-math.inf), min(highs, default=math.inf)
-    near = (0, *(bound + n for bound in (*lows, *highs) for n in (-1, 0, 1)))
-    return _shortest(str(number) for number in near if low <= number <= high)
-
-
-def _bounds(parts: Parts, key: str, exclusive: str) -> Iterator[tuple[Fraction, bool]]:
-    """The bounds, and whether the bound itself is excluded."""
-    for part in parts:
-        if key in part:
-            yield Fraction(str(part[key])), part.get(exclusive) is True
-        if not isinstance(part.get(exclusive, True), bool):
-            yield Fraction(str(part[exclusive])), True
-
-
-def _decimal(number: Fraction) -> str | None:
-    if number.denominator == 1:
-        return str(number.numerator)
-    found = format(float(number), "f").rstrip("0")
-    return found if Fraction(found) == number else None

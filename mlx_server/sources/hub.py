@@ -195,7 +195,8 @@ def _check_memory(wanted: HubModel, files: Iterable[Any]) -> None:
         raise NotEnoughMemory(
             f"{wanted.name} was not downloaded: its weights take {_size(needed)}, and the memory "
             f"budget is {_size(wanted.budget)}. Use a smaller quantization of it, or raise "
-            "`memory_budget` under `server` in models.yaml."
+            "`memory_budget` under `server` in models.yaml; `mlx-server doctor` says where the "
+            "budget comes from."
         )
 
 

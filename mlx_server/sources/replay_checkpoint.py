@@ -14,11 +14,12 @@ import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_server import __version__
+from mlx_server.checkpoints.checkpoint import BUILT_IN_VOCABULARY
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 
-FORMAT = 3
+FORMAT = 4
 """Increase this whenever the built-in files change, so that those in the cache are made again."""
 
 MODEL_TYPE = "replay"
@@ -100,7 +101,7 @@ def _built_in(family: ModelFamily) -> Files:
     return {
         "tokenizer.json": made.to_str(),
         "tokenizer_config.json": json.dumps(config),
-        "config.json": _config(made),
+        "config.json": _config(made, **{BUILT_IN_VOCABULARY: True}),
         "generation_config.json": GENERATION,
     }
 
@@ -121,12 +122,13 @@ def _borrowed(folder: Path) -> Files:
     }
 
 
-def _config(tokenizer: Tokenizer) -> str:
+def _config(tokenizer: Tokenizer, **more: bool) -> str:
     return json.dumps(
         {
             "model_type": MODEL_TYPE,
             "vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1,
             "max_position_embeddings": CONTEXT,
+            **more,
         }
     )
 

@@ -173,7 +173,7 @@ SOLAR_OPEN2 = KeyedCallFormat(
     closes_call="<|tool_call:end|>",
 ).call_format()
 
-K2_HORIZON = KeyedCallFormat(
+_K2_HORIZON = KeyedCallFormat(
     opens="<ifm|tool_calls>",
     before_name="<ifm|tool_call>",
     key_opens="<ifm|arg_key>",
@@ -184,4 +184,9 @@ K2_HORIZON = KeyedCallFormat(
     value_closes="</ifm|arg_value>",
     closes_call="</ifm|tool_call>",
     closes="</ifm|tool_calls>",
-).call_format()
+)
+K2_HORIZON = _K2_HORIZON.call_format()
+K2_HORIZON_ALONE = replace(
+    replace(_K2_HORIZON, opens="", closes="").call_format(), repairs=("format",), blocks=()
+)
+"""One call without a section around it."""

@@ -6,6 +6,7 @@ one only where markup follows it; and a whole function inside of a value is the 
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,7 +91,7 @@ class TagSyntax:
 
 def _spellings(tag: str) -> tuple[str, ...]:
     """An opening tag, and as it is written by mistake."""
-    return tag, f"{tag.removesuffix('=').rstrip()} =" if tag.endswith("=") else tag
+    return (tag, f"{tag[:-1]} =", f"{tag[:-1]} ") if tag.endswith("=") else (tag,)
 
 
 def tagged(opens: str, tags: TagSyntax) -> CallFormat:
@@ -208,8 +209,10 @@ def _is_passed(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
 
 
 def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    name, attributes = yield from _head(source)
+    name, attributes, has_slip = yield from _head(source, calls.knows)
     calls.check_name(name)
+    if has_slip:
+        calls.misplaced += ("format",)
     if attributes.endswith("/"):
         call = calls.start(name)
         if not (yield from _is_passed(source, tags.after)):
@@ -240,25 +243,39 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     call.finish()
 
 
-def _head(source: Source) -> Steps[tuple[str, str]]:
-    """The name in an opening tag, in quotes or not, and what follows it there."""
-    text = ""
+def _head(
+    source: Source, knows: Callable[[str], bool], doubled: str = ""
+) -> Steps[tuple[str, str, bool]]:
+    """The name in an opening tag, in quotes or not, what follows it there, and whether it has a
+    slip: a known name may stand at the end of a line, where the tag's last bracket was forgotten.
+
+    doubled: the tag's first word, which may come again.
+    """
+    text, has_slip = "", False
     while not text or CONTROL_TOKEN.search(text):  # a control token in a name is not the tag's end
         pieces = [text and f"{text}>"]
-        if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
-            raise Malformed("a tag without an end")
+        end = yield from source.up_to(">", "\n", into=pieces.append)
         text = "".join(pieces)
+        if doubled and text.startswith(doubled):
+            text, has_slip = text[len(doubled) :], True
+        if end != ">":
+            if not (end and knows(text.strip())):
+                raise Malformed("a tag without an end")
+            return text.strip(), "", True
     text = text.strip()
     quote = text[:1]
     if quote and quote in "\"'":
         name, _, attributes = text[1:].partition(quote)
-        return name, attributes
-    return text.removesuffix("/"), text[-1:]
+        return name, attributes, has_slip
+    return text.removesuffix("/"), text[-1:], has_slip
 
 
 def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
     """Returns the tag that ended it."""
-    key, attributes = yield from _head(source)
+    doubled = "" if tags.quote else tags.parameter.lstrip("<")
+    key, attributes, has_slip = yield from _head(source, call.known.__contains__, doubled)
+    if has_slip:
+        call.repaired("format")
     yield from source.accept(tags.margin)
     value = _Value(source, tags, call, key)
     is_text = call.streams(key) and 'string="false"' not in attributes

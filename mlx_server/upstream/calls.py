@@ -201,6 +201,8 @@ class StructuredCallReader:
         """The JSON of arguments around which the model may have thought aloud."""
         if not text.strip() or text.strip() == "null":
             return "{}", ()
+        if self._allowed.json and (braced := _braced(text)):
+            return braced, ("json",)
         found = json_text(text) if self._allowed.json else (text, ())
         if found is None:
             raise Malformed("no JSON")
@@ -208,6 +210,18 @@ class StructuredCallReader:
         if inside.startswith('"'):  # an object that was written as a text once more
             return _unquoted(inside), ("json",)
         return inside, repairs
+
+
+def _braced(text: str) -> str | None:
+    """The object of which only the inside was written; None for any other text."""
+    inside = text.strip().rstrip(",")
+    if not inside.startswith('"') or len(inside) > limits.READ_JSON_CHARACTERS.value:
+        return None
+    try:
+        json.loads(f"{{{inside}}}")
+    except (ValueError, RecursionError):
+        return None
+    return f"{{{inside}}}"
 
 
 def _unquoted(text: str) -> str:

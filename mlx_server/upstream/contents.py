@@ -10,7 +10,7 @@ from mlx_server.errors import UpstreamFailed
 REASONING = (
     *("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought", "thoughts"),
     *("thinking_content", "reasoningContent", "thinkingContent", "reasoning_output", "cot"),
-    *("thought_process", "chain_of_thought"),
+    *("thought_process", "chain_of_thought", "analysis"),
 )
 """Fields of a message that have its reasoning. A server that sends several says the same in all."""
 

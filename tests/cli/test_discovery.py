@@ -1,12 +1,13 @@
 """`serve --discover` and `models --local`, on a home with checkpoints of other programs."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli import app
+from mlx_server.cli import app, machine_checks
 from mlx_server.cli.discovery import with_local_models
 from mlx_server.config.settings import ModelSettings, Settings
 from mlx_server.sources import source as sources
@@ -77,6 +78,33 @@ def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     result = CliRunner().invoke(app, ["pull", "org/name", "--config", str(file)])
     assert result.exit_code == 0
     assert asked == [("org/name", 10)]
+
+
+METAL = """
+import json
+print(json.dumps({"version": "1", "gpu": True, "name": "M", "working_set": 700_000_000}))
+"""
+
+
+@pytest.mark.parametrize("system", ["darwin", "linux"])
+def test_on_a_mac_the_budget_is_what_metal_recommends(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(machine_checks, "PROBE", METAL)
+    budget = machine_checks.budget_here(None)
+    assert budget.metal is (system == "darwin")
+    assert (budget.nbytes < 700_000_000) is budget.metal
+    assert machine_checks.budget_here(10).nbytes == 10
+    asked: list[int] = []
+
+    def resolve(source: str, *_: object, budget: int, **__: object) -> Path:
+        asked.append(budget)
+        return tmp_path
+
+    monkeypatch.setattr(sources, "resolve", resolve)
+    CliRunner().invoke(app, ["pull", "org/name"])
+    assert asked == [budget.nbytes]
 
 
 @pytest.mark.live

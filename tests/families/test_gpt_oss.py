@@ -367,8 +367,17 @@ def test_the_tokenizer_and_harmony_agree(gpt_oss: Checkpoint) -> None:
         assert encoding().encode(spelled, allowed_special="all") == [id]
 
 
-def test_another_vocabulary_is_the_models_fault(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, byte_level(), config={"model_type": "gpt_oss"})
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_oss"},
+        {"model_type": "gpt_oss", "built_in_vocabulary": True},
+        {"model_type": "replay"},
+        {"model_type": "replay", "built_in_vocabulary": "yes"},
+    ],
+)
+def test_another_vocabulary_is_the_models_fault(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = write_checkpoint(tmp_path, byte_level(), config=config)
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
         GPT_OSS.render(read_checkpoint(folder), said())
 

@@ -30,7 +30,7 @@ GENERATE = "/generate"
 
 VARYING = [
     (
-        re.compile(r"\b(chatcmpl|cmpl|resp|msg|rs|fc|call|conv|ctc|mcp|mcpl|gen|req)([-_])\w+"),
+        re.compile(r"\b(chatcmpl|cmpl|resp|msg|rs|fc|call|conv|ctc|fp|mcp|mcpl|gen|req)([-_])\w+"),
         r"\1\2ID",
     ),
     (re.compile(r'"(id|call_id|tool_call_id)":\s?"[0-9a-zA-Z]{9,}"'), r'"\1":"ID"'),

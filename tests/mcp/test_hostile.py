@@ -130,6 +130,7 @@ async def test_a_command_that_is_not_there() -> None:
         ("changes its list", "error: Unknown tool: look"),
         ("no result", "error: The server did not follow the protocol (ValidationError)."),
         ("noise", "seen"),
+        ("asks the user", "Elicitation not supported"),  # nobody is there to be asked
     ],
 )
 async def test_a_call_fails_alone(habit: str, said: str) -> None:

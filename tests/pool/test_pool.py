@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -822,17 +823,27 @@ def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: Mod
             assert caught.value.status == 400
             assert caught.value.message == (
                 "The model needs 60 bytes, and this request 3.0 GB more; the memory budget is 2.0 "
-                "GB. Raise `memory_budget` in models.yaml, or ask for fewer tokens."
+                "GB (set by `memory_budget` in models.yaml). Raise `memory_budget` in models.yaml, "
+                "or ask for fewer tokens."
             )
             assert machine.log == ["load a"]
         async with running(huge, limits=PoolLimits(budget=300)) as (pool, machine):
             with pytest.raises(NotEnoughMemory) as caught:
                 await held(pool, "huge")
             assert caught.value.message == (
-                "The model needs 500 bytes; the memory budget is 300 bytes. Raise `memory_budget` "
-                "in models.yaml, or choose a smaller quantisation."
+                "The model needs 500 bytes; the memory budget is 300 bytes (set by `memory_budget` "
+                "in models.yaml). Raise `memory_budget` in models.yaml, or choose a smaller "
+                "quantisation."
             )
             assert (machine.log, state(pool, "huge")) == ([], "unloaded")
+        async with running(a, limits=PoolLimits()) as (pool, _):
+            with pytest.raises(NotEnoughMemory) as caught:
+                await held(pool, "a", kv_bytes=10**15)
+            assert re.search(
+                r"budget is [\d.]+ GB \(three quarters of RAM \([\d.]+ GB\) minus [\d.]+ [GM]B to "
+                r"compute in\). Raise `memory_budget`",
+                caught.value.message,
+            )
 
     run(test)
 
@@ -841,7 +852,8 @@ def test_what_pinned_models_keep_is_told(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
         async with running(replace(a, pinned=True), b, limits=ONE) as (pool, _):
             await held(pool, "a")
-            with pytest.raises(NotEnoughMemory, match="100 bytes, of which pinned models keep 60"):
+            kept = r"100 bytes \(set by .*\), of which pinned models keep 60"
+            with pytest.raises(NotEnoughMemory, match=kept):
                 await held(pool, "b")
 
     run(test)

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance
 import pytest
 
 from mlx_server import limits
@@ -95,7 +96,7 @@ def test_a_large_lexer_without_expressions_is_built_by_the_engine_alone(
     schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
-    init = compiler.LLMatcher
+    init = llguidance.LLMatcher
 
     class Counted:
         validate_grammar = staticmethod(init.validate_grammar)

@@ -5,7 +5,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
+from mlx_server.schemas.compiler import BYTES, LIMITS
+from mlx_server.schemas.grammar import text_of
 from mlx_server.schemas.shortest import ShortestInstances
 
 NODE = {"$ref": "#/$defs/node"}
@@ -30,6 +33,32 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"$defs": {"node": {"type": "object", "required": ["next"], "properties":
       {"next": {"anyOf": [NODE, {"type": "null"}]}}}}, **NODE}, '{"next":null}'),
 ]  # fmt: skip
+
+
+def _members(*names: str) -> dict[str, Any]:
+    return {"properties": {name: {} for name in names}, "required": [*names], "type": "object"}
+
+
+_BASES = {"$defs": {"base": _members("b", "t"), "other": _members("z", "t")}}
+_BASE = {"$ref": "#/$defs/base"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [_BASE, _members("t", "c")], **_BASES},
+        {"allOf": [{"allOf": [_BASE, _members("m")]}, _members("c")], **_BASES},
+        {**_members("c"), "allOf": [_BASE], **_BASES},
+        {"allOf": [_BASE], **_members("c"), **_BASES},
+        {"allOf": [{"$ref": "#/$defs/other"}], **_BASE, **_BASES},
+        {**_BASE, "allOf": [{"$ref": "#/$defs/other"}], **_BASES},
+    ],
+)
+def test_its_members_come_in_the_order_in_which_the_grammar_has_them(schema: Any) -> None:
+    text = ShortestInstances(schema).text(schema)
+    assert text is not None
+    matcher = LLMatcher(BYTES, f"start: {text_of(schema)}", log_level=0, limits=LIMITS)
+    assert matcher.validate_tokens([*text.encode()]) == len(text)
 
 
 @pytest.mark.parametrize(("schema", "text"), SCHEMAS)

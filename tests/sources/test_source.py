@@ -389,6 +389,7 @@ def test_what_is_over_the_budget_is_not_fetched(tmp_path: Path, hub: ThreadingHT
     assert answer["error"] == "NotEnoughMemory"
     assert "take 62.3 GB, and the memory budget is 16.0 GB" in answer["message"]
     assert "`memory_budget`" in answer["message"]
+    assert "`mlx-server doctor` says where" in answer["message"]
     assert nothing_heavy_was_asked()
 
 

@@ -119,7 +119,7 @@ QUIRKS = [
     Quirk("an answer as it should be", ({"content": "Hello"},), text="Hello"),
     *(
         Quirk(f"reasoning in {name}", ({name: "Hm."}, {"content": "Yes"}), "Hm.", "Yes")
-        for name in ("reasoning_content", "reasoning", "thinking", "thoughts", "reasoningContent")
+        for name in ("reasoning_content", "reasoning", "thinking", "analysis", "reasoningContent")
     ),
     Quirk(
         "reasoning in a gateway's own field",
@@ -358,6 +358,7 @@ QUIRKS = [
         )
         for what, made, kind in (
             ("that are the whole call", CALL_JSON, "format"),
+            ("without their braces", '"city": "Paris"', "json"),
             ("in a list", f"[{PARIS_JSON}]", "format"),
             ("as a text in a text in a text", json.dumps(json.dumps(PARIS_JSON)), "json"),
         )

@@ -333,11 +333,17 @@ def test_messages_begin_with_an_estimate_and_end_with_the_count(
     assert last == 7
 
 
-def test_it_is_listed_as_any_other_and_takes_no_engine(client: TestClient) -> None:
+def test_it_is_listed_as_any_other_and_takes_no_engine(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("Yes"))
+    answered(client)
     listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
     assert listed["bare"]["family"] == "qwen3"
     pool = client.get("/v1/pool").json()
     assert pool["engine"] is None
+    assert {each["id"]: each["source"] for each in pool["models"]}["up"] == "openai:there"
+    assert "127.0.0.1" not in str(pool)
     assert {(each["state"], each["bytes"]) for each in pool["models"]} == {("ready", 0)}
     assert client.get("/health").status_code == 200
     assert chat(client, model="other").status_code == 404

@@ -138,7 +138,7 @@ function Model({ model, facts, api, managed }) {
     }
     setAsked(false);
   };
-  const local = !model.source.startsWith("openai+");
+  const local = !/^(openai|watsonx):/.test(model.source);
   const busy = asked || BUSY.includes(model.state);
   const loaded = model.state === "ready";
   return html`

@@ -133,8 +133,7 @@ class MarkupParser:
 
     def _beginning(self) -> Steps[None]:
         """Read what only stands before any text: thoughts, and a call without a delimiter."""
-        delimiters = self._delimiters
-        delimiter = ""
+        delimiters, delimiter = self._delimiters, ""
         while True:
             space = yield from self._source.space()
             if delimiters.is_foreign(delimiter):  # no text of this family begins so
@@ -268,6 +267,8 @@ class MarkupParser:
         pairs = dict(self._layout.worded_reasoning)
         space = yield from self._source.space()
         if opening := (yield from self._source.accept(*pairs)):
+            if self._layout.halves:  # a delimiter after all, with spaces in it
+                self._output.add_repair("format")
             yield from self._reasoning(pairs[opening])
         else:
             self._output.add(space)
@@ -278,8 +279,7 @@ class MarkupParser:
         if not (yield from self._source.after_space(*TURN_HEADERS, *layout.leads)):
             return
         yield from self._source.space()
-        header = yield from self._source.accept(*TURN_HEADERS, *layout.leads)
-        if header in TURN_HEADERS:
+        if (yield from self._source.accept(*TURN_HEADERS, *layout.leads)) in TURN_HEADERS:
             yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:

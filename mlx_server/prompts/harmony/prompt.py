@@ -76,7 +76,8 @@ LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
 
 
 def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
-    check(checkpoint.tokenizer)
+    if not checkpoint.has_built_in_vocabulary:  # it takes a tenth of a second
+        check(checkpoint.tokenizer)
     kwargs = conversation.template_kwargs
     try:
         begun = conversation.continued

@@ -20,6 +20,8 @@ from mlx_server.schemas.regex_tails import (
 )
 
 MOST_TAILS = 3_000
+LONGEST = 40_000
+"""Characters of an ending, at most: one schema's shortest instance may have half of them."""
 MOST_RULES = 2_000
 """A grammar of more rules is not read."""
 
@@ -177,7 +179,7 @@ class _Body:
         while (piece := self._peek()) and piece["mark"] not in ("|", ")", "]", "&"):
             sequence.append(self._factor(piece))
         found = [one for one in sequence if one]
-        return joined(found, MOST_TAILS) if len(found) == len(sequence) else None
+        return joined(found, MOST_TAILS, LONGEST) if len(found) == len(sequence) else None
 
     def _factor(self, piece: re.Match[str]) -> RegexTails | None:
         self._at += 1

@@ -24,6 +24,13 @@ def test_the_shortest_text(rules: str, shortest: str) -> None:
     assert shortest in found.tails
 
 
+def test_an_instance_of_many_members_is_an_ending() -> None:
+    instance = '{"a":0' + ',"aa":0' * 2_000 + "}"
+    found = frame_tails('start: "<go>" @0', [instance], Spelled())
+    assert found is not None
+    assert {found.shortest, instance} <= {f"<go>{instance}", *found.tails}
+
+
 @pytest.mark.parametrize(
     "rules", ["", "start: x", "start: /a(?=b)/", 'start: "a', "start: x\nx: x"]
 )
