@@ -208,6 +208,9 @@ class GrammarCompletion:
         if self._next < remaining:
             return
         most = remaining - 2 - len(self._tokens)
+        if most < 0 and self._tokens and _has(mask, self._tokens[0]):
+            _keep(mask, [self._tokens[0], *self._classes.stops])
+            return
         self._restrict(mask, most, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
 
     def _follow(self) -> None:
@@ -232,7 +235,7 @@ class GrammarCompletion:
 
     def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
         following = next(iter(self._tokens or ()), -1)
-        keeps = following >= 0 and bool(mask[following >> 5] >> (following & 31) & 1)
+        keeps = following >= 0 and _has(mask, following)
         if judged.plain is not None and judged.plain > most:
             np.bitwise_and(mask, ~self._classes.plain[: len(mask)], out=mask)
         _forbid(mask, judged.beyond(most))
@@ -339,3 +342,15 @@ class GrammarCompletion:
 def _forbid(mask: Mask, ids: Ids) -> None:
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
     np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~bits)
+
+
+def _has(mask: Mask, id: int) -> bool:
+    return bool(mask[id >> 5] >> (id & 31) & 1)
+
+
+def _keep(mask: Mask, ids: list[int]) -> None:
+    """Removes all other tokens: no judgement is needed where the ending takes all that is left."""
+    kept = [id for id in ids if _has(mask, id)]
+    mask[:] = 0
+    for id in kept:
+        mask.view(np.uint32)[id >> 5] |= np.uint32(1 << (id & 31))

@@ -133,6 +133,24 @@ def test_the_example_of_the_docstring(
         assert found == allowed
 
 
+def test_where_the_ending_takes_all_that_is_left_nothing_is_asked(bytewise: World) -> None:
+    grammar = json_of(PERSON)
+    hints = completion_hints(bytewise.pieces, bytewise.matcher(grammar), grammar)
+    matcher = bytewise.matcher(grammar)
+    completion = GrammarCompletion(bytewise.pieces, hints, lazy(bytewise.matcher(grammar)))
+    mask = np.zeros((1, bytewise.tree.vocab_size + 31 >> 5), dtype=np.int32)
+    text = b'{"name":"An","age":0}'
+    for at, token in enumerate(text):
+        before = completion._probe.work
+        fill_next_token_bitmask(matcher, mask)
+        completion.allow(mask[0], len(text) + 1 - at)
+        if at > len(b'{"name":"An'):
+            assert bytewise.pieces.allowed(mask[0]).tolist() == [token]
+            assert completion._probe.work == before
+        matcher.consume_token(token)
+        completion.advance(token)
+
+
 @dataclass
 class Said:
     tokens: list[int]
