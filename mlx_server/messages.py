@@ -56,7 +56,7 @@ class Conversation:
     """`chat_template_kwargs` of the request; a family takes only what its template reads."""
     response_format: Mapping[str, Any] | None = None
     """The `json_schema` that the answer should follow: its `name`, `description` and `schema`. Or
-    the `choice` of texts, the `regex` or the `grammar`, of which it should be one."""
+    the `choice` of texts, or the `regex`, of which it should be one."""
     continue_final_message: bool = False
     """Whether the answer continues the last message, the assistant's, instead of following it."""
     add_generation_prompt: bool = True

@@ -152,8 +152,6 @@ def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
             return {"choice": list(options)}
         case RegexFormat(pattern):
             return {"regex": pattern}
-        case GrammarFormat(source):
-            return {"grammar": source}
     return None
 
 

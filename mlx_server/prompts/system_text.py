@@ -39,10 +39,6 @@ MATCHING = OwnText(
     "else: "
 )
 
-IN_GRAMMAR = OwnText(
-    "Answer the question correctly, with a text of this grammar and nothing else:\n"
-)
-
 SEPARATOR, COLON = OwnText("\n\n"), OwnText(":\n")
 
 
@@ -71,8 +67,6 @@ def format_line(wanted: Mapping[str, Any]) -> tuple[OwnText, str]:
     """The instruction for an answer that is not JSON, and what the client asked for."""
     if "choice" in wanted:
         return ONE_OF, _json(wanted["choice"])
-    if "grammar" in wanted:
-        return IN_GRAMMAR, wanted["grammar"].strip()
     return MATCHING, wanted["regex"]
 
 

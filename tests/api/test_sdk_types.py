@@ -29,6 +29,7 @@ from tests.api import wire
 from tests.api.responses_schema import OURS as RESPONSES_OURS
 from tests.api.strict import assert_strict
 from tests.api.wire import Json, ScriptedEngine, ok
+from tests.live.server import eventually
 
 CONVERSATIONS, RESPONSES, CHAT = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
 SAID: Json = {"role": "user", "content": "hi"}
@@ -150,8 +151,10 @@ def test_responses_that_are_kept(client: TestClient) -> None:
     # a compacted conversation begins with messages of users, for which the SDK's union has no type
     output = [item for item in compacted["output"] if item.get("role") != "user"]
     assert_strict(CompactedResponse, {**compacted, "output": output})
-    cancelled = ok(client.post(RESPONSES, json={**asked, "background": True}))
-    assert_strict(Response, cancelled, RESPONSES_OURS)
+    background = ok(client.post(RESPONSES, json={**asked, "background": True}))
+    assert_strict(Response, background, RESPONSES_OURS)
+    place = f"{RESPONSES}/{background['id']}"
+    eventually(lambda: ok(client.get(place))["status"] == "completed", "it is done")
 
 
 def test_completions_that_are_kept(client: TestClient) -> None:

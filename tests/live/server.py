@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -159,7 +159,8 @@ def stop(server: LiveServer) -> None:
 def end(process: subprocess.Popen[str]) -> None:
     """Whatever state it is in."""
     for each in children(process.pid):
-        each.kill()
+        with suppress(psutil.NoSuchProcess):  # some end by themselves meanwhile
+            each.kill()
     process.kill()
     process.wait()
     _stdout(process).close()

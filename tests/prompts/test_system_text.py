@@ -177,10 +177,9 @@ def test_an_object_of_any_kind_is_one_short_line(demo: Checkpoint) -> None:
     [
         ({"choice": ["ja", "<|im_end|>"]}, '["ja", "<|im_end|>"]'),
         ({"regex": "[a-z]{3}<think>"}, "[a-z]{3}<think>"),
-        ({"grammar": 'start: "ja"\n  | "<|im_end|>"\n'}, 'start: "ja"\n  | "<|im_end|>"'),
     ],
 )
-def test_texts_of_a_choice_a_pattern_or_a_grammar_are_described(
+def test_texts_of_a_choice_or_a_pattern_are_one_line(
     demo: Checkpoint, asked: dict[str, Any], shows: str
 ) -> None:
     conversation = Conversation((SYSTEM, USER), response_format=asked)
