@@ -22,6 +22,10 @@ Into = Callable[[str], None]
 
 SPACE = re.compile(r"\s+")
 
+MOST_STOPS = 8
+"""The spelled stop tokens at an end that are no text, at most: what may be one is held back, and
+searched again with each piece."""
+
 
 class Source:
     """The unread text, and where in it a delimiter was written as one token.
@@ -58,8 +62,8 @@ class Source:
     def feed(self, text: str) -> None:
         if self._stops:
             text = self._held + text
-            found = self._stops.search(text)
-            certain = found.start() if found else len(text)
+            runs = self._stops.finditer(text)
+            certain = next((run.start() for run in runs if run.end() == len(text)), len(text))
             text, self._held = text[:certain], text[certain:]
         self._append(text)
 
@@ -84,7 +88,7 @@ class Source:
 
     def close(self, *, cut: bool) -> None:
         found = self._stops.fullmatch(self._held) if self._stops else None
-        if cut or not (found and found["whole"]):
+        if cut or not (found and found["whole"] == self._held):
             self._release()
         self.closed, self.cut = True, cut
 
@@ -355,10 +359,14 @@ def complete_source(text: str) -> Source:
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the stop tokens that a text ends with, or the beginning of one."""
+    """Finds runs of stop tokens, and the beginning of one at the text's end. No place within a run
+    is tried again, so that the time is in proportion to the text."""
     begun = sorted({s[:size] for s in stops for size in range(1, len(s))}, key=len, reverse=True)
-    whole, part = ("|".join(map(re.escape, each)) for each in (stops, begun))
-    return re.compile(rf"(?P<whole>(?:(?:{whole})\s*)+)\Z|(?:(?:{whole})\s*)*(?:{part})\Z")
+    longest_first = sorted(stops, key=len, reverse=True)
+    whole, part = ("|".join(map(re.escape, each)) for each in (longest_first, begun))
+    return re.compile(
+        rf"(?P<whole>(?:(?:{whole})\s*){{1,{MOST_STOPS}}}+)(?:(?:{part})\Z)?|(?:{part})\Z"
+    )
 
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)

@@ -13,6 +13,7 @@ from mlx_server.events import Event
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.tool_parsers.source import Source
 from tests.families.goldens import NO_TOKEN, Reads, Unit, folded, goldens_of, shown, tools
 
 pytestmark = pytest.mark.hostile
@@ -130,6 +131,7 @@ def test_text_without_delimiters_stays_as_it_is(name: str, text: str, size: int)
 
 
 SHORT, LONG = 2 << 10, 16 << 10
+STOP = "<|stop|>"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,6 +164,20 @@ def _growth(family: ModelFamily, opening: str, repeated: str) -> float:
 
     # a floor, for what is too quick to be measured
     return seconds(LONG) / max(seconds(SHORT), 0.002)
+
+
+@pytest.mark.parametrize("size", [1 << 14, 1 << 20])
+def test_stop_tokens_again_and_again_take_time_in_proportion(size: int) -> None:
+    def seconds(count: int) -> float:
+        source = Source(stops=(STOP,))
+        text = STOP * count + "x"
+        start = thread_time()
+        for at in range(0, len(text), size):
+            source.feed(text[at : at + size])
+        return thread_time() - start
+
+    short, long = (seconds(count) for count in (4_000, 32_000))
+    assert long < 24 * max(short, 0.002)
 
 
 def test_arguments_of_a_long_call_are_whole() -> None:
