@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 
 from tests.api import wire
 from tests.api.wire import ScriptedEngine
+from tests.live.server import eventually
 
 
 @pytest.fixture(scope="module")
@@ -24,4 +25,4 @@ def _as_before(engine: ScriptedEngine) -> Iterator[None]:
     """Also of tests that make it silent, or fail."""
     yield
     engine.silent, engine.failure = False, None
-    assert not engine.running
+    eventually(lambda: not engine.running, "each answer has left the engine")

@@ -88,6 +88,7 @@ OTHERS = {
     "system/log_file.CHUNK_BYTES": "how much is copied at a time",
     "system/secret_key.KEY_BYTES": "a length in a format",
     "tool_parsers/mixed_blocks.MOST_UNKNOWN": "how often a block is read again; more is text",
+    "tool_parsers/source.MOST_STOPS": "how much of a model's end is no text; the rest is text",
     "upstream/breaker.LONGEST_PAUSE": "a pause of our own",
     "upstream/connection.LONGEST_PAUSE": "a pause of our own",
     "upstream/failures.QUOTED_CHARACTERS": "where words are cut",
