@@ -521,6 +521,26 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str, dearer: int) -
     assert 0 < max(spent) <= STEP_WORK + ONE_MORE
 
 
+def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(demo: World) -> None:
+    """In the name of a further member, many kinds of tokens change the ending."""
+    grammar = json_of({"type": "object", "properties": {"a": {"pattern": "(foo|bar)"}}})
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    row = GrammarCompletion(demo.pieces, known, lazy(demo.matcher(grammar)))
+    matcher, mask = demo.matcher(grammar), np.zeros((1, -(-len(demo.text) // 32)), np.int32)
+    spent, found = [], []
+    for token in [*demo.pieces.cut(b'{"'), *demo.pieces.cut(b"q") * 12]:
+        matcher.consume_token(token)
+        row.advance(token)
+        fill_next_token_bitmask(matcher, mask)
+        before = row._probe.work
+        row.allow(mask[0], 8)
+        spent.append(row._probe.work - before)
+        found.append(len(demo.pieces.allowed(mask[0])))
+    assert max(spent) >= STEP_WORK  # it took more than one step
+    assert max(spent[-4:]) < 20
+    assert found[-1] > found[2]
+
+
 EVERYDAY = (
     r"^[^@]+@[^@]+\.[^@]+$",
     "(foo|bar)",
