@@ -68,7 +68,7 @@ class Sampler:
 
     def noise(self, width: int) -> mx.array | None:
         """Returns the noise of the next draws, which needs no logits; None if nothing is drawn."""
-        return self._draws.noise(width)
+        return self._draws.noise(width) if self._draws.rows else None
 
     def mask(self, inputs: mx.array, width: int) -> mx.array | None:
         """Returns the mask of the constrained rows, [rows, width], or None if nothing is masked.
@@ -240,9 +240,8 @@ class _Draws:
                 self.rows, lambda s: math.log(s.min_p) if s.min_p else MINUS_INFINITY
             )
 
-    def noise(self, width: int) -> mx.array | None:
-        keys = [row.key() for row in self.rows]
-        return _noise(mx.array(keys, mx.uint32), width) if keys else None
+    def noise(self, width: int) -> mx.array:
+        return _noise(mx.array([row.key() for row in self.rows], mx.uint32), width)
 
     def __call__(self, logits: mx.array, noise: mx.array | None) -> mx.array:
         if not self.rows:
