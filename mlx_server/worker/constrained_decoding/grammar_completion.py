@@ -41,7 +41,8 @@ FIRST_WORK = 80_000
 """The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
 
 BEGINNING = 16
-"""The tokens of an ending that are tried after one that can't lead out of a text."""
+"""The tokens of an ending that are tried after one that can't lead out of a text, at least: free
+text takes all of them up to where the ending leaves it."""
 
 STEP_WORK = 700
 """The work that one row may spend between two of its tokens on finding an ending and on judging the
@@ -306,10 +307,15 @@ class GrammarCompletion:
         """Whether the ending stays the same after this token. In a text, a token without marks
         opens nothing: if the ending's beginning fits, so does the rest."""
         if reads_text and not self._classes.opens[token]:
-            return self._probe.fits([token, *ending[:BEGINNING]])
+            return self._probe.fits([token, *ending[: self._beginning(ending)]])
         if fits := self._probe.fits([token, *ending, self._classes.stop]):
             self._endings[token] = ending
         return fits
+
+    def _beginning(self, ending: list[int]) -> int:
+        opens = self._classes.opens
+        leaves = next((at for at, id in enumerate(ending) if opens[id]), len(ending))
+        return max(BEGINNING, leaves + 2)
 
     def _growth_after(self, token: int, ending: list[int], limit: int) -> int:
         """Returns by how many tokens this one lengthens the ending; -1 for the ending's own."""
