@@ -30,7 +30,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.prompt_files.names import PromptFile
-from mlx_server.worker.prefill import disk_tier, prompt_saver
+from mlx_server.worker.prefill import disk_tier, prompt_restorer, prompt_saver
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import mlx_adapter
@@ -666,6 +666,30 @@ def test_nothing_is_written_between_steps_but_single_pieces(
     assert busy, "some were written while the row decoded"
     process.write()
     assert process.folder.count > 0
+
+
+def test_a_prompt_is_taken_over_in_pieces_between_the_steps_of_other_rows(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 400)
+    process.answer(prompt)
+    process.stop()
+    monkeypatch.setattr(prompt_restorer, "PIECE_BYTES", 1)
+    engine = start(llama, tmp_path).engine
+    engine.handle(Generate(1, "m", words(2, 20), 60, [], GREEDY))
+    while not any(isinstance(report, StepOutput) for report in engine.step()):
+        pass
+    engine.handle(Generate(2, "m", prompt, 8, [], GREEDY))
+    engine.step()
+    loading = engine._disk._restorer._loading
+    assert loading
+    wait([loading], 30)
+    tokens = 0
+    while engine._disk.is_reading(2):
+        outputs = [report for report in engine.step() if isinstance(report, StepOutput)]
+        tokens += sum(token.row == 1 for output in outputs for token in output.tokens)
+    arrays = 2 * SIZES["num_hidden_layers"]
+    assert tokens >= arrays - 1, "a token of the other row comes after each array"
 
 
 def test_a_row_is_admitted_in_the_step_in_which_its_prompt_has_been_read(
