@@ -31,7 +31,6 @@ class RenderMessages(Protocol):
         """Renders messages in place of the conversation's own, as marked text."""
 
 
-
 @dataclass(frozen=True)
 class Branches:
     places: tuple[int, ...] = ()

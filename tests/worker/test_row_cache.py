@@ -19,7 +19,10 @@ PARTING = 300
 
 @pytest.mark.parametrize(
     ("layers", "places"),
-    [([KVCache()], ()), ([KVCache(), ArraysCache(1)], (PARTING - NEAREST, PARTING, 700, 1024, 2048))],
+    [
+        ([KVCache()], ()),
+        ([KVCache(), ArraysCache(1)], (PARTING - NEAREST, PARTING, 700, 1024, 2048)),
+    ],
     ids=["can be cut", "can't be cut"],
 )
 def test_only_a_cache_that_can_t_be_cut_has_places(
