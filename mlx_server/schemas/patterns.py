@@ -27,6 +27,8 @@ _SHORT = {
     r"\S": r"[^\s\ufeff]",
 }
 """Character classes with the meaning that ECMAScript gives them."""
+_SHORTENED = re.compile(r"\\.|" + "|".join(map(re.escape, _SHORT.values())), re.DOTALL)
+_LONG = {long: short for short, long in _SHORT.items()}
 _BEGIN, _END = ("^", r"\A"), ("$", r"\z", r"\Z")
 ANYTHING = "(?s:.*)"
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
@@ -200,6 +202,11 @@ def _range(found: re.Match[str]) -> str:
 
 def _item(item: str) -> str:
     return "\\" + item if item in ("[", "&", "~", "-") else _SHORT.get(item, item)
+
+
+def without_nested_classes(rust: str) -> str:
+    """What `as_rust` wrote, with no class inside another one."""
+    return _SHORTENED.sub(lambda found: _LONG.get(found[0], found[0]), rust)
 
 
 def terminal_of(pattern: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from mlx_server.schemas.patterns import PIECE
+from mlx_server.schemas.patterns import PIECE, without_nested_classes
 
 MOST_TAILS = 400
 MOST_CHARACTERS = 2_000
@@ -61,8 +61,9 @@ class NoShortestText(ValueError):
 
 @lru_cache(256)
 def regex_tails(pattern: str) -> RegexTails | None:
-    """Returns None for an expression that is not read here, such as one with `\\p{L}`."""
-    pieces = PIECE.finditer(_CODED.sub(_decoded, pattern))
+    """Returns None for an expression that is not read here, such as one with `\\p{L}`. The
+    expression may be written as a grammar has it, in Rust's spelling."""
+    pieces = PIECE.finditer(_CODED.sub(_decoded, without_nested_classes(pattern)))
     try:
         return _alternatives(pieces)
     except (NoShortestText, re.error, RecursionError):

@@ -55,12 +55,13 @@ class DecodeBatch(GenerationBatch):
         return ids, [entry.read() if entry else None for entry in logprobs]
 
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
-        mask = None
+        mask, noise = None, None
         if sampler.constrained:
-            mx.async_eval(logits)  # the mask is made meanwhile
-            mask = sampler.mask(inputs, logits.shape[-1])
+            noise = sampler.noise(logits.shape[-1])
+            mx.async_eval(logits, *(() if noise is None else (noise,)))
+            mask = sampler.mask(inputs, logits.shape[-1])  # made while those are computed
         try:
-            return sampler(logits, inputs, mask)
+            return sampler(logits, inputs, mask, noise)
         except Exception as error:
             if device_error(error):  # no row caused it
                 raise

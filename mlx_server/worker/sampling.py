@@ -64,24 +64,35 @@ class Sampler:
 
     @property
     def constrained(self) -> bool:
-        return bool(self._masks.at)
+        return self._masks.any
+
+    def noise(self, width: int) -> mx.array | None:
+        """Returns the noise of the next draws, which needs no logits; None if nothing is drawn."""
+        return self._draws.noise(width) if self._draws.rows else None
 
     def mask(self, inputs: mx.array, width: int) -> mx.array | None:
         """Returns the mask of the constrained rows, [rows, width], or None if nothing is masked.
         Waits until the inputs are computed."""
         ids = cast(list[int], inputs.tolist())
-        drawn = [ids[i] if self.rows[i].sampled else None for i in self._masks.at]
+        drawn = [id if row.sampled else None for id, row in zip(ids, self.rows, strict=True)]
         found = self._masks.mask.step(drawn, width)
         return None if found is None else mx.array(found)
 
-    def __call__(self, logits: mx.array, inputs: mx.array, mask: mx.array | None = None) -> Sampled:
-        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow."""
+    def __call__(
+        self,
+        logits: mx.array,
+        inputs: mx.array,
+        mask: mx.array | None = None,
+        noise: mx.array | None = None,
+    ) -> Sampled:
+        """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow. noise: that of
+        these draws, if it was asked for before."""
         raw = logits.astype(mx.float32)
         logits = self._biases(raw)
         logits = self._penalties(logits, inputs)
         if mask is not None:
             logits = self._masks(logits, mask)
-        tokens = self._draws(logits)
+        tokens = self._draws(logits, noise)
         reported = self._reports(raw, tokens)
         faults = _Faults(raw)
         # Rows change only after all went well: otherwise their draws could not be repeated.
@@ -102,13 +113,9 @@ def sample_rows_alone(
     rows: Sequence[Row], logits: mx.array, inputs: mx.array, mask: mx.array | None = None
 ) -> Sampled:
     """Samples each row by itself after a Sampler of all rows raised: only the faulty row fails."""
-    constrained = iter(range(len(rows)))
     each = []
     for at, row in enumerate(rows):
-        own = None
-        if row.constraint:
-            position = next(constrained)
-            own = None if mask is None else mask[position : position + 1]
+        own = None if mask is None else mask[at : at + 1]
         each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
     return Sampled(
         mx.concatenate([sampled.tokens for sampled in each]),
@@ -199,19 +206,18 @@ class _Penalties:
 
 class _Masks:
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.at = [i for i, row in enumerate(rows) if row.constraint]
-        self.mask = AdditiveMask([row.constraint for row in rows if row.constraint])
-        self.all = len(self.at) == len(rows)
-        self.pushed = any(rows[i].penalised or rows[i].sampling.logit_bias for i in self.at)
+        self.any = any(row.constraint for row in rows)
+        self.mask = AdditiveMask([row.constraint for row in rows])
+        pushed = [
+            bool(row.constraint and (row.penalised or row.sampling.logit_bias)) for row in rows
+        ]
+        self.least = None
+        if any(pushed):
+            self.least = mx.array([[-MAX_LOGIT_SHIFT if row else MINUS_INFINITY] for row in pushed])
 
     def __call__(self, logits: mx.array, mask: mx.array) -> mx.array:
-        if self.all:
-            return self._masked(logits, mask)
-        at = mx.array(self.at)
-        return _replaced(logits, at, self._masked(logits[at], mask))
-
-    def _masked(self, logits: mx.array, mask: mx.array) -> mx.array:
-        return mx.minimum(mx.maximum(logits, -MAX_LOGIT_SHIFT) if self.pushed else logits, mask)
+        allowed = logits if self.least is None else mx.maximum(logits, self.least)
+        return mx.minimum(allowed, mask)
 
 
 class _Draws:
@@ -234,15 +240,20 @@ class _Draws:
                 self.rows, lambda s: math.log(s.min_p) if s.min_p else MINUS_INFINITY
             )
 
-    def __call__(self, logits: mx.array) -> mx.array:
+    def noise(self, width: int) -> mx.array:
+        return _noise(mx.array([row.key() for row in self.rows], mx.uint32), width)
+
+    def __call__(self, logits: mx.array, noise: mx.array | None) -> mx.array:
         if not self.rows:
             return mx.argmax(logits, axis=-1)
+        if noise is None:
+            noise = self.noise(logits.shape[-1])
         if len(self.rows) == self.count:
-            return self._drawn(logits)
+            return self._drawn(logits, noise)
         at = mx.array(self.at)
-        return _replaced(mx.argmax(logits, axis=-1), at, self._drawn(logits[at]))
+        return _replaced(mx.argmax(logits, axis=-1), at, self._drawn(logits[at], noise))
 
-    def _drawn(self, logits: mx.array) -> mx.array:
+    def _drawn(self, logits: mx.array, noise: mx.array) -> mx.array:
         scores = logits / self.temperature
         if self.narrowed:
             at = mx.array(self.narrowed)
@@ -250,8 +261,7 @@ class _Draws:
         if self.floored:
             likeliest = mx.max(scores, axis=-1, keepdims=True)
             scores = mx.where(scores < likeliest + self.floor, MINUS_INFINITY, scores)
-        keys = mx.array([row.key() for row in self.rows], mx.uint32)
-        return mx.argmax(scores + _noise(keys, scores.shape[-1]), axis=-1)
+        return mx.argmax(scores + noise, axis=-1)
 
 
 def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:

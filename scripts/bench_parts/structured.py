@@ -5,17 +5,21 @@ in FOLDER and with gpt-oss's 200,019 (a step of eight rows took 7 and 28 ms); an
 (118 ms). Rows that fill in a JSON schema step in turns with rows that are free,
 so that what else the machine does hits both; both choose the same way. Then 15 rows that end within
 40 tokens, with and without everyday patterns, next to a plain row, on the tiny network: the shorter
-the forward pass, the longer others would wait for the patterns. Prints one line of JSON.
+the forward pass, the longer others would wait for the patterns. The rows without patterns are as
+long as those with them, as a row that ends costs the others a step in new buffers. Prints one line
+of JSON.
 """
 
 import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -107,8 +111,9 @@ def _stalls(case: GrammarCase) -> dict[str, float]:
     """Milliseconds of the longest step and of the 99th in a hundred, which a plain row waits for
     while 15 others come to their end: without patterns and with them."""
     times: dict[str, list[float]] = {"free": [], "patterns": []}
+    limits = _busy_sizes(case)
     for _ in range(ROUNDS):
-        batches = {"free": _busy(case, ()), "patterns": _busy(case, PATTERNS)}
+        batches = {"free": _busy(case, limits=limits), "patterns": _busy(case, PATTERNS)}
         for _ in range(BUSY_TOKENS - 2):
             for name, batch in batches.items():
                 times[name].append(timed(batch.step))
@@ -118,8 +123,23 @@ def _stalls(case: GrammarCase) -> dict[str, float]:
     }
 
 
-def _busy(case: GrammarCase, patterns: Sequence[str]) -> Batch:
-    """A plain row, and 15 that end within 40 tokens."""
+def _busy_sizes(case: GrammarCase) -> dict[int, int]:
+    """The tokens of each row with a pattern, which stops by itself."""
+    sizes = Counter[int]()
+    batch = _busy(case, PATTERNS, sizes=sizes)
+    while batch.decoding > 1:
+        sizes.update(token.row for token in batch.step().tokens)
+    return {row: sizes[row] for row in range(1, BUSY_ROWS + 1)}
+
+
+def _busy(
+    case: GrammarCase,
+    patterns: Sequence[str] = (),
+    limits: Mapping[int, int] = MappingProxyType({}),
+    sizes: Counter[int] | None = None,
+) -> Batch:
+    """A plain row, and 15 that end within 40 tokens. limits: the token limits of some rows. sizes:
+    counts the tokens that the rows have had while others began."""
     batch = Batch(case.network, concurrency=BUSY_ROWS + 1)
     woken = threading.Event()
     constraints = LogitConstraints(woken.set)
@@ -130,12 +150,14 @@ def _busy(case: GrammarCase, patterns: Sequence[str]) -> Batch:
         schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
         grammar = lark.source(lark.json(schema)) if pattern else None
         sampling = SamplingParams(temperature=0.7, seed=row)
-        most, stop = (BUSY_TOKENS, [case.stop]) if row else (10_000, [])
+        most, stop = (limits.get(row, BUSY_TOKENS), [case.stop]) if row else (10_000, [])
         prompt = [(7 * row + 3 * place) % 100 + 5 for place in range(PROMPT)]
         asked = Generate(row, "", prompt, most, stop, sampling, grammar=grammar)
         batch.add(asked, constraint=_constraint(constraints, woken, asked))
     while batch.waiting:
-        batch.step()
+        begun = batch.step()
+        if sizes is not None:
+            sizes.update(token.row for token in begun.tokens)
     return batch
 
 

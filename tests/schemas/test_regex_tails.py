@@ -1,9 +1,11 @@
 """Wherever a text stops within an expression, one of the tails completes it."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
+from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.regex_tails import regex_tails
 
 WHOLE = {
@@ -14,12 +16,15 @@ WHOLE = {
     "a(b|cd{40})*(xy|z{60})": "abcdddddd",
     "a?b*(?:c|d)+": "bbdc",
     r"\(\w+\)": "(word)",
+    r"[\w|-|.]+@[\w]+\.[A-Za-z]{2,4}": "some.one@ex.com",
+    r"[^\s\d-]+[\W]\[\d]+": "a_b$[0]]",
 }
 
 
 @pytest.mark.parametrize("pattern", WHOLE)
-def test_every_beginning_has_its_tail(pattern: str) -> None:
-    found = regex_tails(pattern)
+@pytest.mark.parametrize("spelled", [str, as_rust])
+def test_every_beginning_has_its_tail(pattern: str, spelled: Callable[[str], str]) -> None:
+    found = regex_tails(spelled(pattern))
     assert found
     assert re.fullmatch(pattern, found.shortest)
     for size in range(len(WHOLE[pattern]) + 1):

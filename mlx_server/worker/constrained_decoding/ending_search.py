@@ -215,22 +215,13 @@ class EndingSearch:
     def _tails(self, known: list[int], read: int) -> TokenSequences:
         """Returns what is left of the known ending, the shortest first."""
         tails = [known[at:] for at in range(min(len(known), TAILS))][::-1]
-        if read and (unread := self._without(known, read)):
+        if read and (unread := self._classes.without(known, read)):
             tails.insert(-1, unread)
+        # what is left of a text may have to be another one, such as a pattern's from its beginning
+        tails += filter(None, self._classes.after_text(known))
         # a member of the known ending may come after another one
         tails += [[*comma, *known] for comma in self._commas if known]
         return [[*tail, self._classes.stop] for tail in tails]
-
-    def _without(self, ending: list[int], size: int) -> list[int]:
-        """Returns an ending without its first bytes, up to a control token."""
-        texts = self._classes.texts
-        for at, token in enumerate(ending):
-            if not size or token in self._classes.apart:
-                return ending[at:]
-            if size < len(texts[token]):
-                return [*self._classes.cut(texts[token][size:]), *ending[at + 1 :]]
-            size -= len(texts[token])
-        return []
 
     def _known_end(self, probe: Probe, tails: TokenSequences) -> list[int] | None:
         """Returns what is known to end the grammar from here on."""

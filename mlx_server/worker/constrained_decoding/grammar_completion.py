@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher
-from numpy.typing import NDArray
 
 from mlx_server.worker.constrained_decoding.completion_proposals import CompletionProposals
 from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
@@ -42,7 +41,8 @@ FIRST_WORK = 80_000
 """The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
 
 BEGINNING = 16
-"""The tokens of an ending that are tried after one that can't lead out of a text."""
+"""The tokens of an ending that are tried after one that can't lead out of a text, at least: free
+text takes all of them up to where the ending leaves it."""
 
 STEP_WORK = 700
 """The work that one row may spend between two of its tokens on finding an ending and on judging the
@@ -124,11 +124,11 @@ class Judgement:
         self.reserve = reserve
         """Tokens by which the others of a group may lengthen the ending more than a sample."""
         self.reads_text = reads_text
-        self.judged: list[tuple[Ids, NDArray[np.int64]]] = []
+        self.judged: list[tuple[Ids, int]] = []
 
     def beyond(self, most: int) -> Ids:
         """Returns the tokens that lengthen the ending more, or that were not judged yet."""
-        dear = [ids[growth > most] for ids, growth in self.judged]
+        dear = [ids for ids, growth in self.judged if growth > most]
         return np.concatenate([np.zeros(0, dtype=np.intp), *dear, *self.waiting, *self.changing])
 
 
@@ -248,26 +248,31 @@ class GrammarCompletion:
         key = mask.tobytes()
         if not self._judgement or self._judgement[:2] != (key, ending):
             self._judgement = (key, ending, self._begun(mask, ending))
-        judgement = self._judgement[2]
+        judgement, probe = self._judgement[2], self._probe
         may_end = judgement.reads_text and not ending  # anywhere in this text
-        while judgement.waiting and self._probe.left:
+        while judgement.waiting and probe.left:
             ids = judgement.waiting.pop(0)
-            some = ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]
+            some = ids if len(ids) <= FEW else ids[_sample(ids)]
             if all(self._keeps(id, ending, judgement.reads_text) for id in some.tolist()):
                 reserve = -1 if may_end else judgement.reserve * (len(ids) > FEW)
-                judgement.judged.append((ids, np.full(len(ids), reserve)))
+                judgement.judged.append((ids, reserve))
             else:
                 judgement.changing.append(ids)
         ink = self._classes.ink  # the shortest are the commonest: a quote with a comma, a bracket
         judgement.changing.sort(key=lambda ids: ink[ids].min())
-        while judgement.changing and self._probe.left:
-            ids = judgement.changing[0]
-            growth = np.array(self._judge_alike(ids.tolist(), ending, limit, judgement.reserve))
-            if not self._probe.left and judgement.judged and growth.max() == NEVER:
-                break  # perhaps for want of work only
-            growth[may_end & (growth <= RESERVE)] = -1
-            judgement.judged.append((ids, growth))
-            del judgement.changing[0]
+        while judgement.changing and probe.left:
+            ids = judgement.changing.pop(0)
+            if 1 < len(ids) <= FEW:
+                judgement.changing[:0] = _each(ids)
+                continue
+            found = self._grown(ids, ending, limit, judgement.reserve)
+            if not probe.left and judgement.judged and any(some[1] >= NEVER for some in found):
+                judgement.changing.insert(0, ids)  # perhaps for want of work only
+                break
+            for some, growth in found:
+                judgement.judged.append((some, -1 if may_end and growth <= RESERVE else growth))
+            if len(found) > 1:
+                judgement.changing[:0] = _each(np.delete(ids, _sample(ids)))
         return judgement
 
     def _begun(self, mask: Mask, ending: list[int]) -> Judgement:
@@ -286,24 +291,31 @@ class GrammarCompletion:
             groups = sorted(self._classes.by_kind.of(others), key=lambda ids: size[ids].min())
         return Judgement(groups, plain, reserve, reads_text)
 
-    def _judge_alike(
-        self, ids: list[int], ending: list[int], limit: int, reserve: int
-    ) -> list[int]:
-        if len(ids) > FEW:
-            three = (ids[0], ids[len(ids) // 2], ids[-1])
-            some = {self._growth_after(id, ending, limit) for id in three}
-            if len(some) == 1 or len(ids) > 4 * FEW:
-                return [max(some) + reserve] * len(ids)
-        return [self._growth_after(id, ending, limit) for id in ids]
+    def _grown(
+        self, ids: Ids, ending: list[int], limit: int, reserve: int
+    ) -> list[tuple[Ids, int]]:
+        """Returns by how much a token or all of a class lengthen the ending, by a sample of three;
+        that of each of these if they differ, and the class is small enough for its others to be
+        judged one by one."""
+        some = _each(ids if len(ids) == 1 else ids[_sample(ids)])
+        growths = [self._growth_after(int(id[0]), ending, limit) for id in some]
+        if len({*growths}) == 1 or len(ids) > 4 * FEW:
+            return [(ids, max(growths) + reserve * (len(ids) > 1))]
+        return [*zip(some, growths, strict=True)]
 
     def _keeps(self, token: int, ending: list[int], reads_text: bool = False) -> bool:
         """Whether the ending stays the same after this token. In a text, a token without marks
         opens nothing: if the ending's beginning fits, so does the rest."""
         if reads_text and not self._classes.opens[token]:
-            return self._probe.fits([token, *ending[:BEGINNING]])
+            return self._probe.fits([token, *ending[: self._beginning(ending)]])
         if fits := self._probe.fits([token, *ending, self._classes.stop]):
             self._endings[token] = ending
         return fits
+
+    def _beginning(self, ending: list[int]) -> int:
+        opens = self._classes.opens
+        leaves = next((at for at, id in enumerate(ending) if opens[id]), len(ending))
+        return max(BEGINNING, leaves + 2)
 
     def _growth_after(self, token: int, ending: list[int], limit: int) -> int:
         """Returns by how many tokens this one lengthens the ending; -1 for the ending's own."""
@@ -337,6 +349,15 @@ class GrammarCompletion:
         self._probe.back(1)
         self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
         return found
+
+
+def _sample(ids: Ids) -> list[int]:
+    """The places of three of a class's tokens."""
+    return [0, len(ids) // 2, -1]
+
+
+def _each(ids: Ids) -> list[Ids]:
+    return [ids[at : at + 1] for at in range(len(ids))]
 
 
 def _forbid(mask: Mask, ids: Ids) -> None:

@@ -272,14 +272,19 @@ class LogitConstraints:
 
 
 class AdditiveMask:
-    """The mask of several rows, one float for each token: -inf where the token is banned.
+    """The mask of a batch's rows, one float for each token: -inf where the token is banned, and inf
+    in rows that are not restricted, whose logits it leaves as they are.
 
-    It is expanded from bits to floats on the CPU while the logits are computed, which is several
-    times faster for the rows than expanding it afterwards.
+    It has all rows of the batch, as a mask of some would have to be applied to a copy of their
+    logits, and that to be put back: on a CPU this took as long as the masks. It is expanded from
+    bits to floats on the CPU while the logits are computed, which is several times faster for the
+    rows than expanding it afterwards.
     """
 
-    def __init__(self, constraints: Sequence[LogitConstraint]) -> None:
-        self._constraints = constraints
+    def __init__(self, constraints: Sequence[LogitConstraint | None]) -> None:
+        """constraints: that of each row."""
+        self._rows = len(constraints)
+        self._constraints = [(row, found) for row, found in enumerate(constraints) if found]
         self._widen(0)
 
     def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
@@ -288,20 +293,22 @@ class AdditiveMask:
         tokens: the last token of each row, None before its first. The result is valid until the
         next step.
         """
-        if self._bitmasks.shape[1] != -(-width // 32):
+        if len(self._bitmask) != -(-width // 32):
             self._widen(width)
-        restricted = False
-        for constraint, token, row in zip(self._constraints, tokens, self._bitmasks, strict=True):
-            if constraint.step(token, row):
-                restricted = True
-            else:
-                row[:] = ALL_ALLOWED
-        if not restricted:
-            return None
-        np.take(BYTE_MASKS, self._bitmasks.view(np.uint8), axis=0, out=self._mask, mode="clip")
-        return self._mask.reshape(len(self._constraints), -1)[:, :width]
+        for row, constraint in self._constraints:
+            if constraint.step(tokens[row], self._bitmask):
+                bytes = self._bitmask.view(np.uint8)
+                np.take(BYTE_MASKS, bytes, axis=0, out=self._mask[row], mode="clip")
+                self._restricted.add(row)
+            elif row in self._restricted:
+                self._mask[row] = np.inf
+                self._restricted.remove(row)
+        return self._mask.reshape(self._rows, -1)[:, :width] if self._restricted else None
 
     def _widen(self, width: int) -> None:
-        rows, words = len(self._constraints), -(-width // 32)
-        self._bitmasks = np.empty((rows, words), np.uint32)
-        self._mask = np.empty((rows, 4 * words, 8), np.float32)
+        words = -(-width // 32)
+        self._bitmask = np.empty(words, np.uint32)
+        """Of one row at a time."""
+        self._mask = np.full((self._rows, 4 * words, 8), np.float32(np.inf))
+        self._restricted = set[int]()
+        """The rows that were restricted in the latest step."""

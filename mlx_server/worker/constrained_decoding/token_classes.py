@@ -132,6 +132,25 @@ class TokenClasses:
             at += len(self.texts[id])
         return found
 
+    def without(self, tokens: list[int], size: int) -> list[int]:
+        """Returns the tokens without their first bytes, up to a control token."""
+        for at, token in enumerate(tokens):
+            if not size or token in self.apart:
+                return tokens[at:]
+            if size < len(self.texts[token]):
+                return [*self.cut(self.texts[token][size:]), *tokens[at + 1 :]]
+            size -= len(self.texts[token])
+        return []
+
+    def after_text(self, tokens: list[int]) -> list[list[int]]:
+        """Returns what follows the tokens' first quote, without it and with it."""
+        for at, token in enumerate(tokens):
+            text = b"" if token in self.apart else self.texts[token]
+            if (quote := text.find(b'"')) >= 0:
+                rest = tokens[at:]
+                return [self.without(rest, quote + 1), self.without(rest, quote)]
+        return []
+
     def bytes_of(self, token: int) -> int:
         """The size of a token's text, 0 for a control token."""
         return 0 if token in self.apart or token >= len(self.texts) else len(self.texts[token])

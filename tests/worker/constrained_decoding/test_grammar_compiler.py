@@ -6,7 +6,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -260,8 +259,10 @@ def computed_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | i
         computed(*arrays)
 
     def step(mask: AdditiveMask, tokens: Sequence[int | None], width: int) -> Any:
-        noted.append(len(tokens))
-        return masked(mask, tokens, width)
+        found = masked(mask, tokens, width)
+        noted.append(0 if found is None else int((found == -np.inf).any(axis=1).sum()))
+        assert found is None or bool((found[np.isfinite(found)] > 0).all())
+        return found
 
     monkeypatch.setattr(mx, "async_eval", compute)
     monkeypatch.setattr(AdditiveMask, "step", step)
@@ -272,11 +273,16 @@ def computed_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | i
 def test_only_constrained_rows_are_masked_and_while_the_logits_are_computed(
     engine: Engine, computed_shapes: list[tuple[int, ...] | int], constrained: int
 ) -> None:
-    run(engine, *(ask(row, grammar=WORDS if row < constrained else None) for row in range(8)))
-    pairs = [pair for pair in pairwise(computed_shapes) if isinstance(pair[1], int)]
-    assert bool(pairs) is bool(constrained)
-    assert {shape for shape, _ in pairs} <= {(rows, 320) for rows in range(1, 9)}
-    assert {rows for _, rows in pairs} <= {*range(1, constrained + 1)}
+    """And while what else needs no mask is computed, the noise of their draws."""
+    drawn = SamplingParams(seed=1)
+    grammars = [WORDS if row < constrained else None for row in range(8)]
+    run(engine, *(ask(row, grammar=found, sampling=drawn) for row, found in enumerate(grammars)))
+    before = zip(computed_shapes, computed_shapes[1:], computed_shapes[2:], strict=False)
+    found = [shapes for shapes in before if isinstance(shapes[2], int)]
+    assert bool(found) is bool(constrained)
+    assert {logits for logits, _, _ in found} <= {(rows, 320) for rows in range(1, 9)}
+    assert all(logits == noise for logits, noise, _ in found)
+    assert max((rows for _, _, rows in found), default=0) == constrained
 
 
 def test_what_a_constraint_of_ours_raises_ends_its_row_alone(

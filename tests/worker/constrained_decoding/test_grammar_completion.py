@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
+from mlx_server.worker.constrained_decoding import grammar_completion
 from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_WORK,
@@ -521,6 +522,29 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str, dearer: int) -
     assert 0 < max(spent) <= STEP_WORK + ONE_MORE
 
 
+def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
+    demo: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the name of a further member, many kinds of tokens change the ending."""
+    monkeypatch.setattr(grammar_completion, "STEP_WORK", 200)
+    grammar = json_of({"type": "object", "properties": {"a": {"pattern": "(foo|bar)"}}})
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    row = GrammarCompletion(demo.pieces, known, lazy(demo.matcher(grammar)))
+    matcher, mask = demo.matcher(grammar), np.zeros((1, -(-len(demo.text) // 32)), np.int32)
+    spent, found = [], []
+    for token in [*demo.pieces.cut(b'{"'), *demo.pieces.cut(b"q") * 12]:
+        matcher.consume_token(token)
+        row.advance(token)
+        fill_next_token_bitmask(matcher, mask)
+        before = row._probe.work
+        row.allow(mask[0], 8)
+        spent.append(row._probe.work - before)
+        found.append(len(demo.pieces.allowed(mask[0])))
+    assert sum(work > 150 for work in spent) > 2  # it took several steps
+    assert max(spent[-4:]) < 20
+    assert found[-1] > found[2], (spent, found)
+
+
 EVERYDAY = (
     r"^[^@]+@[^@]+\.[^@]+$",
     "(foo|bar)",
@@ -532,6 +556,7 @@ EVERYDAY = (
     r"^\+?[0-9 ()-]{7,20}$",
     "^(red|green|blue)( (red|green|blue))*$",
     r"^#[0-9a-fA-F]{6}$",
+    r"^[\w.-]+@[\w-]+\.\w{2,4}$",
 )
 
 
@@ -545,6 +570,19 @@ def test_everyday_patterns_come_to_their_end(
         comes_to_its_end(
             world, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
         )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, seed: int) -> None:
+    """The pattern's shortest text is longer than what of an ending is tried after a plain token."""
+    time = {"type": "string", "pattern": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}.\d{6}"}
+    schema = obj(made=time, id=INTEGER, changed=time, where=obj(name=STRING, url=STRING))
+    grammar = json_of(schema)
+    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
+    assert known.tokens is not None
+    said = say(demo, grammar, len(known.tokens) + 16, "anything", seed, known)
+    assert said.ended, said.text
+    jsonschema.validate(json.loads(said.text), schema)
 
 
 def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
