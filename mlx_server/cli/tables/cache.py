@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from mlx_server.cli.tables.printable import printable
 from mlx_server.config.settings import Settings
 from mlx_server.prompt_files.contents import DamagedFile, model_in
 from mlx_server.prompt_files.folder import FileUse, PromptFolder
@@ -76,7 +76,7 @@ def _by_model(
 
 def show(found: CacheSummary, console: Console) -> None:
     for line in _lines(found):
-        console.print(_printable(line), soft_wrap=True)
+        console.print(printable(line), soft_wrap=True)
 
 
 def _lines(found: CacheSummary) -> list[str]:
@@ -95,8 +95,3 @@ def _lines(found: CacheSummary) -> list[str]:
 def _line(each: ModelFiles) -> str:
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used / 1e9))
     return f"{each.model}: {each.files} files, {each.nbytes / 1e6:.1f} MB, last used {day}"
-
-
-def _printable(text: str) -> Text:
-    """Rich text without markup or control characters."""
-    return Text("".join(c if c.isprintable() else " " for c in text))

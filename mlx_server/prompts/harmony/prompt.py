@@ -376,7 +376,8 @@ def _refuse_endless(text: str, param: str) -> str:
     longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:
         raise BadRequest(
-            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}.",
+            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}. "
+            "Shorten it.",
             param=param,
         )
     return text
