@@ -7,7 +7,7 @@ What a template drops from earlier turns, or moves, shows in their prompts.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
