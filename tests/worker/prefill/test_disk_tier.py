@@ -582,7 +582,7 @@ def test_what_a_client_does_not_want_stored_stays_off_the_disk(
 def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
     llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Own(KVCache):
+    class Own(KVCache):  # type: ignore[misc]
         """May keep what no file would have."""
 
     layers = SIZES["num_hidden_layers"]
