@@ -24,7 +24,7 @@ from mlx_server.cli import app
 from mlx_server.clients.connect.clients import CLIENTS
 from mlx_server.clients.connect.showing import SAMPLE, shown
 from mlx_server.clients.providers import LLMProvider, load_providers
-from mlx_server.config.hostfile import read_hostfile
+from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
@@ -195,7 +195,7 @@ def settings(snippet: Snippet) -> None:
 
 
 def hostfile(snippet: Snippet) -> None:
-    assert len(read_hostfile(written_hostfile(snippet))) == 2
+    assert len(load_hostfile(written_hostfile(snippet)).hosts) == 2
 
 
 def written_hostfile(snippet: Snippet) -> Path:

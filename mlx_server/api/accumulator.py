@@ -40,11 +40,11 @@ class AccumulatedAnswer:
     raw: tuple[str, ...] = ()
     """The model's raw output, delimiters included, if the client requested it."""
     prompt_logprobs: Sequence[TokenLogprob] | None = None
-    """Of its prompt, if the client requested them."""
+    """Log probabilities of the prompt's tokens, if the client requested them."""
     token_ids: list[int] = field(default_factory=list)
-    """The ids of its tokens, if the client requested them."""
+    """The ids of the answer's tokens, if the client requested them."""
     reported_ids: int = 0
-    """How many of them the chunks of a stream had."""
+    """The number of `token_ids` that the stream's chunks have had."""
     tokens: int = 0
     cached: int = 0
     reasoning_tokens: int = 0

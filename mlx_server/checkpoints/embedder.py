@@ -25,7 +25,7 @@ POOLINGS: Mapping[str, Pooling] = {"lasttoken": "last", "mean": "mean", "mean_to
 """The poolings that a causal model can do, by their names in the files."""
 
 OF_ENCODERS: Mapping[str, Pooling] = {**POOLINGS, "cls": "cls", "cls_token": "cls"}
-"""The first token of a causal model sees no other."""
+"""The poolings of encoders. A causal model can't use its first token, which sees no other."""
 
 
 NO_POOLING = (

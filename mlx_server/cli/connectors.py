@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlx_server.config.connectors import ConnectorSettings
     from mlx_server.mcp import KeptLogin
 
-connectors = typer.Typer(help="The MCP servers of models.yaml.", no_args_is_help=True)
+connectors = typer.Typer(help="Log in to MCP servers of models.yaml, or out.", no_args_is_help=True)
 app.add_typer(connectors, name="connectors")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A connector of models.yaml.")]
@@ -33,7 +33,7 @@ def login(
     mlx-server connectors login wiki --no-browser
 
     The connector has `login: true` in models.yaml. The tokens are kept in the data directory, in a
-    file that only you can read; the server refreshes them. It need not be restarted.
+    file that only you can read. The server refreshes them, and need not be restarted.
     """
     import asyncio
 

@@ -12,7 +12,7 @@ from mlx_server.cli.root import ConfigFile, app
 if TYPE_CHECKING:
     from mlx_server.cli.upstream_recording import RecordedServer
 
-replay = typer.Typer(help="Recorded answers, for tests without weights.", no_args_is_help=True)
+replay = typer.Typer(help="Record answers, for tests without weights.", no_args_is_help=True)
 app.add_typer(replay, name="replay")
 
 

@@ -60,8 +60,8 @@ def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Excha
     """
     if family in AS_TEXT:
         raise BadRequest(
-            f"A model of the family {family} thinks in no tags, so that its thoughts can't be "
-            "limited by two requests. Leave out `two_pass` and set `reasoning_effort`."
+            f"Models of the family {family} have no tags around their reasoning, so two requests "
+            "can't limit it. Leave out `two_pass`, and set `reasoning_effort`."
         )
     tags = ThoughtTags(f"<{tag}>", f"</{tag}>")
     stops = [*_stops(body), tags.closing]

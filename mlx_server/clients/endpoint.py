@@ -28,7 +28,8 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 LOCAL_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLE = "MLX_SERVER_API_KEY"
-"""Has the key of a server on this machine, as in the settings that `mlx-server connect` writes."""
+"""The environment variable with the key of a server on this machine, as in the settings that
+`mlx-server connect` writes."""
 
 NO_KEY = "none"
 """Sent to servers that want no key, since OpenAI's client refuses to send none."""

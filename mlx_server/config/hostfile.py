@@ -102,13 +102,9 @@ class Hostfile(BaseModel):
     """Variables that every rank gets."""
 
 
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts in the order of their ranks. Raises SettingsError."""
-    return load_hostfile(path).hosts
-
-
 def load_hostfile(path: Path) -> Hostfile:
-    """The whole file. Raises SettingsError with all problems, one a line."""
+    """The file, its hosts in the order of their ranks. Raises SettingsError with all problems, one
+    a line."""
     raw = _raw(path)
     try:
         found = _parsed(raw)

@@ -47,7 +47,7 @@ class PromptDisk:
 
     folder: Path
     most_bytes: int
-    """0: nowhere."""
+    """The limit on all files; 0 keeps nothing on disk."""
 
 
 NO_DISK = PromptDisk(Path(), 0)

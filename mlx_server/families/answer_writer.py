@@ -44,7 +44,7 @@ class _AnswerParts:
     reasoning: str
     text: str
     calls: list[tuple[str, Any]]
-    """Names and arguments."""
+    """The name and the arguments of each call."""
     repairs: int = 0
 
     @classmethod

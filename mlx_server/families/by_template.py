@@ -36,10 +36,6 @@ class Reading:
     text: str
     repairs: frozenset[str]
 
-    @property
-    def is_repaired(self) -> bool:
-        return bool(self.repairs)
-
 
 def read_back(family: ModelFamily, sample: CallSample) -> Reading:
     parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
@@ -82,7 +78,10 @@ def confirmed(
     chosen = chosen or next((other for other in others if reads(other, samples.calls[:1])), None)
     if chosen is None or reads(found, samples.calls[:1]):
         return found
-    log.info("the chat template writes calls as %s reads them, not as %s", chosen.name, found.name)
+    log.info(
+        "the chat template writes calls in the format of the family %s, not of %s: it is read",
+        *(chosen.name, found.name),
+    )
     return chosen if chosen.name == LEARNED else _with_thoughts(chosen, samples)
 
 

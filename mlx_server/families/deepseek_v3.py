@@ -15,7 +15,7 @@ OUTPUTS = (
     "<｜tool▁output▁begin｜>",
     "<｜tool▁output▁end｜>",
 )
-"""Around the results of tools, which models repeat."""
+"""Delimiters around tool results, which models repeat in their answers."""
 
 LAYOUT = MarkupLayout(
     call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),

@@ -8,7 +8,7 @@ from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers import line_named_calls
 
 TO_USER = ("all\n", "all \n", "all\r\n")
-"""The header of a text, also with slips."""
+"""The header of a message to the user, and its misspellings by models."""
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:

@@ -12,7 +12,7 @@ TURN = "<|assistant|>"
 """The header of every answer; a line break follows it."""
 
 BOX = ("<|begin_of_box|>", "<|end_of_box|>")
-"""Around the final answer of models that see."""
+"""Delimiters around the final answer of vision models."""
 
 LAYOUT = MarkupLayout(
     call_formats=(GLM,), dropped=(TURN,), transparent=BOX, calls_end_reasoning=True

@@ -10,7 +10,7 @@ from mlx_server.pool.prepare import PreparedModel
 
 PACKAGES = ("mlx", "mlx-lm")
 LETTERS = 10
-"""As many hexadecimal digits as OpenAI's own have."""
+"""The number of hexadecimal digits, the same as in OpenAI's fingerprints."""
 
 
 def system_fingerprint(prepared: PreparedModel, adapter: LeasedAdapter | None) -> str:

@@ -73,7 +73,9 @@ async def _first_to_answer(
             except (UpstreamFailed, Unavailable) as error:
                 if name == names[-1]:
                     raise
-                log.warning("%s can't answer, and the next is asked: %s", name, error.code)
+                log.warning(
+                    "%s can't answer, so the next fallback model is asked: %s", name, error.code
+                )
                 continue
             yield started
             async for event in events:

@@ -67,13 +67,14 @@ def _check_options(options: tuple[str, ...]) -> None:
         )
     if len(options) > limits.CHOICES.value:
         raise InvalidGrammar(
-            f"The choice has {len(options)} options, more than {limits.CHOICES.value}."
+            f"The choice has {len(options)} options, more than {limits.CHOICES.value}. Send fewer."
         )
     text = "".join(options)
     _check_text(text)
     if len(text) > limits.CHOICE_CHARACTERS.value:
         raise InvalidGrammar(
-            f"The options have {len(text)} characters, more than {limits.CHOICE_CHARACTERS.value}."
+            f"The options have {len(text)} characters, more than {limits.CHOICE_CHARACTERS.value}. "
+            "Send fewer, or shorter ones."
         )
 
 
@@ -82,5 +83,5 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidGrammar(
-            "A text has half of a surrogate pair in it. Send whole ones."
+            "A pattern or an option has half of a surrogate pair. Send the whole character."
         ) from None

@@ -39,7 +39,7 @@ def user_grammar_body(source: str) -> str:
     if len(source) > limits.GRAMMAR_CHARACTERS.value:
         raise InvalidGrammar(
             f"The grammar has {len(source)} characters, more than "
-            f"{limits.GRAMMAR_CHARACTERS.value}."
+            f"{limits.GRAMMAR_CHARACTERS.value}. Send a shorter one."
         )
     lark = gbnf.lark_of(source) if gbnf.is_gbnf(source) else source
     tokens = list(_tokens(lark))
@@ -87,12 +87,13 @@ def _refuse_excess(tokens: list[_LarkToken]) -> None:
         raise InvalidGrammar(f"The grammar can't be used: {opened[-1]} is never closed.")
     if sum(token.text == "&" for token in tokens) > limits.GRAMMAR_INTERSECTIONS.value:
         raise InvalidGrammar(
-            f"The grammar has more than {limits.GRAMMAR_INTERSECTIONS.value} intersections (&)."
+            f"The grammar has more than {limits.GRAMMAR_INTERSECTIONS.value} intersections (&). "
+            "Use fewer."
         )
     rules = sum(token.text == ":" for token in tokens)
     if rules > limits.GRAMMAR_RULES.value:
         raise InvalidGrammar(
-            f"The grammar has {rules} rules, more than {limits.GRAMMAR_RULES.value}."
+            f"The grammar has {rules} rules, more than {limits.GRAMMAR_RULES.value}. Use fewer."
         )
 
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 FOLDER = "logins"
 PRIVATE = 0o600
 FILE_BYTES = 1 << 20
-"""Tells a damaged file."""
+"""A larger file is damaged and is not read."""
 
 
 class LoginUnusable(McpError):

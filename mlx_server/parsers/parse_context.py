@@ -76,3 +76,25 @@ class Parser(Protocol):
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         """End the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""
+
+
+class DelegatingParser:
+    """Base of parsers that prepare an answer for another parser, which they may replace."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    @property
+    def section(self) -> Section:
+        return self._parser.section
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._parser.awaits_answer
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._parser.is_unterminated
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return self._parser.messages()

@@ -73,7 +73,8 @@ class FoundFiles:
     blocks: tuple[PromptFile, ...]
     state: PromptFile | None = None
     most: int = 0
-    """If the state's tokens may go on differently: the length if they do not."""
+    """The length that the files restore if the state's last tokens agree with the prompt, which its
+    name can't tell."""
 
     @property
     def files(self) -> tuple[PromptFile, ...]:
@@ -144,7 +145,10 @@ class PromptFolder:
             for file, about in sorted(found, key=lambda each: each[1].st_mtime_ns):
                 self._add(file, about, about.st_mtime_ns)
         if foreign:
-            log.warning("the prompt cache's folder has %d foreign entries", foreign)
+            log.warning(
+                "the prompt cache's folder has %d entries of other programs, which are ignored",
+                foreign,
+            )
         self._scanned = time.monotonic()
 
     def scan_again(self) -> None:

@@ -1,17 +1,19 @@
 """Finds the lengths of a prompt at which the next requests are expected to differ from it.
 
-Such requests are rendered: another system prompt after the same tools, another first question,
-another last one, a question in place of the answer, the next turn and the next result of a tool.
+Such requests are rendered: one with another tool after the same ones, another system prompt,
+another first question, another last one, a question in place of the answer, the next turn and the
+next result of a tool.
 What a template drops from earlier turns, or moves, shows in their prompts.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Protocol
 
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 
 INSTRUCTION_ROLES = ("system", "developer")
@@ -20,8 +22,13 @@ QUESTION = Message("user", "x")
 ANSWERS = (Message("assistant", "x"), Message("assistant", "x", reasoning="x"))
 """Clients send back an answer's reasoning or leave it out."""
 
-RenderMessages = Callable[[Sequence[Message]], str]
-"""Renders messages in place of the conversation's own, as marked text."""
+FURTHER_TOOL = Tool("x", "x")
+"""Clients add tools that the model has searched, or those of a server that has come later."""
+
+
+class RenderMessages(Protocol):
+    def __call__(self, messages: Sequence[Message], *, further_tools: Sequence[Tool] = ()) -> str:
+        """Renders messages in place of the conversation's own, as marked text."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,10 @@ def find_branches(
     """text: the prompt as marked text. tokens: the same, tokenised."""
     places = guard.token_places(text, tokens)
 
-    def common_tokens(messages: Sequence[Message]) -> int:
+    def common_tokens(messages: Sequence[Message], further_tools: Sequence[Tool] = ()) -> int:
         try:
-            return places.before(common_length(text, render(messages)))
+            other = render(messages, further_tools=further_tools)
+            return places.before(common_length(text, other))
         except BadRequest:  # the template refuses this form of a conversation
             return 0
 
@@ -54,8 +62,11 @@ def find_branches(
     others = [
         n for each in other_conversations(conversation.messages) if (n := common_tokens(each))
     ]
-    shared = common_tokens([*instructions(conversation.messages), QUESTION])
-    return Branches(tuple(sorted({*nexts, *others, shared} - {0})), min(nexts, default=0), shared)
+    begun = [*instructions(conversation.messages), QUESTION]
+    shared = common_tokens(begun)
+    tools = common_tokens(begun, [FURTHER_TOOL]) if conversation.tools else 0
+    every = {*nexts, *others, shared, tools}
+    return Branches(tuple(sorted(every - {0})), min(nexts, default=0), shared)
 
 
 def instructions(messages: Sequence[Message]) -> Sequence[Message]:
@@ -83,8 +94,8 @@ def next_conversations(conversation: Conversation) -> Iterator[Sequence[Message]
         yield [*conversation.messages, Message("assistant", tool_calls=(call,)), result]
 
 
-def common_length(a: str, b: str) -> int:
-    """The number of first characters that are the same."""
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """The number of first characters or tokens that are the same."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -147,14 +147,21 @@ class _Rendering:
     def _takes(self, name: str) -> bool:
         return self._template.takes(name) and name not in self._tokens
 
-    def prompt(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """The prompt as marked text."""
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        generation_prompt: bool = True,
+        further_tools: Sequence[Tool] = (),
+    ) -> str:
+        """The prompt as marked text. further_tools: they follow the conversation's own."""
         if self._word:
             messages = with_effort_word(tuple(messages), self._word)
         source, capabilities = self._template.source, self._capabilities
         delimiters = think_delimiters(source, capabilities)
         turns = to_turns(messages, self._options.roles, self._options.call_id, delimiters)
-        turns = self._with_added_text(turns)
+        offered = replace(self._tools, tools=(*self._tools.tools, *further_tools))
+        turns = self._with_added_text(turns, offered.tools)
         keys = [key for key in REASONING_KEYS if key in source]
 
         def variables(m: TemplateCapabilities, effort: object) -> Json:
@@ -162,7 +169,7 @@ class _Rendering:
                 message_json(turn, m, self._options, self._escaped, keys)
                 for turn in fit_to_template(turns, m)
             ]
-            return {**self._tools.variables(rendered), **self._variables(generation_prompt, effort)}
+            return {**offered.variables(rendered), **self._variables(generation_prompt, effort)}
 
         efforts = self._efforts if "reasoning_effort" in self._taken else [None]
         variants = (
@@ -180,8 +187,8 @@ class _Rendering:
             "add_generation_prompt": generation_prompt,
         }
 
-    def _with_added_text(self, turns: list[Turn]) -> list[Turn]:
-        tools = tools_text(self._conversation.tools) if self._tells_tools else []
+    def _with_added_text(self, turns: list[Turn], offered: Sequence[Tool]) -> list[Turn]:
+        tools = tools_text(offered) if self._tells_tools else []
         schema = format_text(self._schema) if self._schema else []
         if not (added := joined(tools, schema)):
             return turns

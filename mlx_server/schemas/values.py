@@ -18,7 +18,7 @@ ANYTHING: Schema = {}
 NOTHING: Schema = {"enum": []}
 
 TYPE_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""Keywords that take nothing from what may be written."""
+"""Keywords that exclude no value."""
 
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 KEYWORDS = {
@@ -38,9 +38,9 @@ DEFINITIONS = ("$defs", "definitions")
 class ValueSchema:
     schema: Schema
     root: View
-    """The schema of which it is a part, where its references lead."""
+    """The whole schema, in which the references of this part are looked up."""
     read_as: frozenset[str] = frozenset()
-    """Types that its reader looks for in text, who sees less of the schema."""
+    """The types that the parser looks for in text, as it sees less of the schema."""
 
     @property
     def types(self) -> frozenset[str]:

@@ -122,7 +122,7 @@ class View:
             return None
         ref, at = part.schema["$ref"], (*part.path, "$ref")
         if not isinstance(ref, str):
-            raise refused(at, "must be a text")
+            raise refused(at, "must be a string")
         if not ref.startswith("#"):
             raise refused(
                 at,

@@ -78,7 +78,9 @@ def _ended_by(error: BaseException | None) -> None:
 
 
 def _unraisable(error: BaseException | None) -> None:
-    logging.getLogger("mlx_server").error("an error that could not be raised", exc_info=error)
+    logging.getLogger("mlx_server").error(
+        "an error was ignored, since it occurred where none can be raised", exc_info=error
+    )
 
 
 class PlainFormatter(logging.Formatter):

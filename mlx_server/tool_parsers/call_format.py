@@ -16,10 +16,10 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 
 BlockReader = Callable[[Source, ToolCallEmitter], Steps[None]]
-"""Reads what follows the opening mark, the closing one included; raises Malformed."""
+"""Reads what follows the opening delimiter, the closing one included; raises Malformed."""
 
 BlockRepair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
-"""Names and arguments in broken text from between the marks; raises Malformed."""
+"""Names and arguments in broken text from between the delimiters; raises Malformed."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class BlockGrammar:
     """Makes one call of this tool, its arguments as its schema wants them: symbols of a rule."""
     before: str = ""
     between: str | None = None
-    """Two calls; None: a block has one."""
+    """The text between two calls; None: a block has one call."""
     after: str | tuple[str, ...] = ""
-    """The closing mark, above all."""
+    """The texts that may follow the last call, mostly the closing delimiter."""
     unsupported: Callable[[Tool], Sequence[UnsupportedKeyword]] = lambda _: ()
     """The parts of a tool's schema that its calls are not held to, beyond those that JSON is not
     held to."""
     may_be_empty: bool = False
-    """Whether models write one without a call, to call nothing."""
+    """Whether models write a block without a call, to call nothing."""
     read_on: str = ""
     """A regular expression of what must not follow a block without a closing delimiter, since
     `read` would go on with it."""
@@ -66,9 +66,9 @@ class CallFormat:
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
     may_close: tuple[str, ...] = ()
-    """Closing marks that models write after a block although no template has them."""
+    """Closing delimiters that models write after a block although no template has them."""
     inner: tuple[str, ...] = ()
-    """Other marks that stand between those."""
+    """Further delimiters, which stand within a block."""
     begins: tuple[str, ...] = ()
     """The beginnings of an answer that are a block, in a format without an opening delimiter; they
     are read with it."""
@@ -80,11 +80,11 @@ class CallFormat:
     """Whether a grammar allows nothing but calls after a block: models that write on there make up
     the result."""
     blocks: tuple[BlockGrammar, ...] = ()
-    """The ways to write it that models were trained for; none, if no grammar can express it."""
+    """The grammars of the layouts that models were trained on; empty if none can be expressed."""
 
 
 def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The calls in a text from after the opening mark; ValueError if it holds none."""
+    """The calls in a text from after the opening delimiter; ValueError if it holds none."""
     events: list[Event] = []
     try:
         read_block(call_format, complete_source(text), tools, events)

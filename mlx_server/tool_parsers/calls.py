@@ -53,7 +53,7 @@ class ToolCallEmitter:
     ) -> None:
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
-        """The repairs that the place of the next calls needs."""
+        """The repairs to report of the next calls, because of where they stand."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
@@ -63,7 +63,7 @@ class ToolCallEmitter:
         """The number of calls that were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
-        """Begun, and neither finished nor given up."""
+        """The call that was begun, and neither finished nor given up."""
         self.holds_calls = holds_calls
         """Whether the next call is reported only once it is complete."""
         self.may_echo = False
@@ -251,9 +251,9 @@ class ToolCallWriter:
         self._written: list[str] = []
         self._keys: set[str] = set()
         self._repairs: dict[Repaired, None] = {}
-        """Each once, in their order."""
+        """The repairs of this call in order, each once."""
         self._open = False
-        """Inside the string of a parameter that streams."""
+        """Whether the string of a streamed parameter is not closed yet."""
 
     @property
     def arguments(self) -> str:

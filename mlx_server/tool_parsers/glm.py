@@ -2,6 +2,10 @@
 for each argument, on lines of their own or not.
 
 GLM is known to stutter: it begins a call twice.
+
+It has a reader of its own, and is no `KeyedCallFormat`: half of this reader is for GLM's slips (a
+call begun twice, a name joined to the first key, line breaks as escapes, assignments, examples of
+calls within a value, a missing delimiter), which would be eight options that no other record sets.
 """
 
 import re

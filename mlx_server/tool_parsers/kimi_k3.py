@@ -1,6 +1,9 @@
 """Elements between `<|open|>name<|sep|>` and `<|close|>name<|sep|>`: Kimi K3.
 
 A call's arguments are elements too, each with its type, or one element with all of them as JSON.
+
+It has a reader of its own: in no other format do openings have attributes, in any order and with
+quotes and spaces that vary, so a record that describes them would have this one instance.
 """
 
 import re

@@ -19,11 +19,11 @@ class LiteralSyntax:
     """The literals that differ from JSON's."""
 
     string: Callable[[Lark, ValueSchema], str | None]
-    """Text that a schema allows; None where it has to be JSON."""
+    """The rule of a string that a schema allows; None where it has to be JSON."""
     text: Callable[[Lark, str], str | None]
-    """Exactly this; None if there is no way to write it."""
+    """The rule of exactly this string; None if there is no way to write it."""
     key: Callable[[Lark, str], str | None]
-    """The same, of a member."""
+    """The rule of exactly this key of a member; None if there is no way to write it."""
     any_key: Callable[[Lark], str]
     words: Mapping[bool | None, tuple[str, ...]]
     ordered: Callable[[list[MemberSchema]], list[MemberSchema]] = list

@@ -27,7 +27,7 @@ class InnerQuotes:
         """The character before the one that comes next."""
         self._seen = False
         self._is_open = False
-        """Whether one has been opened in the string and not closed: an apostrophe opens none."""
+        """Whether an inner quote has been opened and not closed; an apostrophe opens none."""
 
     def after(self, piece: str) -> None:
         self._before = piece[-1:] or self._before

@@ -33,12 +33,12 @@ LINE = re.compile(r"[^\n]+")
 APART = re.compile(r"\n[^\n]+\n")
 GARBLE = re.compile(r"[\w/]+")
 CONTROL_TOKEN = re.compile(r"<\|[^<>|]+\|\Z")
-"""One without its last bracket, at the end of a text."""
+"""Matches a control token without its last bracket, at the end of a text."""
 
 
 @dataclass(frozen=True)
 class TagSyntax:
-    """Opening ones without what stands in them."""
+    """The tags of one format; opening tags end where a name or attributes follow."""
 
     function: str
     function_end: str
@@ -56,7 +56,7 @@ class TagSyntax:
     before: tuple[str, ...] = ()
     """Texts before a function, of which models leave some out."""
     after: tuple[str, ...] = ()
-    """The same after it."""
+    """Texts after a function, of which models leave some out."""
 
     @property
     def in_values(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class Syntax:
     colon: str = ":"
     """Stands between an argument's key and its value."""
     other_colon: str = ""
-    """Stands there by mistake."""
+    """The text that models write in place of `colon` by mistake; empty if there is none."""
     key_quotes: tuple[str, ...] = ('"',)
     bare_key: re.Pattern[str] | None = None
     """A key without quotes."""

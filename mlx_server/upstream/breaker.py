@@ -6,7 +6,8 @@ from collections.abc import Callable
 FAILURES = 5
 """The number of failures in a row that opens the breaker."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 120.0
-"""Seconds without a request. The pause doubles with each probe that fails."""
+"""The shortest and the longest pause without a request, in seconds. It doubles with each probe that
+fails."""
 
 
 class CircuitBreaker:
@@ -31,11 +32,11 @@ class CircuitBreaker:
         return left if left or not self._probing else 1.0
 
     def begin(self) -> None:
-        """A request is sent. With an open breaker it is the probe."""
+        """Note that a request is sent. With an open breaker it is the probe."""
         self._probing = self.is_open
 
     def abandoned(self) -> None:
-        """The request ended without showing anything, such as by a client that left."""
+        """Note that the request showed nothing, for example because its client disconnected."""
         self._probing = False
 
     def succeeded(self) -> None:

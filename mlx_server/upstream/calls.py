@@ -17,7 +17,7 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.call_pieces import CallPiece
 
 LEVELS = 4
-"""How often arguments may have been written as a text."""
+"""The number of times that arguments may be encoded as a JSON string."""
 
 
 @dataclass
@@ -26,9 +26,9 @@ class CollectedCall:
     name: str = ""
     texts: list[str] = field(default_factory=list)
     size: int = 0
-    """Characters of the texts."""
+    """The number of characters of the arguments."""
     whole: dict[str, Any] | None = None
-    """Arguments that came as an object."""
+    """The arguments if they came as an object."""
     is_misnumbered: bool = False
     extra_content: dict[str, Any] = field(default_factory=dict)
 

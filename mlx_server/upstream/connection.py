@@ -46,13 +46,13 @@ LESSONS = 3
 
 
 class Retriable(Exception):
-    """The request may be sent again; `error` is reported if it is not."""
+    """Raised if the request may be sent again; `error` is reported if it is not."""
 
     def __init__(self, error: ServerError, pause: float | None = None) -> None:
         super().__init__(error.message)
         self.error = error
         self.pause = pause
-        """The seconds that the upstream asks for."""
+        """The seconds that the upstream asks to wait."""
 
 
 class UpstreamStream:
@@ -86,7 +86,7 @@ class UpstreamConnection:
         self.spec = spec
         self.breaker = CircuitBreaker()
         self.running = 0
-        """Answers that are being read."""
+        """The number of answers that are being read."""
         self.last_used: float | None = None
         """The Unix time at which the latest answer ended."""
         self.last_error: str | None = None

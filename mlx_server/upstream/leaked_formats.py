@@ -4,18 +4,17 @@ Harmony is recognised in any answer that begins with it. Where no family is name
 families' delimiters of thoughts at the beginning of an answer, and of calls anywhere in its text.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony_text import HARMONY_TEXT
 from mlx_server.parsers.harmony.text_parser import CHANNELS
-from mlx_server.parsers.parse_context import ParseContext, Parser, Section
+from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, Parser
 
 HARMONY = (*(f"<|channel|>{name}" for name in CHANNELS), "<|start|>assistant")
-"""No answer of another family begins so."""
+"""The beginnings of an answer in Harmony. No answer of another family has them."""
 
 THOUGHTS: Mapping[str, str] = {
     "[THINK]": "mistral",
@@ -24,7 +23,7 @@ THOUGHTS: Mapping[str, str] = {
     "<|START_THINKING|>": "command",
     "<|inner_prefix|>": "apertus",
 }
-"""Delimiters of thoughts with which an answer may begin, and whose they are."""
+"""Delimiters of thoughts with which an answer may begin, and the family of each."""
 
 CALLS: Mapping[str, str] = {
     "<｜tool▁calls▁begin｜>": "deepseek_v3",
@@ -42,7 +41,7 @@ CALLS: Mapping[str, str] = {
     "<TOOLCALL>": "nemotron",
     "<tool_calls>": "hunyuan",
 }
-"""Delimiters of calls, and whose they are."""
+"""Delimiters of calls, and the family of each."""
 
 
 def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
@@ -53,11 +52,11 @@ def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
     return LeakedFormatParser(family.make_parser(context), context, only_harmony=is_known)
 
 
-class LeakedFormatParser:
+class LeakedFormatParser(DelegatingParser):
     """Holds what may be a delimiter of another family until it shows which parser reads it."""
 
     def __init__(self, parser: Parser, context: ParseContext, *, only_harmony: bool) -> None:
-        self._parser = parser
+        super().__init__(parser)
         self._context = context
         harmony = dict.fromkeys(HARMONY, HARMONY_TEXT.name)
         has_calls = bool(context.tools) and context.misplaced_calls == "make"
@@ -65,19 +64,7 @@ class LeakedFormatParser:
         self._beginnings = harmony if only_harmony else {**harmony, **THOUGHTS}
         self._held = ""
         self._begun = self._is_certain = False
-        """Whether the answer's beginning is known, and whether its parser is."""
-
-    @property
-    def section(self) -> Section:
-        return self._parser.section
-
-    @property
-    def awaits_answer(self) -> bool:
-        return self._parser.awaits_answer
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._parser.is_unterminated
+        """Whether the answer's beginning has been read, and whether its parser is final."""
 
     def feed(self, token: int, text: str) -> list[Event]:
         if self._is_certain:
@@ -93,9 +80,6 @@ class LeakedFormatParser:
         events = self._until_calls(token)
         self._is_certain = self._is_certain or not self._calls
         return events
-
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return self._parser.messages()
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         return [*self._released(-1, len(self._held)), *self._parser.finish(text, cut=cut)]
@@ -127,7 +111,7 @@ class LeakedFormatParser:
         return events
 
     def _switch(self, token: int, family: str) -> list[Event]:
-        """Go on as this family writes."""
+        """Replace the parser by this family's."""
         made = HARMONY_TEXT if family == HARMONY_TEXT.name else family_named(family)
         self._parser = made.make_parser(self._context)
         self._is_certain = True

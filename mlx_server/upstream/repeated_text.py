@@ -24,7 +24,7 @@ class Repeats:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where something was left out."""
+        """The fields in which repetitions were left out."""
         if not (self._text.repeats or self._reasoning.repeats):
             return ()
         found = {"content": self._text, "reasoning_content": self._reasoning}
@@ -53,12 +53,12 @@ class RepeatedText:
 
     def __init__(self) -> None:
         self.repeats = False
-        """Whether something was left out."""
+        """Whether a repetition was left out."""
         self._sent: list[str] = []
         self._size = 0
-        """Characters of what was sent."""
+        """The number of characters that were passed on."""
         self._last = ""
-        """The piece before, as it came."""
+        """The latest piece, as it came."""
         self._held = ""
         self._is_cumulative: bool | None = None
 

@@ -33,7 +33,8 @@ class UpstreamCapabilities:
     name."""
 
     tools: bool = True
-    """If not, tools are described in the prompt, and calls are read in Hermes' format."""
+    """Whether tools are passed on; if not, the prompt describes them, and calls are read in Hermes'
+    format."""
     tool_choice: bool = True
     """Whether `tool_choice` is passed on. It is checked in any case."""
     parallel_tool_calls: bool = True
@@ -45,7 +46,7 @@ class UpstreamCapabilities:
     user's last message, as DeepSeek, Kimi and MiniMax demand. It is learnt from an answer that has
     reasoning in a field of its own."""
     reasoning_field: ReasoningField = "reasoning_content"
-    """The field in which it is sent back."""
+    """The field in which earlier reasoning is sent back."""
     extra_content: bool = True
     """Whether the fields of its own that it sent with a call are sent back with that call: Gemini's
     signatures, OpenRouter's `reasoning_details`."""

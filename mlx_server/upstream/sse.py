@@ -8,10 +8,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 END = "[DONE]"
 
 ENDS = (END, "[done]", "DONE", f'"{END}"')
-"""Ways in which servers write it."""
+"""The spellings of the event that ends a stream."""
 
 GOES_ON = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
-"""How lines begin that are no fields, but JSON that an upstream wrote without `data:`."""
+"""The beginnings of lines that are JSON which an upstream sent without `data:`."""
 
 
 class SseReader:

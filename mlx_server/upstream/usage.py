@@ -8,7 +8,7 @@ from typing import Any
 NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 MAX_TOKENS = 1 << 40
-"""A count of tokens that is not less is wrong."""
+"""A count of tokens that reaches this bound is wrong."""
 
 PROMPT = (
     *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input_token_count"),

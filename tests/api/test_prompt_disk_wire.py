@@ -11,11 +11,14 @@ from mlx_server.api.completions.input import to_request as of_completions
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.messages.input import to_request as of_messages
 from mlx_server.api.messages.protocol import MessagesBody
+from mlx_server.api.native.input import to_request as of_native
+from mlx_server.api.native.protocol import NativeBody
 from mlx_server.api.ollama.input import generate_request
 from mlx_server.api.ollama.protocol import GenerateBody
 from mlx_server.api.responses import input as responses
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.signatures import Signer
+from mlx_server.families import family_named
 from mlx_server.requests import GenerateRequest
 
 Read = Callable[[dict[str, Any]], GenerateRequest]
@@ -43,12 +46,18 @@ def messages(own: dict[str, Any]) -> GenerateRequest:
     return of_messages(body, Signer(b"x" * 32)).request
 
 
+def native(own: dict[str, Any]) -> GenerateRequest:
+    given = [{"role": "user", "content": "x"}]
+    body = NativeBody.model_validate({"model": "m", "messages": given, **own})
+    return of_native(body, "m", family_named("plain"))
+
+
 def ollama(own: dict[str, Any]) -> GenerateRequest:
     body = GenerateBody.model_validate({"model": "m", "prompt": "x", "options": own})
     return generate_request(body, "m")
 
 
-@pytest.mark.parametrize("read", [chat, completions, response, messages, ollama])
+@pytest.mark.parametrize("read", [chat, completions, response, messages, native, ollama])
 @pytest.mark.parametrize("store", [None, True, False])
 def test_which_requests_may_be_written(read: Read, store: bool | None) -> None:
     assert read({}).on_disk

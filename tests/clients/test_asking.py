@@ -140,7 +140,7 @@ def test_an_answer_without_thoughts_needs_no_second_request() -> None:
 
 
 def test_a_model_without_tags_can_not_have_two_passes() -> None:
-    with pytest.raises(BadRequest, match="thinks in no tags"):
+    with pytest.raises(BadRequest, match="no tags around their reasoning"):
         played(two_passes({"messages": ASKED}, "think", 8, "gpt_oss"))
 
 

@@ -1,4 +1,4 @@
-"""What read_hostfile makes of the hostfiles of mlx.launch, and how it reports mistakes."""
+"""What load_hostfile makes of the hostfiles of mlx.launch, and how it reports mistakes."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.config.hostfile import MAX_HOSTS, load_hostfile, read_hostfile
+from mlx_server.config.hostfile import MAX_HOSTS, load_hostfile
 from mlx_server.config.yaml_lines import MAX_FILE_BYTES
 from mlx_server.errors import SettingsError
 
@@ -23,12 +23,12 @@ def written(folder: Path, content: object) -> Path:
 
 def problems(folder: Path, content: object) -> list[str]:
     with pytest.raises(SettingsError) as caught:
-        read_hostfile(written(folder, content))
+        load_hostfile(written(folder, content))
     return caught.value.message.splitlines()
 
 
 def test_a_list_of_hosts_is_read_in_the_order_of_ranks(tmp_path: Path) -> None:
-    one, two = read_hostfile(written(tmp_path, [ONE, TWO]))
+    one, two = load_hostfile(written(tmp_path, [ONE, TWO])).hosts
     assert (one.ssh, one.ips, one.rdma) == ("mac1.local", ("192.168.0.1",), ())
     assert two.ips == ("192.168.0.2", "192.168.0.6")
 
@@ -54,7 +54,7 @@ def test_what_mlx_writes_is_read(tmp_path: Path) -> None:
 
     file = Hostfile([Host(0, "mac1", ["10.0.0.1"], []), Host(1, "mac2", ["10.0.0.2"], [])])
     text = json.dumps(file.to_json(), indent="\t")  # type: ignore[no-untyped-call]
-    assert [host.ssh for host in read_hostfile(written(tmp_path, text.encode()))] == [
+    assert [host.ssh for host in load_hostfile(written(tmp_path, text.encode())).hosts] == [
         "mac1",
         "mac2",
     ]
@@ -62,7 +62,7 @@ def test_what_mlx_writes_is_read(tmp_path: Path) -> None:
 
 def test_one_machine_may_play_several_hosts_on_loopback(tmp_path: Path) -> None:
     local = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
-    hosts = read_hostfile(written(tmp_path, [local, local]))
+    hosts = load_hostfile(written(tmp_path, [local, local])).hosts
     assert [host.is_local for host in hosts] == [True, True]
 
 
@@ -123,4 +123,4 @@ def test_a_missing_file_and_a_pipe_are_errors(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("none.json", "pipe"):
         with pytest.raises(SettingsError, match=f"{name}: can't be read: .* hostfile"):
-            read_hostfile(tmp_path / name)
+            load_hostfile(tmp_path / name)

@@ -41,7 +41,7 @@ def _lines(checkpoint: Checkpoint, family: ModelFamily) -> Iterator[tuple[str, s
         found = read_back(family, sample)
         what = "read back" if found.is_right else "NOT read back"
         left = f", and {found.text!r} is left" if found.text and found.is_right else ""
-        mended = ", as a repair" if found.is_repaired else ""
+        mended = ", as a repair" if found.repairs else ""
         yield f"{len(sample.calls)} call(s)", f"{sample.written!r}: {what}{mended}{left}"
     if not samples.calls:
         yield "calls", "not rendered"

@@ -385,7 +385,7 @@ def test_a_family_reads_what_its_template_writes(name: str) -> None:
     for sample in calls[:1] if name in SINGLE else calls:
         reading = read_back(family_named(name), sample)
         assert reading.is_right, sample.written
-        assert not reading.is_repaired, sample.written
+        assert not reading.repairs, sample.written
         assert reading.text == NO_MODELS_OUTPUT.get(name, ""), sample.written
 
 

@@ -187,7 +187,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     os.mkfifo(tmp_path / PromptFile(GROUP, GROUP, 8).name)
     folder = made(tmp_path, 4096 * 3)
     assert folder.count == 0
-    assert "4 foreign entries" in caplog.text
+    assert "4 entries of other programs" in caplog.text
     put(folder, file)
     assert (tmp_path / "elsewhere").read_text() == "mine"
     assert (tmp_path / file.name).is_file()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.families import family_named, fitted
-from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.branches import Branches, common_length
 from mlx_server.prompts.token_places import TokenPlaces
 from tests.families.prompts import GoldenPrompt, checkpoint_of, conversation_named, golden_prompts
@@ -70,8 +70,16 @@ def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
+def a_longer_list_of_tools(asked: Conversation) -> Conversation | None:
+    """Many templates begin with the tools, and after a longer list all else is new."""
+    if not asked.tools:
+        return None
+    more = Tool("look_up", "Looks a word up.", {"type": "object", "properties": {}})
+    return replace(asked, tools=(*asked.tools, more))
+
+
 CHANGES = [
-    *(another_chat, edited_question, another_system_prompt),
+    *(another_chat, edited_question, another_system_prompt, a_longer_list_of_tools),
     *(summary_instead_of_an_answer, next_turn, next_round),
 ]
 

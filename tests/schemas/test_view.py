@@ -48,7 +48,7 @@ def test_a_reference_leads_to_its_target(ref: str, found: Any) -> None:
 @pytest.mark.parametrize(
     ("ref", "why"),
     [
-        (7, "must be a text"),
+        (7, "must be a string"),
         ("other.json#/a", "outside the schema"),
         ("#nowhere", r"no \$anchor of that name"),
         ("#/$defs", "which is not there"),

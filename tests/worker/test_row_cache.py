@@ -8,6 +8,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.snapshot_places import NEAREST
 from mlx_server.worker.row import row_of
 from mlx_server.worker.row_cache import RowCache
 from tests.worker.test_batch import a_prompt
@@ -18,7 +19,10 @@ PARTING = 300
 
 @pytest.mark.parametrize(
     ("layers", "places"),
-    [([KVCache()], ()), ([KVCache(), ArraysCache(1)], (PARTING, 700, 1024, 2048))],
+    [
+        ([KVCache()], ()),
+        ([KVCache(), ArraysCache(1)], (PARTING - NEAREST, PARTING, 700, 1024, 2048)),
+    ],
     ids=["can be cut", "can't be cut"],
 )
 def test_only_a_cache_that_can_t_be_cut_has_places(

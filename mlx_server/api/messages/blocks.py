@@ -169,7 +169,7 @@ class CompactionBlock(WireModel):
     type: Literal["compaction"]
     content: str | None = None
     tool_changes: Items[ToolChange] | None = None
-    """Those of the messages that the block stands for."""
+    """The tool changes in the messages that the block stands for."""
 
 
 class ToolReferences(WireModel):

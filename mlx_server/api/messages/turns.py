@@ -242,7 +242,7 @@ def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns
             turns.add(message, f"messages[{i}]")
     turns.end()
     if not turns.messages:
-        raise BadRequest("`messages` says nothing: add a message of the user.", param="messages")
+        raise BadRequest("`messages` has no content: add a user message.", param="messages")
     return turns
 
 

@@ -124,7 +124,7 @@ class _UnansweredCalls:
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         self._ids = {call.id for call in calls}
         self._next: dict[str | None, deque[str]] = {None: deque(call.id for call in calls)}
-        """Ids by name, and all by None; answered ones are left out when they are reached."""
+        """The ids of the calls by name, and all ids under None; answered ones are skipped later."""
         for call in calls:
             self._next.setdefault(call.name, deque()).append(call.id)
 

@@ -16,7 +16,7 @@ def _object_of(given: Any) -> Any:
     if isinstance(given, str):
         return {"text": given}
     if not isinstance(given, dict):
-        raise ValueError("should be a text, or an object with `text`")
+        raise ValueError("should be a string, or an object with `text`")
     return given
 
 

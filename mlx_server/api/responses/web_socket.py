@@ -287,7 +287,7 @@ def _received(message: Message) -> ReceivedMessage:
 
 async def _parsed(frame: ReceivedMessage) -> Wire:
     if not frame.is_text:
-        raise BadRequest("Frames should be text.")
+        raise BadRequest("Frames should be text frames with JSON.")
     if len(frame.data) <= LARGE_BYTES:
         return _parse_json(frame.data)
     return await frame.read(_parse_json)
@@ -317,7 +317,7 @@ def _lane(request: Wire) -> str | None:
         isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS.value
     ):
         raise BadRequest(
-            f"`stream_id` should be a text of up to {limits.LANE_CHARACTERS.value} characters.",
+            f"`stream_id` should be a string of up to {limits.LANE_CHARACTERS.value} characters.",
             param="stream_id",
         )
     return lane

@@ -14,11 +14,11 @@ OF_CHAT = (
     *("tools", "chat_template_kwargs"),
     *("add_generation_prompt", "continue_final_message"),
 )
-"""Fields that say something of `messages`, and nothing of a `prompt`."""
+"""Fields that have an effect on `messages`, and none on a `prompt`."""
 
 
 OF_CONTENT = ("add_special", "parse_special", "with_pieces")
-"""Those that say something of a `content`."""
+"""Fields that have an effect on a `content` only."""
 
 
 class TokenizeBody(WireModel):

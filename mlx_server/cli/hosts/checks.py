@@ -23,7 +23,7 @@ from mlx_server.pool.memory_budget import size
 from mlx_server.sources.source import on_disk
 
 PROBE_SECONDS = 60.0
-"""MLX is not imported, but a large package on a slow disk is read."""
+"""Limit on a probe. It does not import MLX, but reads a large package, perhaps on a slow disk."""
 
 PROBE = Path(probe.__file__).read_text("utf-8")
 

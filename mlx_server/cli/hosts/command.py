@@ -36,11 +36,11 @@ KILL_SECONDS = 5.0
 @dataclass(frozen=True)
 class Answer:
     status: int | None
-    """None if it did not end by itself."""
+    """The exit status; None if the command did not end by itself."""
     out: bytes = b""
     err: bytes = b""
     cut: Literal["", "no ssh", "slow", "large"] = ""
-    """Why it did not."""
+    """Why the command did not end by itself; empty if it did."""
 
     @property
     def last_line(self) -> str:

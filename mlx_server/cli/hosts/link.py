@@ -15,10 +15,11 @@ MODULE = ("-m", "mlx_server.worker.link_speed")
 SECONDS = 50.0
 
 SLOW_SECONDS = 2e-3
-"""Wi-Fi takes longer for a small all-reduce; two TCP messages over a cable take 0.6 ms."""
+"""A small all-reduce that takes longer is reported as slow. Wi-Fi takes longer; two TCP messages
+over a cable take 0.6 ms."""
 
 SLOW_BYTES = 200e6
-"""A second; 1 Gb Ethernet has 120e6."""
+"""Fewer bytes per second are reported as slow: 1 Gb Ethernet has 120e6."""
 
 
 class Measured(msgspec.Struct):

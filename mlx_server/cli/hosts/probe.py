@@ -19,7 +19,7 @@ from typing import Any
 
 HASHED_FILES = ("config.json", "model.safetensors.index.json")
 MOST_HASHED = 64 << 20
-"""Bytes of a file."""
+"""The most bytes of a file that are hashed."""
 
 
 def main(wanted: dict[str, Any]) -> None:

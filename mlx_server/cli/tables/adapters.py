@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from mlx_server.cli.tables.pool import PIPE_WIDTH
+from mlx_server.cli.tables.printable import printable
 from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.base_model import read_base_shapes
@@ -89,15 +89,15 @@ def show(rows: list[AdapterRow], console: Console) -> bool:
     for column in COLUMNS:
         table.add_column(column, no_wrap=column not in ("models", "base"), overflow="fold")
     for row in rows:
-        table.add_row(*map(_printable, _cells(row)))
+        table.add_row(*map(printable, _cells(row)))
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     console.print(table)
     for row in rows:
         if row.not_fetched:
-            console.print(_printable(f"{row.name} {NOT_FETCHED}"), soft_wrap=True)
+            console.print(printable(f"{row.name} {NOT_FETCHED}"), soft_wrap=True)
         elif not row.is_ok:
-            console.print(_printable(f"{row.name}: {row.wrong[0]}"), soft_wrap=True)
+            console.print(printable(f"{row.name}: {row.wrong[0]}"), soft_wrap=True)
     return all(row.is_ok for row in rows)
 
 
@@ -114,8 +114,3 @@ def _cells(row: AdapterRow) -> list[str]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f} MB" if nbytes >= 10e6 else f"{nbytes / 1e3:.0f} kB"
-
-
-def _printable(text: str) -> Text:
-    """Rich text without markup or control characters."""
-    return Text("".join(c if c.isprintable() else " " for c in text))

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mlx_server.cli.tables.printable import printable
 from mlx_server.errors import ServerError
 
 COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
@@ -44,15 +45,15 @@ def show(pool: dict[str, Any], console: Console) -> None:
     for column in COLUMNS:
         table.add_column(column, no_wrap=column != "source", overflow="fold")
     for model in pool["models"]:
-        table.add_row(*map(_printable, _cells(model)))
+        table.add_row(*map(printable, _cells(model)))
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     console.print(table)
     for model in pool["models"]:
         if model["error"]:
-            console.print(_printable(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
+            console.print(printable(f"{model['id']} failed: {model['error']}"), soft_wrap=True)
         for row in model.get("prefilling", ()):
-            console.print(_printable(_prefill(model["id"], row)), soft_wrap=True)
+            console.print(printable(_prefill(model["id"], row)), soft_wrap=True)
     used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     console.print(
         Text(f"{used} of {budget} in use, {cache} of it by the prompt cache"), soft_wrap=True
@@ -62,11 +63,6 @@ def show(pool: dict[str, Any], console: Console) -> None:
 def _prefill(model: str, row: dict[str, int]) -> str:
     prompt, computed = row["prompt_tokens"], row["computed_tokens"]
     return f"{model}: prefill, {computed:,} of {prompt:,} prompt tokens computed"
-
-
-def _printable(text: str) -> Text:
-    """Rich text without markup or control characters."""
-    return Text("".join(c if c.isprintable() else " " for c in text))
 
 
 def _cells(model: dict[str, Any]) -> list[str]:

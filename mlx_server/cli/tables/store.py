@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
+from mlx_server.cli.tables.printable import printable
 from mlx_server.config.settings import Settings
 from mlx_server.store import Retention, Stats, Store
 
@@ -43,7 +43,7 @@ async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSumma
 
 def show(found: StoreSummary, console: Console) -> None:
     for line in _lines(found):
-        console.print(_printable(line), soft_wrap=True)
+        console.print(printable(line), soft_wrap=True)
 
 
 def _lines(found: StoreSummary) -> list[str]:
@@ -73,8 +73,3 @@ def _span(stats: Stats) -> str:
 
 def _day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(moment))
-
-
-def _printable(text: str) -> Text:
-    """Rich text without markup or control characters."""
-    return Text("".join(c if c.isprintable() else " " for c in text))

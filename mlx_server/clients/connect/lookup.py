@@ -39,7 +39,7 @@ def _context_of(client: httpx.Client, model: str) -> int:
     context = found.get("context_length")
     if not isinstance(context, int):
         raise SettingsError(
-            f"That server does not know yet how long the context of {model} is. Say so with "
-            "--context-length, or send it a request first."
+            f"That server does not know yet how long the context of {model} is. Set it with "
+            "--context-length, or send the model a request first."
         )
     return context

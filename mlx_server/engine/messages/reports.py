@@ -158,9 +158,9 @@ class ComputedAhead(msgspec.Struct, tag=True):
 
     model: str
     computed: int = 0
-    """Computed before their prompt came."""
+    """Tokens that were computed before their prompt arrived."""
     used: int = 0
-    """Computed before, and found in the prompt cache by a prompt."""
+    """Tokens of these that a prompt found in the prompt cache."""
 
 
 class DiskCacheUse(msgspec.Struct, tag=True):
@@ -187,14 +187,14 @@ class RowLeftGrammar(msgspec.Struct, tag=True):
 
     row: int
     at: int
-    """The number of recorded tokens before it."""
+    """The number of recorded tokens before the refused one."""
     before: list[int]
-    """The last of them."""
+    """The last of the recorded tokens before the refused one."""
     token: int
     allowed: list[int]
-    """Some of the tokens that the grammar allows there."""
+    """Some of the tokens that the grammar allows in its place."""
     others: int
-    """The number of further tokens that it allows."""
+    """The number of further tokens that the grammar allows there."""
 
 
 class DeviceFailed(msgspec.Struct, tag=True):

@@ -6,16 +6,15 @@ which HarmonyParser reads. Text that begins as neither is an answer.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 from openai_harmony import HarmonyEncoding
 
 from mlx_server.events import Event
 from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START
 from mlx_server.parsers.harmony.parser import FUNCTIONS, HarmonyParser, control_ids
-from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.parsers.parse_context import DelegatingParser, ParseContext
 from mlx_server.tool_parsers.source import Source, Steps
 
 DELIMITERS = (
@@ -39,31 +38,16 @@ RECIPIENT = re.compile(r"[\w.:/-]+")
 TYPES = ("json", "code")
 
 
-class HarmonyTextParser:
+class HarmonyTextParser(DelegatingParser):
     def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
+        super().__init__(HarmonyParser(encoding, context))
         self._encoding = encoding
-        self._parser = HarmonyParser(encoding, context)
         self._tokens_of = cache(partial(_tokens, encoding))
         self._names = [tool.name for tool in context.tools]
         self._source = Source()
         self._events: list[Event] = []
         self._steps = self._answer()
         next(self._steps, None)
-
-    @property
-    def section(self) -> Section:
-        return self._parser.section
-
-    @property
-    def awaits_answer(self) -> bool:
-        return self._parser.awaits_answer
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._parser.is_unterminated
-
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return self._parser.messages()
 
     def feed(self, token: int, text: str) -> list[Event]:
         self._source.feed(text)

@@ -20,7 +20,7 @@ class MarkupDelimiters:
         self.first_formats = {o: n for n in foreign for o in n.opens} | own_formats
         """Call formats by the delimiters that open calls, also where a text begins."""
         self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
-        """The same within a text."""
+        """Call formats by the delimiters that open calls within a text."""
         self.uncertain_formats = (*foreign, *inline)
         """The formats among them that a text about calls may show as well."""
         self.own = dict(layout.reasoning)
@@ -33,7 +33,7 @@ class MarkupDelimiters:
         self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
         tags = () if context.formatted else context.reasoning_tags
         self.foreign: Mapping[str, str] = {o: c for o, c in tags if o not in self.own}
-        """The same for tags that the family does not have."""
+        """Closing tags of reasoning by the opening ones, for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}
         closes = [each for n in layout.call_formats for each in n.closes]
         self.untaught_closes = tuple(each for n in layout.call_formats for each in n.may_close)

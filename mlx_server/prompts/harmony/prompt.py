@@ -39,7 +39,7 @@ from mlx_server.parsers.harmony.parser import (
     PYTHON,
     is_built_in,
 )
-from mlx_server.prompts.branches import Branches
+from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
 from mlx_server.prompts.harmony.vocabulary import check, encoding, splitter
 from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
@@ -99,7 +99,7 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
         tokens,
         tuple(ignored),
         lambda: [message_json(message) for message in (*messages, *open_messages)],
-        lambda: _branches(messages, tokens[:begins]),
+        lambda: _branches(conversation, messages, tokens[:begins]),
     )
 
 
@@ -112,7 +112,9 @@ def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) ->
     return list(encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config))
 
 
-def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Branches:
+def _branches(
+    conversation: Conversation, messages: Sequence[HarmonyMessage], tokens: Sequence[int]
+) -> Branches:
     """Another conversation differs from the first turn on, an edited one from the last question.
     The next turn drops the reasoning since then, and a tool's result does not."""
     start = encoding().encode("<|start|>", allowed_special="all")[0]
@@ -122,8 +124,18 @@ def _branches(messages: Sequence[HarmonyMessage], tokens: Sequence[int]) -> Bran
     last = max((i for i, role in enumerate(roles) if role == Role.USER), default=turn)
     dropped = (i for i in range(last, len(roles)) if messages[i].channel == "analysis")
     next_turn = starts[i] if (i := next(dropped, None)) is not None else end
-    places = tuple(sorted({starts[turn], starts[last], next_turn, end}))
-    return Branches(places, next_turn, starts[turn])
+    places = {starts[turn], starts[last], next_turn, end, _tools_end(conversation, tokens)}
+    return Branches(tuple(sorted(places - {0})), next_turn, starts[turn])
+
+
+def _tools_end(conversation: Conversation, tokens: Sequence[int]) -> int:
+    """The number of tokens up to where a further tool would be; 0 if there are no tools."""
+    if not conversation.tools:
+        return 0
+    more = replace(conversation, tools=(*conversation.tools, FURTHER_TOOL))
+    grown = replace(more, messages=tuple(instructions(conversation.messages)))
+    other = _rendered(list(_messages(grown)), grown)
+    return common_length(tokens, other)
 
 
 def opening(begun: Message) -> str:
@@ -364,7 +376,8 @@ def _refuse_endless(text: str, param: str) -> str:
     longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:
         raise BadRequest(
-            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}.",
+            f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}. "
+            "Shorten it.",
             param=param,
         )
     return text

@@ -26,7 +26,7 @@ log = logging.getLogger("mlx_server.families")
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 ENTRIES_SHA256 = "0fc8da96e9c1e979d83a0ad79129255c04f3d2806273de8cba33bbc584ed23fe"
-"""Of the same tokens as a tokenizer.json spells them, one a line."""
+"""SHA-256 of the same tokens as a tokenizer.json spells them, one a line."""
 FILE = "o200k_base.tiktoken"
 SHIPPED = Path(__file__).parent / "data" / f"{FILE}.xz"
 FOLDER_VARIABLE = "TIKTOKEN_ENCODINGS_BASE"

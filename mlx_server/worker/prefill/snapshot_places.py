@@ -35,14 +35,17 @@ def snapshot_places(branches: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def with_parting(places: tuple[int, ...], parting: int, known: int) -> tuple[int, ...]:
-    """Returns the places with the length at which the prompt parts from one in the prompt cache.
+    """Returns the places with the length at which the prompt parts from one in the prompt cache,
+    and one a little before it.
 
-    A third prompt is likely to part there too: from there on, the texts of clients vary. known: how
-    much the prompt cache can restore."""
+    A third prompt is likely to part there too: from there on, the texts of clients vary. Ids and
+    times have some tokens in common by chance, so it may part a few tokens earlier. known: how much
+    the prompt cache can restore."""
     is_served = any(0 <= parting - place < NEAREST for place in places)
     if is_served or parting - known < NEAREST:
         return places
-    return _with_place(tuple(p for p in places if abs(p - parting) >= NEAREST), parting)
+    left = tuple(p for p in places if abs(p - parting) >= NEAREST)
+    return _with_place(_with_place(left, parting), parting - NEAREST)
 
 
 def _doubling() -> Iterator[int]:

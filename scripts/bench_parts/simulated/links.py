@@ -123,11 +123,6 @@ def least_bytes(machine: Machine, link: Link, layers: int, width: int, macs: int
     return added * machine.bandwidth * macs / (macs - 1)
 
 
-def read_by_token(model: Model) -> float:
-    """Bytes that are cut among the Macs: without the head, with the experts that one token uses."""
-    return model.dense_bytes - model.head_bytes + model.expert_bytes * model.expert_share
-
-
 def fits(machine: Machine, model: Model, macs: int = 1) -> bool:
     return share(model, macs).weights + CONTEXT * model.kv_bytes / macs <= USABLE * machine.memory
 

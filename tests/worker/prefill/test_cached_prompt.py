@@ -145,11 +145,14 @@ def test_places_of_snapshots() -> None:
 
 
 def test_a_snapshot_is_taken_where_a_prompt_parts_from_a_cached_one() -> None:
-    assert with_parting((100, 900), 500, 100) == (100, 500, 900)
+    before = 500 - NEAREST
+    assert with_parting((100, 900), 500, 100) == (100, before, 500, 900)
     assert with_parting((100, 900), 100 + NEAREST - 1, 0) == (100, 900), "the shorter serves both"
-    assert with_parting((100, 900), 900 - NEAREST + 1, 0) == (100, 900 - NEAREST + 1)
+    near = 900 - NEAREST + 1
+    assert with_parting((100, 900), near, 0) == (100, near - NEAREST, near)
     assert with_parting((500, 500 + NEAREST), 510, 0) == (500, 500 + NEAREST)
     assert with_parting((100, 900), 500, 500 - NEAREST + 1) == (100, 900), "hardly more than known"
+    assert with_parting((100,), 100 + NEAREST, 0) == (100, 100 + NEAREST)
     assert with_parting((), NEAREST - 1, 0) == ()
 
 

@@ -30,7 +30,8 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.prompt_files.names import PromptFile
-from mlx_server.worker.prefill import disk_tier, prompt_saver
+from mlx_server.worker.mlx_lm_internals import KVCache
+from mlx_server.worker.prefill import cache_layout, disk_tier, prompt_restorer, prompt_saver
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import mlx_adapter
@@ -578,6 +579,23 @@ def test_what_a_client_does_not_want_stored_stays_off_the_disk(
     assert after.cached == 0
 
 
+def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(KVCache):  # type: ignore[misc]
+        """May keep what no file would have."""
+
+    layers = SIZES["num_hidden_layers"]
+    monkeypatch.setattr(cache_layout, "make_caches", lambda network: [Own() for _ in range(layers)])
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    process.write()
+    assert process.folder
+    assert process.folder.count == 0
+    process.answer(prompt)
+    assert process.cached == 199
+
+
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_a_prompt_with_invalid_values_leaves_no_files(
     llama: Path, tmp_path: Path, start: Start, is_refused: bool
@@ -666,6 +684,30 @@ def test_nothing_is_written_between_steps_but_single_pieces(
     assert busy, "some were written while the row decoded"
     process.write()
     assert process.folder.count > 0
+
+
+def test_a_prompt_is_taken_over_in_pieces_between_the_steps_of_other_rows(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 400)
+    process.answer(prompt)
+    process.stop()
+    monkeypatch.setattr(prompt_restorer, "PIECE_BYTES", 1)
+    engine = start(llama, tmp_path).engine
+    engine.handle(Generate(1, "m", words(2, 20), 60, [], GREEDY))
+    while not any(isinstance(report, StepOutput) for report in engine.step()):
+        pass
+    engine.handle(Generate(2, "m", prompt, 8, [], GREEDY))
+    engine.step()
+    loading = engine._disk._restorer._loading
+    assert loading
+    wait([loading], 30)
+    tokens = 0
+    while engine._disk.is_reading(2):
+        outputs = [report for report in engine.step() if isinstance(report, StepOutput)]
+        tokens += sum(token.row == 1 for output in outputs for token in output.tokens)
+    arrays = 2 * SIZES["num_hidden_layers"]
+    assert tokens >= arrays - 1, "a token of the other row comes after each array"
 
 
 def test_a_row_is_admitted_in_the_step_in_which_its_prompt_has_been_read(
