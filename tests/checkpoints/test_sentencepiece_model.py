@@ -13,7 +13,8 @@ from tests.checkpoints.test_byte_level import texts
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_s_own_ids(tmp_path: Path, kind: str, prefix: bool) -> None:
-    lines = Path(__file__).read_text("utf-8")
+    files = [Path(__file__), Path(__file__).with_name("test_tokenizer.py")]
+    lines = "".join(file.read_text("utf-8") for file in files)
     (tmp_path / "text.txt").write_text(lines)
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text.txt"),
