@@ -354,7 +354,10 @@ class Settings(_Frozen):
     @property
     def prompt_folder(self) -> Path | None:
         """The folder of the prompt cache's files; None: they are not kept."""
-        chosen = self.server.prompt_cache
+        return self.kept_prompt_folder if self.server.prompt_cache.disk else None
+
+    @property
+    def kept_prompt_folder(self) -> Path | None:
+        """The folder that has the prompt cache's files, also those that an earlier setting left."""
         data = self.store.data_dir
-        folder = chosen.folder or (data / PROMPT_FOLDER if data else None)
-        return folder if chosen.disk else None
+        return self.server.prompt_cache.folder or (data / PROMPT_FOLDER if data else None)

@@ -1,5 +1,6 @@
 """`mlx-server cache`: the prompt caches on disk, by model."""
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,10 +12,11 @@ from rich.console import Console
 from mlx_server.cli.tables.printable import printable
 from mlx_server.config.settings import Settings
 from mlx_server.prompt_files.contents import DamagedFile, model_in
-from mlx_server.prompt_files.folder import FileUse, PromptFolder
+from mlx_server.prompt_files.folder import FileUse, FolderInUse, PromptFolder
 from mlx_server.prompt_files.names import PromptFile
 
 UNKNOWN = "unknown"
+NOT_KEPT = "prompt caches are not kept on disk: `prompt_cache: {disk: 0}` in models.yaml"
 
 
 @dataclass
@@ -29,8 +31,9 @@ class ModelFiles:
 @dataclass(frozen=True)
 class CacheSummary:
     path: Path | None
-    """None: nothing is kept on disk."""
+    """None: there is no folder for them."""
     most_bytes: int
+    """0: nothing is kept on disk any more."""
     models: Sequence[ModelFiles] = ()
     removed: int | None = None
     """The number of files that were removed; None if that was not requested."""
@@ -38,7 +41,7 @@ class CacheSummary:
 
 def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:
     """Reads the folder, also while a server uses it."""
-    path, most = settings.prompt_folder, settings.server.prompt_cache.disk
+    path, most = settings.kept_prompt_folder, settings.server.prompt_cache.disk
     if path is None or not path.is_dir():
         return CacheSummary(path, most, (), 0 if clear else None)
     folder = PromptFolder(path, most)
@@ -47,10 +50,19 @@ def look(settings: Settings, *, clear: bool = False, model: str | None = None) -
     names = {group: _model(folder, files) for group, files in groups.items()}
     if not clear:
         return CacheSummary(path, most, _by_model(groups, names))
+    _remove_drafts(path)
     before = folder.count
     folder.remove_if(lambda file: model in (None, names[file.group]))
     removed = before - folder.count
     return CacheSummary(path, most, _by_model(folder.by_group(), names), removed)
+
+
+def _remove_drafts(path: Path) -> None:
+    """Removes what a killed server has half written. A running one needs its draft."""
+    folder = PromptFolder(path, sys.maxsize)
+    with suppress(FolderInUse, OSError):
+        folder.open()
+        folder.close()
 
 
 def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:
@@ -80,11 +92,13 @@ def show(found: CacheSummary, console: Console) -> None:
 
 
 def _lines(found: CacheSummary) -> list[str]:
-    if found.path is None:
-        return ["prompt caches are not kept on disk: `prompt_cache: {disk: 0}` in models.yaml"]
-    nbytes = sum(each.nbytes for each in found.models)
     removed = [] if found.removed is None else [f"removed        {found.removed} files"]
+    if found.path is None or not (found.most_bytes or found.models):
+        return [NOT_KEPT, *removed]
+    nbytes = sum(each.nbytes for each in found.models)
+    left = [] if found.most_bytes else [f"{NOT_KEPT}; these files were left there before"]
     return [
+        *left,
         str(found.path),
         *removed,
         f"size           {nbytes / 1e6:.1f} MB, at most {found.most_bytes / 1e6:.0f} MB",

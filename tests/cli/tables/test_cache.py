@@ -54,9 +54,13 @@ def test_what_is_there_is_counted_by_model_while_a_server_uses_it(folder: Path) 
 
 
 def test_it_is_cleared(folder: Path) -> None:
-    fill(folder, "first", "second")
+    used = fill(folder, "first", "second")
     (folder / "notes").write_text("mine")
+    draft = folder / f"{'0a' * 8}.draft"
+    draft.write_text("half written")
     assert "removed        3 files" in shown("--clear", "--model", "first")
+    assert draft.exists(), "a server may be writing it"
+    used.close()
     assert "removed        0 files" in shown("--clear", "--model", "first")
     assert "removed        3 files" in shown("--clear")
     assert {entry.name for entry in folder.iterdir()} == {"lock", "notes"}
@@ -65,6 +69,19 @@ def test_it_is_cleared(folder: Path) -> None:
 def test_a_server_that_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
     assert "not kept on disk" in shown()[0]
+
+
+def test_what_is_left_of_an_earlier_setting_is_shown_and_removed(
+    folder: Path, tmp_path: Path
+) -> None:
+    fill(folder, "first").close()
+    (tmp_path / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
+    lines = shown()
+    assert "not kept on disk" in lines[0]
+    assert lines[1:3] == [str(folder), "size           0.0 MB, at most 0 MB"]
+    assert lines[3].startswith("first: 3 files")
+    assert "removed        3 files" in shown("--clear")
+    assert {entry.name for entry in folder.iterdir()} == {"lock"}
 
 
 def test_a_model_is_not_cleared_by_mistake() -> None:

@@ -30,7 +30,8 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.prompt_files.names import PromptFile
-from mlx_server.worker.prefill import disk_tier, prompt_restorer, prompt_saver
+from mlx_server.worker.mlx_lm_internals import KVCache
+from mlx_server.worker.prefill import cache_layout, disk_tier, prompt_restorer, prompt_saver
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import mlx_adapter
@@ -576,6 +577,23 @@ def test_what_a_client_does_not_want_stored_stays_off_the_disk(
     assert after.cached in range(200, 200 + 9)  # the public answer may be known too
     after.answer(private)
     assert after.cached == 0
+
+
+def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(KVCache):  # type: ignore[misc]
+        """May keep what no file would have."""
+
+    layers = SIZES["num_hidden_layers"]
+    monkeypatch.setattr(cache_layout, "make_caches", lambda network: [Own() for _ in range(layers)])
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    process.write()
+    assert process.folder
+    assert process.folder.count == 0
+    process.answer(prompt)
+    assert process.cached == 199
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
