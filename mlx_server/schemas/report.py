@@ -17,7 +17,6 @@ from mlx_server.schemas.view import (
     Part,
     Path,
     View,
-    children,
     pointer,
     refused,
 )
@@ -85,14 +84,15 @@ def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
     if isinstance(schema, bool):
         return
     shared = visited.joined or len(_constraints(schema)) > 1
-    for part in children(visited.part):
+    links = view.links(visited.part)
+    for part in links.used:
         keyword = part.path[len(path)]
         if keyword not in _UNSUPPORTED:
             in_place = keyword in _IN_PLACE
             alone = keyword != "allOf" or len(schema["allOf"]) == 1
             yield Visited(part, visited.joined or (in_place and (shared or not alone)))
-    if target := view.target(visited.part):
-        yield Visited(target, shared)
+    if links.target:
+        yield Visited(links.target, shared)
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
@@ -157,6 +157,8 @@ def _unsupported_of(
     if isinstance(schema, bool):
         return
     for key in schema:
+        if key not in _REPORTED:
+            continue
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
             # at the root, a format that writes a call's arguments one by one takes any names
             if key != "propertyNames" or not path or not _says_names(view, visited.part):
@@ -196,6 +198,13 @@ def _unsupported_of(
 _NUMERIC = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
+
+
+_REPORTED = _NUMERIC.union(
+    _UNSUPPORTED,
+    ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
+)
+"""The keywords of which some uses are reported."""
 
 
 def _says_names(view: View, part: Part) -> bool:
