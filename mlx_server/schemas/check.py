@@ -211,11 +211,17 @@ _SAME_VALUE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 
 def _same_value(view: View, part: Part) -> list[Path]:
-    if isinstance(part.schema, bool) or part.schema.keys().isdisjoint(_SAME_VALUE):
+    if isinstance(part.schema, bool) or _ends(part.schema):
         return []
     links, at = view.links(part), len(part.path)
-    inside = [p.path for p in links.used if p.path[at] in _SAME_VALUE]
-    return inside + ([links.target.path] if links.target else [])
+    parts = [p for p in links.used if p.path[at] in _SAME_VALUE]
+    parts += [links.target] if links.target else []
+    return [p.path for p in parts if not (isinstance(p.schema, bool) or _ends(p.schema))]
+
+
+def _ends(schema: Mapping[str, Any]) -> bool:
+    """Whether nothing in it is a schema of the same value."""
+    return _SAME_VALUE.isdisjoint(schema)
 
 
 _VALUED = frozenset(("multipleOf", "const", "enum", "pattern", "patternProperties"))
@@ -256,8 +262,8 @@ def _needs_escape(value: Any) -> str | None:
 
 
 def _check_multiples(view: View, parts: list[Part]) -> None:
-    said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
-    multiples = sum(_digits(schema) for _, schema in said)
+    said = [part.schema for part in parts if not isinstance(part.schema, bool)]
+    multiples = sum(_digits(schema) for schema in said if "multipleOf" in schema)
     if not multiples:
         return
     joined = math.prod(

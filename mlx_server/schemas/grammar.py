@@ -10,6 +10,7 @@ from mlx_server.schemas.bounds import wide_bound
 from mlx_server.schemas.property_names import list_names, listed_names, match_names, names_pattern
 from mlx_server.schemas.report import (
     COUNTS,
+    DROPPABLE,
     IDLE,
     UnsupportedKeyword,
     is_closed,
@@ -96,7 +97,8 @@ _BOUNDS = frozenset(("minimum", "maximum"))
 
 def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:
     """Returns the keywords that it has removed."""
-    removed = dropped.union(key for key in schema if key in IDLE or is_vacuous(schema, key))
+    idle = DROPPABLE.intersection(schema)
+    removed = dropped.union(key for key in idle if key in IDLE or is_vacuous(schema, key))
     for key in removed:
         schema.pop(key, None)
     for key in _COUNTS.intersection(schema):

@@ -81,10 +81,10 @@ def visited(view: View) -> Iterator[Visited]:
 
 def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
     path, schema = visited.part
-    if isinstance(schema, bool):
+    links = view.links(visited.part)
+    if isinstance(schema, bool) or not (links.used or links.target):
         return
     shared = visited.joined or len(_constraints(schema)) > 1
-    links = view.links(visited.part)
     for part in links.used:
         keyword = part.path[len(path)]
         if keyword not in _UNSUPPORTED:
@@ -123,6 +123,9 @@ def unsupported_keywords(
     return list(found)
 
 
+_COSTLY = frozenset(("pattern", "format", "minProperties", "maxProperties"))
+
+
 class _Costs:
     """Finds keywords that llguidance supports but that cost too much while an answer is decoded.
 
@@ -135,7 +138,7 @@ class _Costs:
 
     def unsupported_keywords(self, visited: Visited) -> Iterator[UnsupportedKeyword]:
         path, schema = visited.part
-        if isinstance(schema, bool):
+        if isinstance(schema, bool) or _COSTLY.isdisjoint(schema):
             return
         for key in ("pattern", "format"):
             self._joined_patterns += visited.joined and key in schema
@@ -154,7 +157,7 @@ def _unsupported_of(
     visited: Visited, disjoint: Disjoint, view: View
 ) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
-    if isinstance(schema, bool):
+    if isinstance(schema, bool) or _REPORTED.isdisjoint(schema):
         return
     for key in schema:
         if key not in _REPORTED:
@@ -283,6 +286,10 @@ _MAY_BE_VACUOUS = frozenset(
         *("patternProperties", "additionalItems", "minProperties", "maxProperties"),
     )
 )
+
+
+DROPPABLE = _MAY_BE_VACUOUS.union(IDLE)
+"""Keywords of which some or all uses constrain nothing."""
 
 
 def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
