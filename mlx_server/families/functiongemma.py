@@ -2,12 +2,12 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.formats import FUNCTION_GEMMA as NOTATION
+from mlx_server.tool_parsers.formats import FUNCTION_GEMMA as CALLS
 from mlx_server.tool_parsers.formats import inline_function_gemma
 
 LAYOUT = MarkupLayout(
     reasoning=(),
-    call_formats=(NOTATION,),
+    call_formats=(CALLS,),
     inline_formats=inline_function_gemma,
     trims=False,
 )
@@ -16,7 +16,7 @@ FUNCTION_GEMMA = ModelFamily(
     name="functiongemma",
     layout=LAYOUT,
     model_types=("gemma3", "gemma3_text"),
-    template_markers=NOTATION.opens,
+    template_markers=CALLS.opens,
     stop_tokens=("<end_of_turn>", "<start_function_response>", "<eos>"),
     special_tokens=(
         "<bos>",
@@ -25,10 +25,10 @@ FUNCTION_GEMMA = ModelFamily(
         "<end_of_turn>",
         "<start_function_declaration>",
         "<end_function_declaration>",
-        *NOTATION.opens,
-        *NOTATION.closes,
+        *CALLS.opens,
+        *CALLS.closes,
         "<start_function_response>",
         "<end_function_response>",
-        *NOTATION.inner,
+        *CALLS.inner,
     ),
 )

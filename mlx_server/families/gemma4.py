@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.formats import GEMMA4 as NOTATION
+from mlx_server.tool_parsers.formats import GEMMA4 as CALLS
 from mlx_server.tool_parsers.formats import inline_gemma4
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -12,7 +12,7 @@ ANSWERS = (f"{CHANNEL}response\n", f"{CHANNEL}final\n")
 
 LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
-    call_formats=(NOTATION,),
+    call_formats=(CALLS,),
     inline_formats=inline_gemma4,
     dropped=ANSWERS,
     ends_reasoning=ANSWERS,
@@ -37,10 +37,10 @@ GEMMA4 = ModelFamily(
         CHANNEL_END,
         "<|tool>",
         "<tool|>",
-        *NOTATION.opens,
-        *NOTATION.closes,
+        *CALLS.opens,
+        *CALLS.closes,
         "<|tool_response>",
         "<tool_response|>",
-        *NOTATION.inner,
+        *CALLS.inner,
     ),
 )

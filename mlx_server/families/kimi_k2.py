@@ -4,7 +4,7 @@ import re
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout
-from mlx_server.tool_parsers.formats import KIMI_K2 as NOTATION
+from mlx_server.tool_parsers.formats import KIMI_K2 as CALLS
 from mlx_server.tool_parsers.formats import KIMI_K2_SINGULAR
 from mlx_server.tool_parsers.formats import KIMI_K2_WITHOUT_SECTION as WITHOUT_SECTION
 
@@ -18,7 +18,7 @@ def numbered_call_id(id: str, name: str, number: int) -> str:
 
 # the template puts no white space between reasoning, text and calls
 LAYOUT = MarkupLayout(
-    call_formats=(NOTATION, WITHOUT_SECTION, KIMI_K2_SINGULAR),
+    call_formats=(CALLS, WITHOUT_SECTION, KIMI_K2_SINGULAR),
     trims=False,
     calls_end_reasoning=True,
 )
@@ -38,10 +38,10 @@ KIMI_K2 = ModelFamily(
         "<|im_assistant|>",
         "<|im_system|>",
         "<|im_middle|>",
-        *NOTATION.opens,
+        *CALLS.opens,
         *WITHOUT_SECTION.opens,
         "<|tool_call_argument_begin|>",
-        *NOTATION.closes,
+        *CALLS.closes,
         *THINK,
     ),
 )

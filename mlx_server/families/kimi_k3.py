@@ -12,11 +12,11 @@ from mlx_server.tool_parsers.kimi_k3 import (
     end,
     spaced,
 )
-from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as NOTATION
+from mlx_server.tool_parsers.kimi_k3 import KIMI_K3 as CALLS
 
 LAYOUT = MarkupLayout(
     reasoning=((beginning("think"), end("think")),),
-    call_formats=(NOTATION,),
+    call_formats=(CALLS,),
     inline_formats=lambda tools: (KIMI_K3_SPACED, KIMI_K3_CALLS),
     dropped=(
         beginning("response"),

@@ -5,9 +5,9 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.prompts.history_rendering import as_python_list
 from mlx_server.tool_parsers.formats import BARE_PYTHON, inline_python
-from mlx_server.tool_parsers.formats import LFM2 as NOTATION
+from mlx_server.tool_parsers.formats import LFM2 as CALLS
 
-LAYOUT = MarkupLayout(call_formats=(NOTATION, BARE_PYTHON), inline_formats=inline_python)
+LAYOUT = MarkupLayout(call_formats=(CALLS, BARE_PYTHON), inline_formats=inline_python)
 
 LFM2 = ModelFamily(
     name="lfm2",

@@ -6,7 +6,7 @@ from hashlib import sha256
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.call_ids import new_short_id
-from mlx_server.tool_parsers.formats import MISTRAL as NOTATION
+from mlx_server.tool_parsers.formats import MISTRAL as CALLS
 
 ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -18,7 +18,7 @@ def nine_character_id(id: str, name: str, number: int) -> str:
 
 # the first Magistral delimits its reasoning with plain text, not with control tokens
 LAYOUT = MarkupLayout(
-    reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(NOTATION,), new_id=new_short_id
+    reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(CALLS,), new_id=new_short_id
 )
 
 MISTRAL = ModelFamily(

@@ -2,9 +2,9 @@
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.tool_parsers.formats import OLMO3 as NOTATION
+from mlx_server.tool_parsers.formats import OLMO3 as CALLS
 
-LAYOUT = MarkupLayout(call_formats=(NOTATION,))
+LAYOUT = MarkupLayout(call_formats=(CALLS,))
 
 OLMO3 = ModelFamily(
     name="olmo3",

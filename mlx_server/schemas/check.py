@@ -24,7 +24,6 @@ from mlx_server.schemas.view import (
     Part,
     Path,
     View,
-    children,
     pointer,
     refused,
     shorten,
@@ -107,6 +106,8 @@ def measure(schema: Any) -> None:
     """Raises InvalidGrammar if the schema has too many parts, or numbers that JSON can't express.
 
     It does not recurse, because a schema may be nested as deeply as its text allows."""
+    if _is_small(schema):
+        return
     waiting: list[tuple[Any, Path]] = [(schema, ())]
     nodes = 0
     while waiting:
@@ -125,6 +126,29 @@ def measure(schema: Any) -> None:
             raise refused(path, "is a number too large for any JSON reader")
 
 
+def _is_small(schema: Any) -> bool:
+    """Whether it keeps to all of these limits: this is known sooner without paths."""
+    waiting, nodes = [(schema, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        nodes += 1
+        if nodes > limits.SCHEMA_NODES.value or depth > 2 * limits.SCHEMA_DEPTH.value:
+            return False
+        inner = value.values() if type(value) is dict else value if type(value) is list else None
+        if inner is None:
+            return type(value) is bool and not waiting
+        for item in inner:
+            kind = type(item)
+            if kind is dict or kind is list:
+                waiting.append((item, depth + 1))
+            elif kind not in _PLAIN and not ((kind in (int, float)) and _is_finite(item)):
+                return False
+    return True
+
+
+_PLAIN = frozenset((str, bool, type(None)))
+
+
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(float(value))
@@ -133,7 +157,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _check_shape(part: Part) -> None:
-    if isinstance(part.schema, Mapping) and all(map(_is_plain, part.schema.items())):
+    if isinstance(part.schema, (dict, Mapping)) and all(map(_is_plain, part.schema.items())):
         return
     for error in _validator().iter_errors(part.schema):
         path = map(str, error.absolute_path)
@@ -187,17 +211,25 @@ _SAME_VALUE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 
 def _same_value(view: View, part: Part) -> list[Path]:
-    if isinstance(part.schema, bool) or part.schema.keys().isdisjoint(_SAME_VALUE):
+    if isinstance(part.schema, bool) or _ends(part.schema):
         return []
-    target = view.target(part)
-    at = len(part.path)
-    inside = [p.path for p in children(part) if p.path[at] in _SAME_VALUE]
-    return inside + ([target.path] if target else [])
+    links, at = view.links(part), len(part.path)
+    parts = [p for p in links.used if p.path[at] in _SAME_VALUE]
+    parts += [links.target] if links.target else []
+    return [p.path for p in parts if not (isinstance(p.schema, bool) or _ends(p.schema))]
+
+
+def _ends(schema: Mapping[str, Any]) -> bool:
+    """Whether nothing in it is a schema of the same value."""
+    return _SAME_VALUE.isdisjoint(schema)
+
+
+_VALUED = frozenset(("multipleOf", "const", "enum", "pattern", "patternProperties"))
 
 
 def _check_values(part: Part) -> None:
     path, schema = part
-    if isinstance(schema, bool):
+    if isinstance(schema, bool) or _VALUED.isdisjoint(schema):
         return
     for key, value in schema.items():
         at = (*path, key)
@@ -230,8 +262,8 @@ def _needs_escape(value: Any) -> str | None:
 
 
 def _check_multiples(view: View, parts: list[Part]) -> None:
-    said = [(part.path, part.schema) for part in parts if isinstance(part.schema, Mapping)]
-    multiples = sum(_digits(schema) for _, schema in said)
+    said = [part.schema for part in parts if not isinstance(part.schema, bool)]
+    multiples = sum(_digits(schema) for schema in said if "multipleOf" in schema)
     if not multiples:
         return
     joined = math.prod(

@@ -24,7 +24,7 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
-from mlx_server.schemas.compiler import fault
+from mlx_server.schemas.compiler import fault, text_fault
 from mlx_server.schemas.disjoint import Disjointness
 from mlx_server.schemas.grammar import simplified_text
 from mlx_server.schemas.messages import (
@@ -39,7 +39,7 @@ from mlx_server.schemas.messages import (
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import View, pointer
+from mlx_server.schemas.view import View, pointer, refused
 
 LARGE = 16_384
 """Characters of a grammar whose lexer takes long to build."""
@@ -49,6 +49,13 @@ EXPRESSIONS = frozenset(
 )
 """Keywords that make regular expressions of any size. Without them a lexer reads names, constants
 and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
+
+
+LONG_TEXT = 500
+"""Characters that a text may or has to have, from which on its pattern is tried with its length."""
+LONG_TEXTS = 32
+"""Different ones that are tried, at most."""
+_LENGTHS = ("minLength", "maxLength")
 
 
 def reply_to(request: Request) -> Reply:
@@ -89,7 +96,28 @@ def _compiled(schema: Any) -> Compiled:
     if why := fault(f"start: {grammar}", reads_only=is_plain):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
+    _try_long_texts(view)
     return Compiled(grammar, [*found])
+
+
+def _try_long_texts(view: View) -> None:
+    """Refuses texts whose pattern and length are too costly together.
+
+    llguidance joins both into one expression, which it builds while the text is read: a row would
+    fail at its first characters.
+    """
+    tried = set[str]()
+    for path, found in view.reached():
+        if not isinstance(found, Mapping) or "pattern" not in found:
+            continue
+        text = {key: found[key] for key in ("pattern", *_LENGTHS) if key in found}
+        if max(text.get(key, 0) for key in _LENGTHS) < LONG_TEXT:
+            continue
+        source = f"start: %json {json.dumps({'type': 'string', **text})}"
+        if source not in tried and len(tried) < LONG_TEXTS:
+            tried.add(source)
+            if why := text_fault(source):
+                raise refused((*path, "pattern"), f"is too costly for such a length: {why}")
 
 
 def _has_expressions(view: View) -> bool:

@@ -48,6 +48,23 @@ def fault(source: str, *, reads_only: bool = False) -> str:
     return in_a_line(matcher.get_error()) if matcher.is_error() else ""
 
 
+def text_fault(source: str) -> str:
+    """Why the lexer of a JSON text fails within its first characters; empty if it does not."""
+    matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
+    for characters in (b'"', *[_FIRST] * 2):
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        allowed = (byte for byte in characters if mask and mask[byte >> 3] >> (byte & 7) & 1)
+        if (byte := next(allowed, None)) is None:
+            break
+        matcher.consume_token(byte)
+    else:
+        matcher.compute_bitmask()
+    return in_a_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+_FIRST = b"a0A-_ .@/zZ9"
+
+
 def in_a_line(message: str) -> str:
     """llguidance's message on one line, without its state, its listings and the names of rules."""
     text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]

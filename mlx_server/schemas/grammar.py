@@ -10,13 +10,14 @@ from mlx_server.schemas.bounds import wide_bound
 from mlx_server.schemas.property_names import list_names, listed_names, match_names, names_pattern
 from mlx_server.schemas.report import (
     COUNTS,
+    DROPPABLE,
     IDLE,
     UnsupportedKeyword,
     is_closed,
     is_vacuous,
     unsupported_keywords,
 )
-from mlx_server.schemas.view import Path, Schema, View, reference
+from mlx_server.schemas.view import HOLDERS, Path, Schema, View, reference
 
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
 """The white space between the parts of JSON. It is bounded, because a small model may otherwise
@@ -68,9 +69,10 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
         if keyword != "oneOf":
             dropped.setdefault(path, set()).add(keyword)
     parts = [
-        (part, view.target(part), listed_names(view, part), names_pattern(view, part))
+        (part, view.links(part).target, listed_names(view, part), names_pattern(view, part))
         for part in view.reached()
     ]
+    changed = False
     for part, target, names, pattern in parts:
         path, found = part
         if isinstance(found, dict):
@@ -78,21 +80,35 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
                 list_names(found, part, names)
             if pattern is not None:
                 match_names(found, pattern)
-            _simplify(found, dropped.get(path, set()))
+            removed = _simplify(found, dropped.get(path, _NOTHING))
+            changed = changed or not HOLDERS.isdisjoint(removed)
+            changed = changed or names is not None or pattern is not None
             if target:
                 found["$ref"] = reference(target.path)
+    if changed:
+        view.forget()
 
 
-def _simplify(schema: dict[str, Any], dropped: set[str]) -> None:
-    idle = {key for key in schema if key in IDLE or is_vacuous(schema, key)}
-    for key in dropped | idle:
+Keywords = frozenset[str] | set[str]
+_NOTHING = frozenset[str]()
+_COUNTS = frozenset(COUNTS)
+_BOUNDS = frozenset(("minimum", "maximum"))
+
+
+def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:
+    """Returns the keywords that it has removed."""
+    idle = DROPPABLE.intersection(schema)
+    removed = dropped.union(key for key in idle if key in IDLE or is_vacuous(schema, key))
+    for key in removed:
         schema.pop(key, None)
-    for key in schema.keys() & set(COUNTS):
+    for key in _COUNTS.intersection(schema):
         schema[key] = int(schema[key])
-    wide = {key: wide_bound(schema, key) for key in schema}
-    schema.update({key: bound for key, bound in wide.items() if bound is not None})
+    for key in _BOUNDS.intersection(schema):
+        if (bound := wide_bound(schema, key)) is not None:
+            schema[key] = bound
     if "pattern" in schema:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
+    return removed
 
 
 def _may_spell(view: View) -> bool:

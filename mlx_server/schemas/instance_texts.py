@@ -17,7 +17,7 @@ MOST_TEXTS = 1_500
 MOST_SUFFIXES = 64
 """Suffixes of one literal that are proposed, at most."""
 
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 _DIGITS = ".0123456789"
 
 
@@ -57,9 +57,11 @@ class InstanceTexts:
         for one in instances.schemas:
             self._add_own(one, instances.text(one))
         required = instances.required()
-        for name, value in instances.members():
-            written = compact(name)
-            self.tails |= {f"{end}:" for end in _suffixes(written)}
+        names = dict[str, str]()
+        for name, value in dict.fromkeys(instances.members()):
+            if (written := names.get(name)) is None:
+                written = names[name] = compact(name)
+                self.tails |= {f"{end}:" for end in _suffixes(written)}
             if value is not None:
                 self.tails.add(f'":{value}')
                 self.members.add(f"{written}:{value}")
@@ -84,8 +86,8 @@ class InstanceTexts:
 
 def _bounds(schema: Mapping[str, Any]) -> Iterable[int | float]:
     """The schema's bounds, and the integers next to them."""
-    for key in _BOUNDS:
-        bound = schema.get(key, False)
+    for key in _BOUNDS.intersection(schema):
+        bound = schema[key]
         if isinstance(bound, int) and not isinstance(bound, bool):
             yield from (bound, bound + 1, bound - 1)
         elif isinstance(bound, float):

@@ -17,7 +17,6 @@ from mlx_server.schemas.view import (
     Part,
     Path,
     View,
-    children,
     pointer,
     refused,
 )
@@ -82,17 +81,18 @@ def visited(view: View) -> Iterator[Visited]:
 
 def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
     path, schema = visited.part
-    if isinstance(schema, bool):
+    links = view.links(visited.part)
+    if isinstance(schema, bool) or not (links.used or links.target):
         return
     shared = visited.joined or len(_constraints(schema)) > 1
-    for part in children(visited.part):
+    for part in links.used:
         keyword = part.path[len(path)]
         if keyword not in _UNSUPPORTED:
             in_place = keyword in _IN_PLACE
             alone = keyword != "allOf" or len(schema["allOf"]) == 1
             yield Visited(part, visited.joined or (in_place and (shared or not alone)))
-    if target := view.target(visited.part):
-        yield Visited(target, shared)
+    if links.target:
+        yield Visited(links.target, shared)
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
@@ -123,6 +123,9 @@ def unsupported_keywords(
     return list(found)
 
 
+_COSTLY = frozenset(("pattern", "format", "minProperties", "maxProperties"))
+
+
 class _Costs:
     """Finds keywords that llguidance supports but that cost too much while an answer is decoded.
 
@@ -135,7 +138,7 @@ class _Costs:
 
     def unsupported_keywords(self, visited: Visited) -> Iterator[UnsupportedKeyword]:
         path, schema = visited.part
-        if isinstance(schema, bool):
+        if isinstance(schema, bool) or _COSTLY.isdisjoint(schema):
             return
         for key in ("pattern", "format"):
             self._joined_patterns += visited.joined and key in schema
@@ -154,9 +157,11 @@ def _unsupported_of(
     visited: Visited, disjoint: Disjoint, view: View
 ) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
-    if isinstance(schema, bool):
+    if isinstance(schema, bool) or _REPORTED.isdisjoint(schema):
         return
     for key in schema:
+        if key not in _REPORTED:
+            continue
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
             # at the root, a format that writes a call's arguments one by one takes any names
             if key != "propertyNames" or not path or not _says_names(view, visited.part):
@@ -196,6 +201,13 @@ def _unsupported_of(
 _NUMERIC = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
+
+
+_REPORTED = _NUMERIC.union(
+    _UNSUPPORTED,
+    ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
+)
+"""The keywords of which some uses are reported."""
 
 
 def _says_names(view: View, part: Part) -> bool:
@@ -274,6 +286,10 @@ _MAY_BE_VACUOUS = frozenset(
         *("patternProperties", "additionalItems", "minProperties", "maxProperties"),
     )
 )
+
+
+DROPPABLE = _MAY_BE_VACUOUS.union(IDLE)
+"""Keywords of which some or all uses constrain nothing."""
 
 
 def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:

@@ -11,9 +11,14 @@ from itertools import islice
 from typing import Any
 
 from mlx_server.schemas.regex_tails import RegexTails, regex_tails
-from mlx_server.schemas.shortest_number import Parts, shortest_number, shortest_of
+from mlx_server.schemas.shortest_number import (
+    NUMERIC,
+    Parts,
+    shortest_number,
+    shortest_of,
+)
 from mlx_server.schemas.types import named
-from mlx_server.schemas.view import Part, children
+from mlx_server.schemas.view import LEADING, Part, children
 
 MOST_CHARACTERS = 20_000
 """A longer instance is as good as none."""
@@ -44,6 +49,16 @@ FORMATS = {
 """Expressions of some texts of each format, from which their tails are taken."""
 
 _CONSTANTS = {"null": "null", "boolean": "true"}
+_SHORTEST = {"string": '""', "array": "[]", "object": "{}", **_CONSTANTS}
+"""The shortest value of a type that is none of a number."""
+
+_LENGTHENING = frozenset(
+    (
+        *("const", "enum", "$ref", "allOf", "anyOf", "oneOf", "required", "minProperties"),
+        *("minItems", "minLength", "pattern", "format", *NUMERIC),
+    )
+)
+"""Keywords without which the shortest value is that of the type."""
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -55,6 +70,8 @@ def compact(value: Any) -> str:
 
 def patterns_of(schema: Mapping[str, Any]) -> list[RegexTails]:
     """The tails of the texts that the schema's own `pattern` and `format` allow."""
+    if "pattern" not in schema and "format" not in schema:
+        return []
     written = [schema.get("pattern"), FORMATS.get(str(schema.get("format")))]
     found = (regex_tails(pattern) for pattern in written if isinstance(pattern, str))
     return [tails for tails in found if tails]
@@ -86,14 +103,15 @@ class ShortestInstances:
 
     def text(self, schema: Any) -> str | None:
         """The shortest instance, written compactly; None if none was found."""
+        schema = self._followed(schema)
         if isinstance(schema, bool):
             return "0" if schema else None
+        if _LENGTHENING.isdisjoint(schema) and isinstance(type := schema.get("type", ""), str):
+            return _SHORTEST.get(type, "0")
         if id(schema) in self._known:
             self._recursed = self._recursed or id(schema) in self._unsettled
             return self._known[id(schema)]
         parts = self._flattened(schema)
-        if len(parts) == 2 and schema.keys() == {"$ref"}:
-            return self.text(parts[1])
         if self._are_open(parts) or len(self._open) > MOST_DEPTH:
             self._recursed = True
             return self._before.get(id(schema))
@@ -136,8 +154,21 @@ class ShortestInstances:
                 continue
             seen.add(id(schema))
             yield schema
+            if LEADING.isdisjoint(schema):
+                continue
             inner = [part.schema for part in children(Part((), schema))]
             waiting += [*reversed(inner), self._target(schema)]
+
+    def _followed(self, schema: Any) -> Any:
+        """The schema, or the one to which its `$ref` leads if it says nothing else."""
+        for _ in range(MOST_DEPTH):
+            if isinstance(schema, bool) or "$ref" not in schema or not _ALIAS.issuperset(schema):
+                break
+            target = self._target(schema)
+            if not isinstance(target, (dict, bool)):
+                break
+            schema = target
+        return schema
 
     def _target(self, schema: Mapping[str, Any]) -> Any:
         ref = schema.get("$ref")
@@ -301,6 +332,7 @@ def constants_of(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 _ANNOTATIONS = frozenset(("$defs", "definitions", "title", "description", "default", "x-guidance"))
+_ALIAS = _ANNOTATIONS | {"$ref"}
 
 
 def _constrains(schema: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ Parts = Sequence[Mapping[str, Any]]
 
 MOST_BOUNDS = 8
 
-_NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
 def shortest_of(texts: Iterator[str | None]) -> str | None:
@@ -19,7 +19,7 @@ def shortest_of(texts: Iterator[str | None]) -> str | None:
 
 
 def shortest_number(parts: Parts, *, whole: bool) -> str | None:
-    if not any(_NUMERIC & part.keys() for part in parts):
+    if not any(NUMERIC & part.keys() for part in parts):
         return "0"
     if (plain := _plain_integer(parts)) is not None:
         return plain
@@ -55,7 +55,7 @@ def _plain_integer(parts: Parts) -> str | None:
     """The shortest integer between bounds that are integers; no fraction is shorter.
 
     None if there is none, and where fractions decide."""
-    said = [(key, part[key]) for part in parts for key in _NUMERIC if key in part]
+    said = [(key, part[key]) for part in parts for key in NUMERIC if key in part]
     if any(key == "multipleOf" or type(value) is not int for key, value in said):
         return None
     lows = [value + (key != "minimum") for key, value in said if key.endswith("inimum")]

@@ -23,7 +23,7 @@ def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:
 
 
 def unsupported_as_text(tool: Tool) -> list[UnsupportedKeyword]:
-    """The same, where text stands between marks."""
+    """The same, where text stands between delimiters."""
     patterns = chain.from_iterable(map(_unsupported_patterns, variants_of(tool.parameters)))
     return list(dict.fromkeys([*unsupported_one_by_one(tool), *patterns]))
 

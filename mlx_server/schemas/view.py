@@ -6,7 +6,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -24,6 +24,18 @@ SINGLE = (
 )
 DEFINITIONS = ("$defs", "definitions")
 
+_SHAPES = {
+    **dict.fromkeys(NAMED, NAMED),
+    **dict.fromkeys(DEFINITIONS, DEFINITIONS),
+    **dict.fromkeys(LISTED, LISTED),
+    **dict.fromkeys(SINGLE, SINGLE),
+}
+"""How each keyword holds schemas."""
+HOLDERS = frozenset(_SHAPES)
+"""The keywords that hold schemas."""
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
 _OBJECT = (dict, Mapping)
 """`dict` first: to ask whether it is a Mapping takes ten times as long."""
 _SCHEMA = (*_OBJECT, bool)
@@ -34,13 +46,49 @@ class Part(NamedTuple):
     schema: Schema
 
 
+class Links(NamedTuple):
+    """What a part leads to."""
+
+    inside: list[Part]
+    """The schemas directly inside it, its definitions too."""
+    used: list[Part]
+    """Those without its definitions."""
+    target: Part | None
+    """The target of its `$ref`."""
+
+
+LEADING = HOLDERS | {"$ref"}
+"""The keywords that lead to other schemas."""
+_NO_LINKS = Links([], [], None)
+
+
 class View:
-    """A schema and the targets of its references, which are `#`, `#/a/pointer` or `#anchor`."""
+    """A schema and the targets of its references, which are `#`, `#/a/pointer` or `#anchor`.
+
+    What its parts lead to is found once: whoever changes the schema has to call `forget`.
+    """
 
     def __init__(self, root: Schema) -> None:
         self.root = root
         self._pointed_parts: dict[str, Part] = {}
         """The targets of pointers that were followed."""
+        self._links: dict[Path, Links] = {}
+        self._reached: list[Part] | None = None
+
+    def forget(self) -> None:
+        self._links, self._reached = {}, None
+
+    def links(self, part: Part) -> Links:
+        """What a part of this very schema leads to. Raises InvalidGrammar."""
+        if isinstance(part.schema, bool) or LEADING.isdisjoint(part.schema):
+            return _NO_LINKS
+        found = self._links.get(part.path)
+        if found is None:
+            inside, at = [*children(part, DEFINITIONS)], len(part.path)
+            defines = any(inner.path[at] in DEFINITIONS for inner in inside)
+            used = [p for p in inside if p.path[at] not in DEFINITIONS] if defines else inside
+            found = self._links[part.path] = Links(inside, used, self.target(part))
+        return found
 
     @cached_property
     def _changes_base(self) -> bool:
@@ -50,7 +98,7 @@ class View:
             value = waiting.pop()
             if isinstance(value, _OBJECT) and "$id" in value:
                 return True
-            waiting += _values_of(value)
+            waiting += [inner for inner in _values_of(value) if type(inner) not in _PLAIN]
         return False
 
     @cached_property
@@ -64,7 +112,8 @@ class View:
     @cached_property
     def referred_places(self) -> frozenset[Path]:
         """The paths of what references lead to, and of everything around it."""
-        targets = [target.path for part in self.reached() if (target := self.target(part))]
+        links = map(self.links, self.reached())
+        targets = [found.target.path for found in links if found.target]
         return frozenset(path[:size] for path in targets for size in range(1 + len(path)))
 
     def target(self, part: Part) -> Part | None:
@@ -96,23 +145,27 @@ class View:
             return None
         return found.schema if found else None
 
-    def reached(self) -> Iterator[Part]:
+    def reached(self) -> list[Part]:
         """The root and all parts that it uses; definitions only if something refers to them."""
-        return self._walked(())
+        if self._reached is None:
+            self._reached = [*self._walked(lambda links: links.used)]
+        return self._reached
 
     def all(self) -> Iterator[Part]:
-        return self._walked(DEFINITIONS)
+        return self._walked(lambda links: links.inside)
 
-    def _walked(self, definitions: tuple[str, ...]) -> Iterator[Part]:
-        waiting, seen = [Part((), self.root)], set()
+    def _walked(self, inner: Callable[[Links], list[Part]]) -> Iterator[Part]:
+        waiting, seen = [Part((), self.root)], set[Path]()
         while waiting:
             part = waiting.pop()
             if part.path in seen:
                 continue
             seen.add(part.path)
             yield part
-            target = self.target(part)
-            waiting += [*reversed(list(children(part, definitions))), *([target] if target else [])]
+            links = self.links(part)
+            waiting += reversed(inner(links))
+            if links.target:
+                waiting.append(links.target)
 
     def _pointed(self, name: str, at: Path) -> Part:
         if name not in self._pointed_parts:
@@ -170,12 +223,16 @@ def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
     if isinstance(schema, bool):
         return
     for key, value in schema.items():
-        if (key in NAMED or key in definitions) and isinstance(value, _OBJECT):
-            yield from _schemas(path, key, value.items())
-        elif key in LISTED or (key == "items" and isinstance(value, list)):
+        shape = _SHAPES.get(key)
+        if shape is None:
+            continue
+        if shape is NAMED or (shape is DEFINITIONS and key in definitions):
+            if isinstance(value, _OBJECT):
+                yield from _schemas(path, key, value.items())
+        elif shape is LISTED or (key == "items" and isinstance(value, list)):
             if isinstance(value, list):
                 yield from _schemas(path, key, enumerate(value))
-        elif key in SINGLE and isinstance(value, _SCHEMA):
+        elif shape is SINGLE and isinstance(value, _SCHEMA):
             yield Part((*path, key), value)
 
 

@@ -1,4 +1,4 @@
-"""Blocks of calls in a grammar (see notation.Block)."""
+"""Blocks of calls in a grammar (see `BlockGrammar`)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -57,9 +57,9 @@ def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
 
 def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tuple[str, ...]:
     """`keyword at #/path` for all that its calls are not held to, however they are written."""
-    blocks = (block for notation in call_formats for block in notation.blocks)
-    lacking = (str(gap) for block in blocks for gap in block.unsupported(tool))
-    return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *lacking]))
+    blocks = (block for each in call_formats for block in each.blocks)
+    unsupported = (str(each) for block in blocks for each in block.unsupported(tool))
+    return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *unsupported]))
 
 
 def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:

@@ -49,8 +49,9 @@ class BlockGrammar:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmarkedBlockGrammar(BlockGrammar):
-    """A block of a call format without marks (see `CallFormat.begins`). A text must not begin like
-    a call, so `head` is the beginning that makes a call certain.
+    """A block of a call format without delimiters (see `CallFormat.begins`).
+
+    A text must not begin like a call, so `head` is the beginning that makes a call certain.
     """
 
     head: Callable[[Tool], str]
@@ -101,7 +102,7 @@ def read_block(
     events: list[Event],
     allowed: RepairPolicy = ALL_REPAIRS,
 ) -> None:
-    """Read a block from after its opening mark, from a complete source. Malformed if it is no
+    """Read a block from after its opening delimiter, from a complete source. Malformed if it is no
     block; `events` then has those that precede the error."""
 
     def emit(event: Event) -> None:

@@ -117,7 +117,7 @@ class ToolCallEmitter:
         return found[0] if len(found) == 1 else ""
 
     def start(self, name: str, id: str | None = None) -> "ToolCallWriter":
-        """id: the model's own, if its notation has ids. An unknown name is Malformed: text."""
+        """id: the model's own, if its format has ids. An unknown name is Malformed: text."""
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)

@@ -1,7 +1,7 @@
-"""Values as a notation spells them, by their schema: strings, words, lists and objects.
+"""The grammar rules of strings, words, lists and objects in a call format, by their schema.
 
 What is said of a value beyond the keywords here is left to JSON, which the readers of these
-notations understand as well.
+formats understand as well.
 """
 
 import json

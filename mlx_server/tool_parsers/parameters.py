@@ -8,14 +8,14 @@ from mlx_server.schemas.values import MemberSchema
 
 
 class UncallableTool(BadRequest):
-    """A tool that a notation has no way to call."""
+    """A tool that can't be called in a call format."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"This model has no way to write {what}.", param="tools")
 
 
 ParameterWriter = Callable[[MemberSchema], str | None]
-"""A parameter, as symbols of a rule; None if the notation can't say its key."""
+"""A parameter, as symbols of a rule; None if the format can't express its key."""
 
 ParameterRules = tuple[str, bool]
 """The rule of a parameter, and whether it is required."""

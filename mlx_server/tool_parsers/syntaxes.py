@@ -61,7 +61,7 @@ def python_text(
 def _quoted_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
 ) -> Steps[None]:
-    """A string in quotes that its notation does not have, and its own delimiter may follow as well.
+    """A string in quotes that its syntax does not have, and its own delimiter may follow as well.
 
     What a backslash means there is in doubt, and so is any quote in it.
     """
@@ -80,7 +80,7 @@ def _quoted_text(
 def _json_text_or_delimited(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
 ) -> Steps[None]:
-    """A string in JSON, whose notation has a delimiter of its own, which may follow."""
+    """A string in JSON, in a syntax with a delimiter of its own, which may follow."""
     if (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
         return
     yield from json_text(source, quote, into)

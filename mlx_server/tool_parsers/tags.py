@@ -296,7 +296,7 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
 
 
 def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
-    """Whether one line comes that has line breaks around it, where the notation has none there."""
+    """Whether one line comes that has line breaks around it, where the format has none."""
     ahead = source.lookahead()
     if tags.margin or tags.says_types or not (yield from ahead.accept("\n")):
         return False

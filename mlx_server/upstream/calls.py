@@ -116,7 +116,7 @@ def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
 
 
 def _names_it(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether the piece has the name of a call whose arguments came first."""
+    """Whether the piece has the name of a call whose arguments arrived first."""
     return not (call.name or piece.arguments)
 
 

@@ -56,7 +56,7 @@ class Retriable(Exception):
 
 
 class UpstreamStream:
-    """The JSON values of one answer. The first has come already."""
+    """The JSON values of one answer; the first one has arrived already."""
 
     def __init__(self, first: Any, rest: AsyncGenerator[Any], close: Callable[[], Any]) -> None:
         self._first = first

@@ -25,7 +25,7 @@ class Credentials(Protocol):
     async def headers(self) -> Mapping[str, str]: ...
 
     def refused(self) -> bool:
-        """The upstream refused them. Returns whether others can be had at once."""
+        """Note that the upstream refused these headers; return whether others are available now."""
 
     @property
     def secrets(self) -> tuple[str, ...]:

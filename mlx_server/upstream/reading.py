@@ -161,7 +161,7 @@ class AnswerReader:
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
         if piece.reasoning:
             self._raw_thoughts.append(piece.reasoning)
-            self._echoed_thoughts.came(piece.reasoning)
+            self._echoed_thoughts.add(piece.reasoning)
             yield from self._reason(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
@@ -211,7 +211,7 @@ class AnswerReader:
             raise UpstreamFailed("The upstream sent an answer that is too long.")
 
     def _further(self, piece: AnswerPiece) -> AnswerPiece:
-        """What a whole message has that has not come yet, as some servers send it growing."""
+        """The new part of a whole message: some servers send the message again as it grows."""
         return replace(
             piece,
             text=beyond(piece.text, self._raw),
@@ -289,7 +289,7 @@ class AnswerReader:
                     if source == "content":
                         if self._logprobs:
                             self._logprobs.of(event.text)
-                        is_new = not self._echoed_thoughts.has(event.text)
+                        is_new = not self._echoed_thoughts.repeats(event.text)
                         kind: RepairKind = "reasoning" if is_new else "stutter"
                         place = "reasoning_content"
                         yield from self._repaired(Repaired(self._index, kind, place))
@@ -309,7 +309,7 @@ class AnswerReader:
         self, source: str, event: ToolCallStarted | ToolCallDelta | ToolCallFinished
     ) -> Iterator[Event]:
         if source != "structured" and not isinstance(event, ToolCallFinished):
-            self._echoed_calls.came(source, event)
+            self._echoed_calls.add(source, event)
         if isinstance(event, ToolCallStarted):
             self._numbers[source, event.call] = len(self._numbers)
             id = new_id() if event.id in self._ids else event.id

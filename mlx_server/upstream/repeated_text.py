@@ -1,5 +1,8 @@
-"""What an upstream sends again: text in each piece or at the end, thoughts in the text that came as
-such, calls in the text that come as such."""
+"""Removes what an upstream sends twice.
+
+Text may be repeated in each piece or in the last one; thoughts and calls may come both in the text
+and in fields of their own.
+"""
 
 import json
 from collections import Counter, deque
@@ -133,13 +136,13 @@ class EchoedThoughts:
         self._may_be = True
         """Whether all of the text's thoughts so far have come before."""
 
-    def came(self, thoughts: str) -> None:
-        """thoughts: as they came next to the text."""
+    def add(self, thoughts: str) -> None:
+        """Note thoughts that came next to the text."""
         if self._may_be and (compact := "".join(thoughts.split())):
             self._ahead.append(compact)
 
-    def has(self, thoughts: str) -> bool:
-        """thoughts: the next ones in the text."""
+    def repeats(self, thoughts: str) -> bool:
+        """Whether the next thoughts in the text repeat those that came next to it."""
         rest = "".join(thoughts.split())
         while self._may_be and rest:
             head = self._ahead.popleft() if self._ahead else ""
@@ -161,7 +164,7 @@ class EchoedCalls:
         """Names and arguments of calls, by where they were and their number there."""
         self._left: Counter[tuple[str, str]] | None = None
 
-    def came(self, source: str, event: ToolCallStarted | ToolCallDelta) -> None:
+    def add(self, source: str, event: ToolCallStarted | ToolCallDelta) -> None:
         match event:
             case ToolCallStarted(call=call, name=name):
                 self._made[source, call] = (name, [])
@@ -169,7 +172,8 @@ class EchoedCalls:
                 self._made[source, call][1].append(arguments)
 
     def new_in(self, events: list[Event]) -> list[Event]:
-        """events: those of calls that came as such. Each of the text's stands for one of them."""
+        """The events without those of calls that the text had already; each of these stands for one
+        call."""
         if not self._made:
             return events
         if self._left is None:
@@ -177,7 +181,7 @@ class EchoedCalls:
         own, again = EchoedCalls(), set[int]()
         for event in events:
             if isinstance(event, ToolCallStarted | ToolCallDelta):
-                own.came("", event)
+                own.add("", event)
         for (_, call), written in own._calls().items():
             if self._left[written]:
                 self._left[written] -= 1
@@ -190,7 +194,7 @@ class EchoedCalls:
 
 
 def _same(name: str, arguments: str) -> tuple[str, str]:
-    """Alike for calls that differ only in how they are written."""
+    """A key that calls share if they differ only in how they are written."""
     try:
         return name, json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

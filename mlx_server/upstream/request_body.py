@@ -32,7 +32,7 @@ PENALTIES = ("presence_penalty", "frequency_penalty")
 
 @dataclass(frozen=True)
 class UpstreamRequest:
-    """One answer to ask for."""
+    """The request for one answer."""
 
     route: str
     body: Mapping[str, Any]
@@ -43,7 +43,7 @@ class UpstreamRequest:
 def check(
     id: str, can: UpstreamCapabilities, request: GenerateRequest, thoughts: ThoughtTags | None
 ) -> None:
-    """Raise BadRequest for what no request to this upstream can say.
+    """Raise BadRequest for what no request to this upstream can express.
 
     thoughts: the delimiters of reasoning, as far as it has any that can be written into a message.
     """

@@ -180,7 +180,7 @@ class Batch:
         waiting = WaitingPrompt(
             row, prompt, request.max_tokens, stops, forced, cache, known, forced_from=len(prompt)
         )
-        self._preempted.came(waiting)
+        self._preempted.add(waiting)
         self._turns.add(waiting)
 
     def preempt(self, number: int) -> None:
@@ -208,7 +208,7 @@ class Batch:
 
     def cancel(self, number: int) -> None:
         self._leave(number)
-        self._preempted.left(number)
+        self._preempted.remove(number)
 
     def _leave(self, number: int) -> None:
         if number in self._decoder:
@@ -320,7 +320,7 @@ class Batch:
 
     def _token(self, rows: dict[int, Row], response: Any, *, alone: bool) -> Token:
         if response.finish_reason is not None:
-            self._preempted.left(response.uid)
+            self._preempted.remove(response.uid)
             row = rows[response.uid]  # a finished row is no longer in the batch
             cache = response.prompt_cache
             self._cache.store(row, response.all_tokens, lambda: cache, handed_over=alone)

@@ -27,10 +27,10 @@ class Preempted:
     def rows(self) -> list[Row]:
         return [waiting.row for waiting in self._waiting.values()]
 
-    def came(self, waiting: WaitingPrompt) -> None:
+    def add(self, waiting: WaitingPrompt) -> None:
         self._prompts[waiting.number] = waiting
 
-    def left(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         self._prompts.pop(number, None)
         self._waiting.pop(number, None)
 

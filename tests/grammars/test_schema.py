@@ -303,6 +303,10 @@ def _deep(depth: int) -> dict[str, Any]:
     return {"properties": {"a": _deep(depth - 1)}} if depth else {}
 
 
+_WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
+"""A hundred words at most, of a schema in use: its rows failed with "too many expressions"."""
+
+
 @pytest.mark.parametrize(
     ("within_limit", "beyond", "named"),
     [
@@ -320,6 +324,11 @@ def _deep(depth: int) -> dict[str, Any]:
         ({"pattern": "x" * 2_000}, {"pattern": "x" * 2_001}, "#/pattern"),
         ({"pattern": "x{10000}"}, {"pattern": "x{0,10001}"}, "#/pattern"),
         ({"pattern": "(x{200}){200}"}, {"pattern": "(x{300}){200}"}, "#/pattern"),
+        (
+            {"type": "string", "pattern": _WORDS, "maxLength": 200},
+            {"properties": {"a": {"type": "string", "pattern": _WORDS, "maxLength": 5_000}}},
+            "#/properties/a/pattern is too costly for such a length: lexer error",
+        ),
         ({"multipleOf": 9_999}, {"items": {"multipleOf": 10_001}}, "multipleOf"),
         (
             {"items": {"multipleOf": 99}, "contains": {"multipleOf": 0.98}},

@@ -29,7 +29,7 @@ from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.system import descriptors
 from tests.hostile.lowered import lower
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving
-from tests.lora.test_catalog import mlx_adapter
+from tests.lora.adapter_files import mlx_adapter
 
 HANG = 20.0
 MANY = 40

@@ -1,6 +1,6 @@
 """Text is never control: in every family, whatever a client writes and wherever it can write.
 
-What a hostile template could do with a client's text is tested in tests/prompts/test_render.py.
+tests/prompts/test_template_prompt.py tests what a hostile template could do with a client's text.
 """
 
 import json

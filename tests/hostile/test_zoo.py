@@ -25,7 +25,8 @@ from tests.hostile import zoo
 from tests.hostile.lowered import lower
 from tests.hostile.watch import watching
 from tests.live.server import serving
-from tests.lora import test_catalog as lora
+from tests.lora.adapter_files import mlx_adapter, read
+from tests.lora.test_reader import HOSTILE
 from tests.worker.test_worker import ask, drain, failures, run, tokens_of
 
 SECONDS = 30.0
@@ -155,13 +156,13 @@ def test_templates_that_are_no_templates(cage: Path, beast: str) -> None:
             model.family.render(model.checkpoint, HELLO)
 
 
-@pytest.mark.parametrize("name", lora.HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_adapters_that_are_refused(tmp_path: Path, name: str) -> None:
     """The messages themselves stand in the test of the catalogue."""
-    folder = lora.mlx_adapter(tmp_path / "cage")
-    lora.HOSTILE[name][0](folder)
+    folder = mlx_adapter(tmp_path / "cage")
+    HOSTILE[name][0](folder)
     with bounded(folder), pytest.raises(AdapterInvalid):
-        lora.read(folder)
+        read(folder)
 
 
 LOOP = "{% for i in R %}{% for j in R %}{% endfor %}{% endfor %}"

@@ -13,17 +13,12 @@ from mlx_server.mcp import Connector, Connectors, McpLimits
 from mlx_server.mcp.capacity import CountingSemaphore
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone, served
-from tests.mcp.test_hostile import HOSTILE
 from tests.mcp.test_http import Wild, quiet
+from tests.mcp.test_stdio_hostile import HOSTILE
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = McpLimits(open_seconds=10, call_seconds=10, wait_seconds=0.2)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def connectors(*habits: str, limits: McpLimits = LIMITS) -> Connectors:

@@ -35,11 +35,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Head = list[tuple[bytes, bytes]]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Wild:
     """A server without the SDK: it is well-behaved until a tool is called."""
 

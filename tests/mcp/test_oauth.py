@@ -17,11 +17,6 @@ pytestmark = pytest.mark.anyio
 CHALLENGE = b"www-authenticate", b'Bearer error="invalid_token"'
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Listening(Wild):
     """A server that notes which tokens it gets."""
 

@@ -19,11 +19,6 @@ NAME = f"tools{OURS}"
 PUBLIC = "93.184.215.14"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def rebinding(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> AsyncIterator[NameServer]:
     async with naming() as (names, getaddrinfo):

@@ -22,11 +22,6 @@ class Clocks:
         self.steady += seconds
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
 async def opened(path: Path, clocks: Clocks, **retention: int) -> Store:
     store = await Store.open(path, Retention(days=30, **retention), clock=lambda: clocks.wall)
     store._ageing = AgeClock(lambda: clocks.wall, lambda: clocks.steady)

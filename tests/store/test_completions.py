@@ -13,11 +13,6 @@ from tests.store.make import items, recounted, response, runs
 ANY = CompletionFilter()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
 def completion(id: str, created_at: float = 0.0, note: bytes = b"") -> CompletionRecord:
     labels = b'{"model": "m", "metadata": {"id": "%s"}}' % id.encode()
     return CompletionRecord(id, created_at, labels, b'{"note": "%s"}' % note)

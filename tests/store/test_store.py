@@ -23,23 +23,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @runs
-async def test_a_response_comes_back_as_it_was_put(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("r", "in_progress", previous="p"), "me", items("a", "b"))
-    ended = response("r", "completed", items("c", "d"), note="\u00e9")
-    assert await store.put(ended, "me", [b"e0", b"e1", b"e2"])
-    await store.close()
-
-    store = await Store.open(path)
-    got = await store.get("r", "me")
-    assert (got.status, got.body, got.output) == ("completed", ended.body, tuple(items("c", "d")))
-    assert got.previous == "p"  # as begun
-    assert await store.events("r", "me") == [b"e0", b"e1", b"e2"]
-    assert await store.events("r", "me", starting_after=0, limit=1) == [b"e1"]
-    await store.close()
-
-
-@runs
 async def test_another_owner_sees_nothing(path: Path) -> None:
     store = await Store.open(path)
     await store.begin(response("r", "in_progress"), "me", items("a"))
@@ -85,123 +68,6 @@ async def test_another_owner_sees_nothing(path: Path) -> None:
 
 
 @runs
-async def test_who_ends_it_first_wins(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("r", "queued"), "me")
-    assert await store.put(response("r", "in_progress", items("a")), "me", [b"0"])
-    assert await store.put(response("r", "in_progress", items("a", "b")), "me", [b"0", b"1"])
-    assert await store.put(response("r", "cancelled", items("b")), "me")
-    assert not await store.put(response("r", "completed", items("z")), "me", [b"z"])
-    assert (await store.get("r", "me")).output == tuple(items("b"))
-    assert await store.events("r", "me") == []
-    await store.delete("r", "me")
-    assert not await store.put(response("r"), "me")
-    await store.close()
-
-
-@runs
-async def test_pages(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("r", output=items("o")), "me", items(*"abcde"))
-    first = await store.input_items("r", "me", limit=2)
-    assert (first.items, first.has_more) == (items("e", "d"), True)
-    last = await store.input_items("r", "me", after="d", limit=3)
-    assert (last.items, last.has_more) == (items("c", "b", "a"), False)
-    forth = await store.input_items("r", "me", after="a", limit=3, order="asc")
-    assert (forth.items, forth.has_more) == (items("b", "c", "d"), True)
-    with pytest.raises(BadRequest) as error:
-        await store.input_items("r", "me", after="o")
-    assert error.value.param == "after"
-    await store.close()
-
-
-@runs
-async def test_a_chain_is_every_item_from_the_first(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("1", output=items("b")), "me", items("a"))
-    await store.begin(response("2", output=items("d", "e"), previous="1"), "me", items("c"))
-    await store.begin(response("3", "in_progress", previous="2"), "me", items("f"))
-    await store.begin(response("other", previous="1"), "me", items("z"))
-    assert await store.chain("3", "me") == items(*"abcdef")
-    await store.delete("2", "me")
-    with pytest.raises(NotFound, match="'2' not found; it is the `previous_response_id` of '3'"):
-        await store.chain("3", "me")
-    await store.close()
-
-
-@runs
-async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = await Store.open(path)
-    for n in range(5):
-        previous = f"{n - 1}" if n else None
-        await store.begin(response(f"{n}", previous=previous), "me", [ItemRecord("i", b"x" * 100)])
-    await store.begin(response("itself", previous="itself"), "me")
-    limit(monkeypatch, "CHAIN_RESPONSES", 5)
-    assert len(await store.chain("4", "me")) == 5
-    limit(monkeypatch, "CHAIN_RESPONSES", 4)
-    for too_long in ("4", "itself"):
-        with pytest.raises(BadRequest, match="is longer than 4"):
-            await store.chain(too_long, "me")
-    assert len(await store.chain("2", "me", 399)) == 3
-    with pytest.raises(TooLarge, match=r"larger than `server.max_body_bytes`") as error:
-        await store.chain("3", "me", 399)
-    assert error.value.param == "previous_response_id"
-    limit(monkeypatch, "READ_BACK_ITEMS", 3)
-    assert len(await store.chain("2", "me")) == 3
-    with pytest.raises(TooLarge, match="more than 3 stored items"):
-        await store.chain("3", "me")
-    await store.close()
-
-
-@runs
-async def test_conversations(path: Path) -> None:
-    store = await Store.open(path)
-    await store.create_conversation(ConversationRecord("c", 7, b'{"a":1}'), "me", items("1", "2"))
-    await store.update_conversation("c", "me", b'{"a":2}', 8)
-    assert await store.conversation("c", "me") == ConversationRecord("c", 7, b'{"a":2}')
-    await store.add_items("c", "me", items("3"), 9)
-    with pytest.raises(BadRequest, match="'2'"):
-        await store.add_items("c", "me", items("4", "2"), 9)
-    await store.delete_item("c", "me", "1")
-    with pytest.raises(NotFound):
-        await store.delete_item("c", "me", "1")
-    with pytest.raises(NotFound):
-        await store.conversation_item("c", "me", "1")
-    assert await store.conversation_item("c", "me", "3") == items("3")[0]
-    assert (await store.conversation_items("c", "me", order="asc")).items == items("2", "3")
-    await store.delete_conversation("c", "me")
-    with pytest.raises(NotFound):
-        await store.conversation("c", "me")
-    assert (await store.stats()).items == 0
-    await store.close()
-
-
-@runs
-async def test_a_conversation_takes_the_items_of_what_was_answered(path: Path) -> None:
-    store = await Store.open(path)
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1"))
-    for id, status in (("r", "completed"), ("s", "failed"), ("t", "incomplete")):
-        await store.begin(response(id, "in_progress", conversation="c"), "me", items("1", f"{id}i"))
-        await store.put(response(id, status, items(f"{id}o")), "me")
-    reported = (await store.conversation_items("c", "me", order="asc")).items
-    assert reported == items("1", "ri", "ro", "ti", "to")
-    await store.delete_conversation("c", "me")
-    assert (await store.input_items("r", "me", order="asc")).items == items("1", "ri")
-    await store.close()
-
-
-@runs
-async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("r", output=[ItemRecord("i", b"old")]), "me")
-    await store.begin(response("s"), "me", [ItemRecord("i", b"new")])
-    assert (await store.item("i", "me")).body == b"new"
-    await store.delete("s", "me")
-    assert (await store.item("i", "me")).body == b"old"
-    await store.close()
-
-
-@runs
 async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await Store.open(path)
     limit(monkeypatch, "STORED_PIECE_BYTES", 1000)
@@ -241,24 +107,6 @@ async def test_hostile_ids(path: Path, id: str) -> None:
 
 
 @runs
-async def test_what_was_running_at_a_stop_has_failed_and_says_why(path: Path) -> None:
-    store = await Store.open(path)
-    for status in ("queued", "in_progress", "completed", "cancelled"):
-        await store.begin(response(status, status, items("o")), "me", items("i"))
-    await store.close()
-    store = await Store.open(path)
-    for id in ("queued", "in_progress"):
-        got = await store.get(id, "me")
-        body = msgspec.json.decode(got.body)
-        assert got.status == body["status"] == "failed"
-        assert "stopped before" in body["error"]["message"]
-        assert (body["id"], got.output) == (id, tuple(items("o")))
-    assert (await store.get("completed", "me")).body == response("completed").body
-    assert (await store.get("cancelled", "me")).status == "cancelled"
-    await store.close()
-
-
-@runs
 async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0 * DAY
     store = await Store.open(path, Retention(days=30, count=5), clock=lambda: now)
@@ -275,16 +123,6 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
     assert (stats.oldest, stats.newest) == (0, 100 * DAY)
     assert (await store.get("88", "me")).created_at == 88 * DAY
     assert await store.prune() == 0
-    await store.close()
-
-
-@runs
-async def test_an_old_response_does_not_age_its_conversation(path: Path) -> None:
-    store = await Store.open(path, clock=lambda: 100 * DAY)
-    await store.create_conversation(ConversationRecord("c", 90 * DAY, b"{}"), "me")
-    await store.begin(response("r", at=0, conversation="c"), "me")
-    assert await store.prune() == 1
-    assert (await store.conversation("c", "me")).created_at == 90 * DAY
     await store.close()
 
 

@@ -22,8 +22,8 @@ from tests.upstream.playing import (
     settings,
     streamed,
 )
-from tests.upstream.test_handed_back import SIGNED
-from tests.upstream.test_quirks import CALL_JSON, PARIS
+from tests.upstream.test_reading import CALL_JSON, PARIS
+from tests.upstream.test_reasoning_details import SIGNED
 
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
 EYE = {"type": "mcp", "server_label": "eye", "connector_id": "quiet", "require_approval": "never"}

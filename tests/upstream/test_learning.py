@@ -19,7 +19,7 @@ from tests.upstream.playing import (
     whole,
 )
 from tests.upstream.test_failures import NOWHERE
-from tests.upstream.test_quirks import CALL_JSON, PARIS, WEATHER
+from tests.upstream.test_reading import CALL_JSON, PARIS, WEATHER
 
 OPENROUTER = {
     "id": "there",

@@ -47,7 +47,7 @@ class TextProposals:
         self._classes = classes
         self._tokens: dict[bytes, list[int]] = {}
         spelled = {_bytes(text) for text in texts} - {b""}
-        self._texts = sorted(spelled, key=_by_length)[:MOST_TEXTS]
+        self._texts = _shortest(spelled)
         self.bytes = frozenset(text[0] for text in self._texts)
         """The bytes with which they begin."""
         self._beginning: dict[AbstractSet[int], list[bytes]] = {}
@@ -67,9 +67,8 @@ class TextProposals:
         return self._tokens[text]
 
     @property
-    def longest(self) -> int:
-        """The tokens of the longest text."""
-        return len(self._classes.cut(self._texts[-1])) if self._texts else 0
+    def longest(self) -> bytes:
+        return self._texts[-1] if self._texts else b""
 
 
 class FrameEndings:
@@ -117,6 +116,14 @@ class FrameEndings:
                     break
             self._tokens[text] = found
         return self._tokens[text]
+
+
+def _shortest(texts: AbstractSet[bytes]) -> list[bytes]:
+    """The shortest ones in order; the same ones in every process."""
+    if len(texts) > MOST_TEXTS:
+        most = sorted(map(len, texts))[MOST_TEXTS - 1]
+        texts = {text for text in texts if len(text) <= most}
+    return sorted(sorted(texts), key=len)[:MOST_TEXTS]
 
 
 def _by_length(text: _Text) -> tuple[int, _Text]:
@@ -168,14 +175,17 @@ def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
     )
     literals, controls = list(_literals(own)), _controls(own, classes)
     expressions = TextProposals(classes, _expression_tails(own))
+    longest = max((values.longest, required.longest, following.longest), key=len)
     begun = sum(len(classes.cut(text.encode())) for text in literals) + len(controls)
     return CompletionProposals(
         FrameEndings(classes, spelled, frame.tails if frame else ()),
         *(values, required, following, members, tails, numbers),
         own=[*controls, *_own_texts(literals, expressions, classes)],
         width=texts.width,
-        growth=max(values.longest, required.longest, following.longest) + min(begun, CALL_TOKENS),
-        reserve=max(len(classes.cut(_bytes(texts.longest_tail))), expressions.longest),
+        growth=len(classes.cut(longest)) + min(begun, CALL_TOKENS),
+        reserve=max(
+            len(classes.cut(_bytes(texts.longest_tail))), len(classes.cut(expressions.longest))
+        ),
     )
 
 

@@ -12,16 +12,16 @@ from mlx_server.cli import app, machine_checks
 from mlx_server.cli.tables.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.lora.config import CONFIG
-from tests.lora.test_catalog import (
+from tests.lora.adapter_files import (
     IN,
     LAYER,
     OUT,
     RANK,
-    checkpoint,
     mlx_adapter,
     numbers,
     peft_adapter,
 )
+from tests.lora.test_base_model import checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ FUNCTION: Json = {
 }
 
 CUSTOM = "tests/api/chat_completions/test_custom_tools.py::test_a_custom_tool_has_one_argument"
-HANDED_BACK = "tests/upstream/test_handed_back.py"
+HANDED_BACK = "tests/upstream/test_reasoning_details.py"
 TAKEN_BACK = "tests/api/chat_completions/test_custom_tools.py::test_a_call_is_taken_back"
 
 

@@ -6,10 +6,10 @@ from pydantic import BaseModel
 
 from mlx_server.config import distributed, hostfile, upstream
 
-REQUESTS, FAILURES = "tests/upstream/test_requests.py", "tests/upstream/test_failures.py"
-HANDED_BACK = "tests/upstream/test_handed_back.py"
-BUDGET = "tests/upstream/test_thinking_budget.py"
-WATSONX = "tests/upstream/test_watsonx.py"
+REQUESTS, FAILURES = "tests/upstream/test_request_body.py", "tests/upstream/test_failures.py"
+HANDED_BACK = "tests/upstream/test_reasoning_details.py"
+BUDGET = "tests/upstream/test_limited_thoughts.py"
+WATSONX = "tests/upstream/test_credentials_watsonx.py"
 REFUSED = f"{REQUESTS}::test_what_can_not_be_passed_on_is_refused_by_name"
 ITS_ROLES = f"{REQUESTS}::test_messages_keep_their_roles_and_no_content_is_null"
 LISTED = f"{REQUESTS}::test_what_has_no_effect_is_listed"

@@ -182,7 +182,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "is_error": Case(answered(result={"is_error": True}), answered()),
     },
     blocks.ToolUseBlock: {
-        "extra_content": "tests/upstream/test_handed_back.py::"
+        "extra_content": "tests/upstream/test_reasoning_details.py::"
         "test_a_signature_comes_back_with_its_call",
         "id": f"{INPUT}::test_calls_and_results",
         "name": Case(answered({"name": "g"}), answered()),

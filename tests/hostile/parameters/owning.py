@@ -54,7 +54,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
         "source": Setting({"source": "replay:other.jsonl"}, asked(THINKS), SAID),
         "family": Setting({"family": "mistral"}, asked(THINKS), SAID),
         "chat_template": Setting({"chat_template": "other.jinja"}),
-        "revision": "tests/sources/test_source.py::test_a_revision_is_fetched_and_found_again",
+        "revision": "tests/sources/test_hub.py::test_a_revision_is_fetched_and_found_again",
         "aliases": ReportedSetting({"aliases": ["nick"]}, "aliases", ["nick"]),
         "context_length": Setting({"context_length": 64}, {"max_tokens": 100}),
         "tokenizer": Setting({"tokenizer": "checkpoint"}, asked(THINKS), SAID),

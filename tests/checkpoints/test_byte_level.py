@@ -7,11 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import tokenizers
 
 from mlx_server.checkpoints.byte_level import KIMI_PIECES, byte_level_tokenizer, kimi_tokenizer
-from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.prompts.harmony.vocabulary import shipped
@@ -111,37 +109,6 @@ def test_a_damaged_or_unknown_vocabulary(
     (tmp_path / "tiktoken.model").write_bytes(body)
     with pytest.raises(ModelUnusable, match=says):
         kimi_tokenizer(tmp_path / "tiktoken.model", config)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_s_own_ids(tmp_path: Path, kind: str, prefix: bool) -> None:
-    lines = Path(__file__).read_text("utf-8")
-    (tmp_path / "text.txt").write_text(lines)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"),
-        model_prefix=str(tmp_path / "tokenizer"),
-        vocab_size=600,
-        model_type=kind,
-        byte_fallback=True,
-        character_coverage=0.99,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=prefix,
-        minloglevel=2,
-    )
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    ours = sentencepiece_tokenizer(tmp_path / "tokenizer.model", {})
-    for text in texts():
-        ids = ours.encode(text, add_special_tokens=False).ids
-        assert ids == theirs.encode(text)
-        assert ours.decode(ids) == theirs.decode(ids)
-
-
-def test_a_tokenizer_model_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"YQ== 0\nYg== 1\n")
-    with pytest.raises(ModelUnusable, match="Use a checkpoint with"):
-        sentencepiece_tokenizer(tmp_path / "tokenizer.model", {})
 
 
 def test_ranks_may_be_few() -> None:

@@ -2,33 +2,23 @@
 
 import asyncio
 import json
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mlx_server import limits
-from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset, guard
+from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
-GONE_SECONDS = 3.0
-"""Promised; a machine that does much else takes longer."""
-PATIENCE_SECONDS = 20.0
 LIMITS = McpLimits(open_seconds=10, call_seconds=10)
 HASTY = McpLimits(open_seconds=0.5, call_seconds=0.5)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @asynccontextmanager
@@ -155,119 +145,6 @@ async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
         said = [await outcome(toolset, "dies") for _ in range(limits.MCP_OPENINGS.value + 1)]
     closed = ["error: The server closed the connection."] * limits.MCP_OPENINGS.value
     assert said == [*closed, "error: The server's connection was lost twice."]
-
-
-def processes(file: Path) -> list[psutil.Process]:
-    return [psutil.Process(int(pid)) for pid in file.read_text().split()]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """One without a parent may stay in the table until somebody asks for it."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def test_servers_go_with_all_that_they_started(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    async with opened("leaves children", "will not go", file=file) as toolset:
-        assert await outcome(toolset, "leaves children") == "seen"
-        started = processes(file)
-        assert len(started) == (4 if sys.platform == "linux" else 3)
-    assert not any(map(is_alive, started))
-
-
-def test_servers_go_when_we_are_killed(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    with ours_with("leaves children", file) as ours:
-        started = [*processes(file), *ours.children(recursive=True)]
-        ours.kill()
-        assert 2 * guard.GRACE_SECONDS < GONE_SECONDS / 2
-        asyncio.run(are_gone(started))
-
-
-@contextmanager
-def ours_with(habit: str, file: Path) -> Iterator[psutil.Process]:
-    """A process like ours, which has a server."""
-    program = f"""
-import asyncio, sys
-from pathlib import Path
-from tests.mcp.test_hostile import opened
-
-async def main():
-    async with opened({habit!r}, file=Path({str(file)!r})):
-        print("open", flush=True)
-        await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-    ours = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert ours.stdout
-    with ours, ours.stdout:
-        assert ours.stdout.readline() == "open\n"
-        try:
-            yield psutil.Process(ours.pid)
-        finally:
-            ours.kill()
-
-
-def guards_of(server: psutil.Process) -> list[psutil.Process]:
-    """The first one, by its parent, and the second."""
-    first = server.parents()[0]
-    others = [child for child in first.children() if child.cmdline()[2:3] == first.cmdline()[2:3]]
-    return [first, *others]
-
-
-async def are_gone(processes: Sequence[psutil.Process]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while any(map(is_alive, processes)):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("harmed", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
-async def test_a_server_whose_guard_is_killed_ends_at_once(
-    tmp_path: Path, harmed: tuple[int, ...]
-) -> None:
-    file = tmp_path / "pids"
-    async with opened("harms its guards", "quiet", file=file) as toolset:
-        started = processes(file)
-        guards = guards_of(started[0])
-        assert len(guards) == 2
-        for each in harmed:
-            guards[each].kill()
-        await are_gone([*started, *guards])
-        assert await outcome(toolset, "harms its guards") in (
-            "error: The server closed the connection.",
-            "seen",  # by one that was started anew
-        )
-        assert await outcome(toolset, "quiet") == "seen"
-
-
-@pytest.mark.parametrize("harmed", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
-async def test_a_server_whose_guard_is_stopped_ends_with_its_request(
-    tmp_path: Path, harmed: tuple[int, ...]
-) -> None:
-    file = tmp_path / "pids"
-    async with opened("harms its guards", file=file):
-        started = processes(file)
-        guards = guards_of(started[0])
-        for each in harmed:
-            guards[each].suspend()
-    await are_gone([*started, *guards])
-
-
-@pytest.mark.parametrize("harm", ["kill", "suspend"])
-def test_servers_of_harmed_guards_go_when_we_are_killed(tmp_path: Path, harm: str) -> None:
-    """At the same moment: only the other guard is left to see to it."""
-    file = tmp_path / "pids"
-    with ours_with("harms its guards", file) as ours:
-        started = processes(file)
-        guards = guards_of(started[0])
-        ours.suspend()  # so that it sees nothing
-        getattr(guards[0], harm)()
-        ours.kill()
-        asyncio.run(are_gone([*started, *guards]))
 
 
 async def test_it_sees_no_variables_but_its_own(

@@ -18,7 +18,7 @@ from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.worker import batch
 from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
 from tests.limits.boundaries import Boundary, passes
-from tests.lora import test_catalog as adapters
+from tests.lora import adapter_files as adapters
 
 
 def layers(count: int) -> None:

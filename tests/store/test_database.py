@@ -18,11 +18,6 @@ from mlx_server.store import ItemRecord, Retention, Store, database, file
 from tests.store.make import items, response, runs
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "RETRY_SECONDS", 0)

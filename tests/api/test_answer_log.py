@@ -1,4 +1,4 @@
-"""The numbers that the page shows: of answers, of speed and of memory."""
+"""The answers that the page lists: under way and ended, with texts where the owner wants them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -11,9 +11,7 @@ from starlette.testclient import TestClient
 from mlx_server import limits
 from mlx_server.api.answer_log import AnswerLog
 from mlx_server.api.answer_metrics import AnswerMetrics
-from mlx_server.api.samples import SECONDS, Samples
-from mlx_server.engine.messages import StepOutput, Token
-from mlx_server.errors import EngineDied, Overloaded
+from mlx_server.errors import EngineDied
 from mlx_server.events import (
     Event,
     Finished,
@@ -26,7 +24,6 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from mlx_server.page.streams import PageStreams
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 
@@ -189,82 +186,3 @@ def test_so_many_answers_are_listed_and_the_latest_first() -> None:
     listed = [ended["model"] for ended in log.ended("me")]
     assert listed == [str(number) for number in range(most, 0, -1)]
     assert log.totals["ended"] == most + 1
-
-
-def step(tokens: int) -> StepOutput:
-    return StepOutput("m", [Token(0, 5)] * tokens, 0, 0, 0)
-
-
-class Clock:
-    now = 1_000_000.0 * SECONDS
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_speed_counts_the_time_in_which_tokens_came() -> None:
-    clock = Clock()
-    samples = Samples(clock)
-    for _ in range(11):
-        samples.stepped(step(4))
-        clock.now += 0.1
-    clock.now += 3  # nothing to do
-    samples.stepped(step(4))
-    samples.first_token(1.0)
-    samples.first_token(3.0)
-    found = samples.columns()
-    assert found["at"] == [1_000_000 * SECONDS]
-    assert found["tokens_per_second"] == [pytest.approx(40, rel=0.01)]
-    assert found["first_token_seconds"] == [2.0]
-
-
-def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_happens() -> None:
-    clock = Clock()
-    samples = Samples(clock)
-    samples.memory(100)
-    samples.memory(900)
-    samples.memory(500)
-    clock.now += 40 * SECONDS
-    samples.memory(500)
-    samples.memory(200)
-    found = samples.columns()
-    assert found["memory"] == [900, 500]
-    assert found["memory_now"] == 200
-    assert [at - found["at"][0] for at in found["at"]] == [0, 40 * SECONDS]
-
-
-def test_samples_are_bounded_in_number_and_in_time() -> None:
-    clock, most = Clock(), limits.SAMPLES.value
-    samples = Samples(clock)
-    for number in range(most + 50):
-        samples.memory(number + 1)
-        clock.now += SECONDS
-    assert len(samples.columns()["at"]) == most
-    clock.now += SECONDS * (most - 10)
-    assert len(samples.columns()["at"]) == 10
-
-
-def test_a_client_has_so_many_streams_and_others_have_theirs() -> None:
-    streams, most = PageStreams(), limits.PAGE_STREAMS.value
-    taken = [streams.take("me") for _ in range(most)]
-    for place in taken:
-        place.__enter__()
-    with pytest.raises(Overloaded, match="close some of its tabs"), streams.take("me"):
-        pass
-    with streams.take("you"):
-        pass
-    taken[0].__exit__(None, None, None)
-    with streams.take("me"):
-        pass
-
-
-def test_streams_end_when_the_server_stops() -> None:
-    async def run() -> None:
-        streams = PageStreams()
-        waiting = asyncio.create_task(streams.pause(60))
-        await asyncio.sleep(0)
-        streams.end()
-        assert not await waiting
-        assert not await streams.pause(60)
-
-    asyncio.run(run())

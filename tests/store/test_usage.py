@@ -16,11 +16,6 @@ from tests.store.make import items, limit, recounted, response, runs
 DAY = 86400.0
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
 def big(id: str, size: int = 10_000) -> ItemRecord:
     return ItemRecord(id, b"x" * size)
 

@@ -1,0 +1,318 @@
+"""`mlx-server chat` against a server made of lines, and with a server of its own."""
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.clients import chat as chatting
+from mlx_server.clients.chat import Chat, client_of, connected, converse, own_server
+from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
+from mlx_server.events import ReasoningDelta, TextDelta
+from mlx_server.system.listening_sockets import DEFAULT_URL
+from tests.cli.running import run
+from tests.hostile.outbound import sitecustomize as outbound
+
+pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
+
+
+def delta(**fields: str) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': fields}]})}\n\n"
+
+
+class Reply:
+    """What the fake server answers to the next request."""
+
+    def __init__(self, body: str, status: int = 200, length: int | None = None) -> None:
+        self.body, self.status, self.length = body.encode(), status, length
+
+
+class Fake(ThreadingHTTPServer):
+    """Plays replies in order and then holds every stream open until its client leaves."""
+
+    daemon_threads = True
+
+    def __init__(self, *replies: Reply) -> None:
+        super().__init__(("127.0.0.1", 0), Wire)
+        self.replies = list(replies)
+        self.requests: list[dict[str, Any]] = []
+        self.left = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Wire(BaseHTTPRequestHandler):
+    server: Fake
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/models"
+        self._send(Reply(json.dumps({"data": [{"id": "first"}, {"id": "second"}]})))
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/chat/completions"
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append({**body, "key": self.headers["Authorization"]})
+        if self.server.replies:
+            self._send(self.server.replies.pop(0))
+        else:
+            self._send(Reply(delta(content="partial")))
+            self.rfile.read(1)
+            self.server.left.set()
+
+    def _send(self, reply: Reply) -> None:
+        self.send_response(reply.status)
+        if reply.length:
+            self.send_header("Content-Length", str(reply.length))
+        self.end_headers()
+        self.wfile.write(reply.body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+Serve = Callable[..., Fake]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[Fake] = []
+
+    def start(*replies: Reply) -> Fake:
+        servers.append(Fake(*replies))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,)).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def talk(server: Fake, text: str = "hi") -> str:
+    with client_of(server.url, None) as client:
+        return "".join(piece.text for piece in Chat(client, "m").say(text))
+
+
+DONE = "data: [DONE]\n\n"
+
+
+@pytest.fixture
+def nothing_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setattr(chatting, "DEFAULT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
+
+
+def test_chat_remembers_and_forgets(serve: Serve) -> None:
+    server = serve(*[Reply(delta(content=text) + DONE) for text in ("one", "two", "three")])
+    lines = iter(["hi", "again", "/reset", "", "anew", "/exit", "never read"])
+    said: list[str] = []
+    with client_of(server.url, "k") as client:
+        chat = Chat(client, "m", "Be brief.", {"temperature": 0.0})
+        converse(chat, lambda: next(lines), lambda piece: said.append(piece.text), said.append)
+    system = {"role": "system", "content": "Be brief."}
+    turn = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "one"}]
+    assert [request["messages"] for request in server.requests] == [
+        [system, {"role": "user", "content": "hi"}],
+        [system, *turn, {"role": "user", "content": "again"}],
+        [system, {"role": "user", "content": "anew"}],
+    ]
+    fields = {"model": "m", "stream": True, "temperature": 0.0, "key": "Bearer k"}
+    assert server.requests[0].items() >= fields.items()
+    assert next(lines) == "never read"
+
+
+def test_text_and_reasoning_are_told_apart(serve: Serve) -> None:
+    stream = ": keep-alive\n\n" + delta(role="assistant", content="")
+    stream += delta(reasoning_content="hm", reasoning="hm") + delta(content="yes") + DONE
+    server = serve(Reply(stream), Reply(stream))
+    with client_of(server.url, None) as client:
+        assert list(Chat(client, "m").say("?")) == [ReasoningDelta(0, "hm"), TextDelta(0, "yes")]
+    assert run("chat", "--url", server.url, stdin="?").stdout == "yes\n"
+
+
+OPENAI_ERROR = json.dumps({"error": {"message": "The queue is full.", "code": "overloaded"}})
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        (Reply(OPENAI_ERROR, 503), BadRequest, r"The queue is full\. \(HTTP 503\)"),
+        (Reply(OPENAI_ERROR, 401), Unauthorized, "--api-key"),
+        (Reply("<html>", 502), BadRequest, r"not OpenAI-compatible.*\(HTTP 502\)"),
+        (Reply("[1]", 400), BadRequest, "not OpenAI-compatible"),
+        (Reply(delta(content="a") + f"data: {OPENAI_ERROR}\n\n{DONE}"), GenerationFailed, "full"),
+        (Reply(delta(content="a")), GenerationFailed, "ended before the answer did"),
+        (Reply(delta(content="a"), length=999), GenerationFailed, "connection .* failed"),
+        (Reply("data: {oops\n\n"), GenerationFailed, "not in the format"),
+        (Reply("data: 5\n\n"), GenerationFailed, "not in the format"),
+    ],
+)
+def test_a_failed_answer_is_told_and_forgotten(
+    reply: Reply, error: type[ServerError], message: str, serve: Serve
+) -> None:
+    server = serve(reply)
+    with client_of(server.url, None) as client:
+        chat = Chat(client, "m")
+        with pytest.raises(error, match=message):
+            list(chat.say("hi"))
+        assert chat.turns == []
+
+
+def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
+    server = serve(Reply(OPENAI_ERROR, 503), Reply(delta(content="fine") + DONE))
+    lines, notes = iter(["hi", "hi", "/what", "/exit"]), list[str]()
+    with client_of(server.url, None) as client:
+        converse(Chat(client, "m"), lambda: next(lines), lambda _: None, notes.append)
+    assert "The queue is full." in notes[0]
+    assert notes[2].startswith("Unknown command")
+    assert [request["messages"] for request in server.requests] == [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "hi"}],
+    ]
+
+
+def test_closing_an_answer_closes_the_stream(serve: Serve) -> None:
+    server = serve()
+    with client_of(server.url, None) as client:
+        chat = Chat(client, "m")
+        with closing(chat.say("hi")) as answer:
+            assert next(answer) == TextDelta(0, "partial")
+        assert server.left.wait(10)
+        assert [turn["content"] for turn in chat.turns] == ["hi", "partial"]
+
+
+def test_piped_chat_prints_the_answer_only(serve: Serve) -> None:
+    server = serve(Reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
+    result = run("chat", "--url", server.url + "/v1/", stdin="hi\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Hello ?\n", "")
+    assert server.requests[0]["model"] == "first"
+
+
+def test_piped_chat_fails_with_1(serve: Serve) -> None:
+    cut = run("chat", "m", "--url", serve(Reply(delta(content="Hel"))).url, stdin="hi")
+    assert (cut.returncode, cut.stdout) == (1, "Hel")
+    assert "ended before the answer did" in cut.stderr
+    empty = run("chat", stdin=" \n")
+    assert (empty.returncode, empty.stdout) == (1, "")
+    assert "no question" in empty.stderr
+    assert "Traceback" not in cut.stderr + empty.stderr
+
+
+def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
+    silent = DEFAULT_URL.replace("127.0.0.1", "127.0.0.2")
+    with pytest.raises(Unavailable, match="mlx-server serve"), connected(silent, None, None):
+        pass
+    for url in ("no-scheme", "http://[", "ftp://x"):
+        with outbound.allowed(), pytest.raises(ServerError), connected(url, None, None):
+            pass
+    with pytest.raises(BadRequest) as error:
+        client_of("http://127.0.0.1", "sk-secret\n")
+    assert "sk-secret" not in str(error.value)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(serve: Serve) -> None:
+    server = serve()
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "mlx_server", "chat", "m", "--url", server.url]
+    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside) as child:
+        os.close(inside)
+        expect(terminal, b"> ")
+        os.write(terminal, b"hi\n")
+        expect(terminal, b"partial")
+        child.send_signal(signal.SIGINT)
+        expect(terminal, b"Stopped.")
+        assert server.left.wait(10)
+        expect(terminal, b"> ")
+        os.write(terminal, b"/exit\n")
+        assert child.wait(10) == 0
+    os.close(terminal)
+
+
+def expect(terminal: int, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        ready, _, _ = select.select([terminal], [], [], 20)
+        assert ready, f"{wanted!r} did not come, but {seen!r}"
+        seen += os.read(terminal, 1)
+
+
+OWN = """
+import os, signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Wire(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        key = os.environ["MLX_SERVER_API_KEYS"]
+        right = self.headers["Authorization"] == f"Bearer {key}"
+        self.send_response(200 if right else 401)
+        self.end_headers()
+        text = " ".join(sys.argv[1:])
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "%s"}}]}\\n\\n' % text.encode())
+        self.wfile.write(b"data: [DONE]\\n\\n")
+    def log_message(self, *_): pass
+
+server = HTTPServer(("127.0.0.1", 0), Wire)
+print("Loading", flush=True)
+print(f"Listening on http://127.0.0.1:{server.server_port}", flush=True)
+print("x" * 200_000, flush=True)
+server.serve_forever()
+"""
+
+
+def test_without_a_server_the_chat_starts_its_own(
+    nothing_at_home: None, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "not-for-this-one")
+    monkeypatch.setattr(chatting, "SERVE", [sys.executable, "-c", OWN])
+    Path("models.yaml").write_text("models: {a: {source: x/y, aliases: [b]}}\n")
+    wanted = [(None, "a", ""), ("b", "b", ""), ("org/name", "org/name", "org/name")]
+    wanted += [("./c", "c", "./c")]
+    for model, expected, arguments in wanted:
+        with connected(None, None, model) as (client, model_id):
+            assert model_id == expected
+            assert "".join(d.text for d in Chat(client, model_id).say("hi")) == arguments
+        with pytest.raises(Unavailable), client_of(str(client.base_url), None) as after:
+            chatting.served_models(after)
+
+
+def test_an_own_server_that_does_not_start() -> None:
+    with pytest.raises(Unavailable, match="did not start"), own_server(["true"]):
+        pass
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_an_own_server() -> None:
+    program = "import os, signal; print(f'Listening on http://{os.getpgid(0)}', flush=True);"
+    with own_server([sys.executable, "-c", program + "signal.pause()"]) as (url, _):
+        assert url != f"http://{os.getpgid(0)}"
+
+
+def test_an_own_server_ends_with_a_killed_chat(folder: Path) -> None:
+    program = (
+        "import sys; from mlx_server.clients.chat import own_server\n"
+        f"with own_server([sys.executable, '-c', {OWN!r}]) as (url, key):\n"
+        "    print(url, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout
+        assert child.stdin
+        url = child.stdout.readline().strip()
+        # A terminal that closes brings both. The end of its input also wakes a read that began
+        # just after the signal came, and which the signal could not interrupt any more.
+        child.send_signal(signal.SIGHUP)
+        child.stdin.close()
+        assert child.wait(10) == 128 + signal.SIGHUP
+    with pytest.raises(Unavailable), client_of(url, None) as client:
+        chatting.served_models(client)

@@ -1,0 +1,406 @@
+"""Models and adapters of the hub, which is a server of our own on localhost here, or a folder."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from mlx_server.sources.source import adapter_on_disk
+from tests.sources.test_source import BODIES, BODY, CHECKPOINT, put
+
+pytestmark = pytest.mark.live
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+CHILD = """
+import json, sys
+from mlx_server.errors import ServerError
+from mlx_server.sources import demo
+from mlx_server.sources import source as sources
+
+reports = []
+resolve = getattr(sources, sys.argv[2])
+options = json.loads(sys.argv[3])
+try:
+    folder = resolve(sys.argv[1], lambda *report: reports.append(report), **options)
+    answer = {"folder": str(folder)}
+except ServerError as error:
+    answer = {"error": type(error).__name__, "message": error.message}
+from huggingface_hub import constants
+heavy = [name for name in ("mlx", "mlx_lm", "torch", "transformers") if name in sys.modules]
+quiet = constants.HF_HUB_DISABLE_TELEMETRY
+print(json.dumps(answer | {"reports": reports, "heavy": heavy, "quiet": quiet}))
+"""
+
+
+def cached(home: Path, names: list[str]) -> Path:
+    """`org/name` as the hub client keeps it, without the file list that only new ones write."""
+    repository = home / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return put(repository / "snapshots" / COMMIT, names)
+
+
+STATUSES = {"broken": 500, "busy": 429, "private": 401}
+"""By the names of repositories whose owner is org."""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's API as a download uses: a commit, its file list, the files."""
+
+    files: ClassVar[list[str]] = []
+    asked: ClassVar[list[str]] = []
+    bodies: ClassVar[dict[str, bytes]] = {}
+    """In place of those that files have by themselves."""
+    sizes: ClassVar[dict[str, int]] = {}
+    """That the list tells, where a file is not as large."""
+    cut_off: ClassVar[set[str]] = set()
+    """Files of which the connection brings a half, once."""
+    refused: ClassVar[int | None] = None
+    """The status in place of any file, where it needs a token."""
+    ranges: ClassVar[list[str]] = []
+    revisions: ClassVar[tuple[str, ...]] = ("main", "v2")
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.asked.append(path if self.command == "GET" else f"HEAD {path}")
+        revision = path.removeprefix("/api/models/org/name/revision/")
+        if revision in (*self.revisions, COMMIT):
+            self.answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
+        elif path.startswith("/api/models/org/name/revision/"):
+            self.answer(b"", status=404, code="RevisionNotFound")
+        elif path == "/api/models/org/name/refs":
+            refs = [{"name": n, "ref": n, "targetCommit": COMMIT} for n in self.revisions]
+            self.answer(json.dumps({"branches": refs, "tags": [], "converts": []}).encode())
+        elif path == "/api/models":
+            self.answer(json.dumps([{"id": "org/name"}, {"id": "org/other"}]).encode())
+        elif path == f"/api/models/org/name/tree/{COMMIT}":
+            self.answer(json.dumps([self.listed(name) for name in self.files]).encode())
+        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            self.send(path.rpartition("/")[2])
+        elif status := STATUSES.get(path.split("/")[-3]):
+            self.answer(b"", status=status)
+        elif path.startswith("/api/models/org/gated/"):
+            self.answer(b"", status=403, code="GatedRepo")
+        else:
+            self.answer(b"", status=404, code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def listed(self, name: str) -> dict[str, Any]:
+        size = self.sizes.get(name, len(self.body(name)))
+        return {"type": "file", "path": name, "size": size, "oid": name}
+
+    def body(self, name: str) -> bytes:
+        return self.bodies.get(name, BODIES.get(name, BODY))
+
+    def send(self, name: str) -> None:
+        body = self.body(name)
+        if self.refused and self.headers["Authorization"] != "Bearer good":
+            self.answer(b"", status=self.refused, code="GatedRepo" if self.refused == 403 else "")
+        elif self.command == "GET" and name in self.cut_off:
+            self.cut_off.remove(name)
+            self.answer(body, etag=name, sent=len(body) // 2)
+        elif (begins := self.headers["Range"]) and self.command == "GET":
+            self.ranges.append(begins)
+            start = int(begins.removeprefix("bytes=").partition("-")[0])
+            self.answer(body[start:], 206, name, span=f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.answer(body, etag=name)
+
+    def answer(
+        self,
+        body: bytes,
+        status: int = 200,
+        etag: str = "-",
+        code: str = "",
+        span: str = "",
+        sent: int | None = None,
+    ) -> None:
+        self.send_response(status)
+        size = self.sizes.get(etag, len(body)) if self.command == "HEAD" else len(body)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if span:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:sent])
+        self.close_connection = sent is not None
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def hub() -> Iterator[ThreadingHTTPServer]:
+    Hub.files, Hub.asked, Hub.ranges = [], [], []
+    Hub.bodies, Hub.sizes, Hub.cut_off, Hub.refused = {}, {}, set(), None
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def resolve_in_child(
+    source: str,
+    home: Path,
+    hub: ThreadingHTTPServer | None = None,
+    function: str = "resolve",
+    options: dict[str, Any] | None = None,
+    **environment: str,
+) -> dict[str, Any]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    place = f"http://127.0.0.1:{hub.server_port}" if hub else "http://127.0.0.1:1"
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, source, function, json.dumps(options or {})],
+        env=kept | {"HF_HOME": str(home), "HF_ENDPOINT": place, "NO_PROXY": "*"} | environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=30,
+    )
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
+
+
+def test_a_download_brings_what_is_needed_and_no_code(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    wanted = [*CHECKPOINT, "chat_template.jinja", "merges.txt", "tokenizer.model"]
+    unwanted = ["modeling.py", "pytorch_model.bin", "original/params.json", "x.gguf", "x.pkl"]
+    Hub.files = wanted + unwanted
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    folder = Path(answer["folder"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(wanted)
+    assert (folder / "model.safetensors").read_bytes() == BODY
+    assert not any(name in path for path in Hub.asked for name in unwanted)
+
+    # the small files were there before the weights were begun with
+    assert answer["reports"][-1] == ["downloading org/name", len(BODY), len(BODY)]
+    assert all(0 < done <= total for _, done, total in answer["reports"])
+    assert answer["quiet"] is True
+    assert answer["heavy"] == []
+
+
+def test_what_is_cached_is_taken_without_a_request(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    folder = cached(tmp_path, CHECKPOINT)
+    for source in ("org/name", "hf:org/name"):
+        assert resolve_in_child(source, tmp_path, hub)["folder"] == str(folder)
+    assert resolve_in_child("org/name", tmp_path, HF_HUB_OFFLINE="1")["folder"] == str(folder)
+    assert Hub.asked == []
+
+
+def test_half_a_download_is_finished(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    folder = cached(tmp_path, CHECKPOINT[:2])
+    Hub.files = CHECKPOINT
+    assert resolve_in_child("org/name", tmp_path, hub)["folder"] == str(folder)
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_offline_and_not_cached(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    answer = resolve_in_child("org/name", tmp_path, hub, HF_HUB_OFFLINE="1")
+    assert answer["error"] == "ModelUnusable"
+    assert "HF_HUB_OFFLINE is set" in answer["message"]
+    assert "hf download org/name" in answer["message"]
+    assert Hub.asked == []
+
+
+def test_offline_and_half_cached(tmp_path: Path) -> None:
+    cached(tmp_path, CHECKPOINT[:2])
+    answer = resolve_in_child("org/name", tmp_path, HF_HUB_OFFLINE="1")
+    assert answer["error"] == "ModelUnusable"
+    assert "model*.safetensors" in answer["message"]
+    assert "HF_HUB_OFFLINE" in answer["message"]
+
+
+def test_no_network_and_not_cached(tmp_path: Path) -> None:
+    answer = resolve_in_child("org/name", tmp_path)
+    assert answer["error"] == "ModelUnusable"
+    assert "Check the network" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("org/gated", "Accept its terms on https://huggingface.co/org/gated"),
+        ("org/unknown", "Check the spelling"),
+        ("org/nam", "(similar names: org/name)"),
+        ("org/broken", "the hub can't be reached (HfHubHTTPError: Server error '500"),
+        ("org/busy", "rate limit is reached"),
+        ("org/private", "Set HF_TOKEN"),
+        ("org/two--dashes", "try again"),
+    ],
+)
+def test_what_the_hub_refuses_comes_with_what_to_do(
+    tmp_path: Path, hub: ThreadingHTTPServer, source: str, fix: str
+) -> None:
+    answer = resolve_in_child(source, tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert fix in answer["message"]
+
+
+def test_a_repository_without_mlx_weights(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files = ["config.json", "tokenizer.json", "pytorch_model.bin"]
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert "has no model*.safetensors" in answer["message"]
+    assert "mlx-community" in answer["message"]
+    assert nothing_heavy_was_asked()
+
+
+def nothing_heavy_was_asked() -> bool:
+    weights = [path for path in Hub.asked if path.endswith(".safetensors")]
+    return all(path.startswith("HEAD ") for path in weights)
+
+
+@pytest.mark.parametrize(
+    ("file", "body", "says"),
+    [
+        ("config.json", b'{"model_type": "deepseek_v4"}', "its model type 'deepseek_v4'"),
+        ("config.json", b'{"model_type": "glm4v_moe"}', "Update mlx-server and mlx-lm"),
+        ("config.json", b'{"model_type": "phi4mm"}', "choose another model"),
+        ("config.json", b'{"model_type": "../llama"}', "'../llama'"),
+        ("config.json", b'{"model_type": "llama", "model_file": "x.py"}', "mlx-server never runs"),
+        ("config.json", b"{", "config.json is not valid JSON"),
+        ("tokenizer.json", b"{}", "tokenizer.json of this model can't be read"),
+    ],
+)
+def test_what_small_files_speak_against_is_not_fetched(
+    tmp_path: Path, hub: ThreadingHTTPServer, file: str, body: bytes, says: str
+) -> None:
+    Hub.files, Hub.bodies = CHECKPOINT, {file: body}
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert says in answer["message"]
+    assert nothing_heavy_was_asked()
+
+
+def test_what_is_over_the_budget_is_not_fetched(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files, Hub.sizes = CHECKPOINT, {"model.safetensors": 62_300_000_000}
+    answer = resolve_in_child("org/name", tmp_path, hub, options={"budget": 16_000_000_000})
+    assert answer["error"] == "NotEnoughMemory"
+    assert "take 62.3 GB, and the memory budget is 16.0 GB" in answer["message"]
+    assert "`memory_budget`" in answer["message"]
+    assert "`mlx-server doctor` says where" in answer["message"]
+    assert nothing_heavy_was_asked()
+
+
+def test_what_is_larger_than_the_disk_is_not_fetched(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    Hub.files, Hub.sizes = CHECKPOINT, {"model.safetensors": 1 << 60}
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert "Free some space, or set HF_HOME" in answer["message"]
+    assert nothing_heavy_was_asked()
+
+
+def test_a_revision_is_fetched_and_found_again(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files = CHECKPOINT
+    answer = resolve_in_child("org/name", tmp_path, hub, options={"revision": "v2"})
+    assert Path(answer["folder"]).name == COMMIT
+    assert "/api/models/org/name/revision/v2" in Hub.asked
+    assert "/api/models/org/name/revision/main" not in Hub.asked
+    Hub.asked.clear()
+    again = resolve_in_child("org/name", tmp_path, hub, options={"revision": "v2"})
+    assert (again["folder"], Hub.asked) == (answer["folder"], [])
+
+
+def test_a_revision_that_is_not_there(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files = CHECKPOINT
+    answer = resolve_in_child("org/name", tmp_path, hub, options={"revision": "v3"})
+    assert answer["error"] == "ModelUnusable"
+    assert "no revision 'v3'" in answer["message"]
+    assert "such as main, v2" in answer["message"]
+
+
+def test_a_gate_is_met_before_the_weights(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    Hub.files, Hub.refused = CHECKPOINT, 403
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert "Accept its terms on https://huggingface.co/org/name" in answer["message"]
+    assert "HF_TOKEN" in answer["message"]
+    assert nothing_heavy_was_asked()
+    assert "folder" in resolve_in_child("org/name", tmp_path, hub, HF_TOKEN="good")
+
+
+def test_a_download_goes_on_where_it_was_cut_off(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    weights = bytes(range(256)) * 100_000  # more than the client takes at once
+    Hub.files, Hub.bodies = CHECKPOINT, {"model.safetensors": weights}
+    Hub.cut_off = {"model.safetensors"}
+    folder = Path(resolve_in_child("org/name", tmp_path, hub)["folder"])
+    assert (folder / "model.safetensors").read_bytes() == weights
+    (begun,) = Hub.ranges
+    assert 0 < int(begun.removeprefix("bytes=").rstrip("-").partition("-")[0]) <= len(weights) // 2
+
+
+def test_a_hub_that_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        answer = resolve_in_child(
+            "org/name",
+            tmp_path,
+            HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            HF_HUB_DOWNLOAD_TIMEOUT="1",
+        )
+    assert answer["error"] == "ModelUnusable"
+    assert "Check the network" in answer["message"]
+
+
+def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
+    """The error is named as what it is, wherever the hub client meets it."""
+    from mlx_server.sources import hub as hub_module
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "is full. Free some space" in hub_module._fix(hub_module.HubModel("org/name"), full)
+
+
+ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_an_adapter_comes_without_what_it_was_trained_with(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    Hub.files = [*ADAPTER, "optimizer.pt", "adapter_model.bin", "tokenizer.json"]
+    answer = resolve_in_child("org/name", tmp_path, hub, "resolve_adapter")
+    folder = Path(answer["folder"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(ADAPTER)
+    assert answer["heavy"] == []
+    Hub.asked.clear()
+    again = resolve_in_child("hf:org/name", tmp_path, hub, "resolve_adapter")
+    assert (again["folder"], Hub.asked) == (answer["folder"], [])
+
+
+def test_half_an_adapter_is_finished(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    folder = cached(tmp_path, ADAPTER[:1])
+    Hub.files = ADAPTER
+    answer = resolve_in_child("org/name", tmp_path, hub, "resolve_adapter")
+    assert answer["folder"] == str(folder)
+    assert (folder / ADAPTER[1]).is_file()
+
+
+def test_an_adapter_that_cannot_be_had_is_no_adapter(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    answer = resolve_in_child("org/unknown", tmp_path, hub, "resolve_adapter")
+    assert answer["error"] == "AdapterInvalid"
+    assert "Check the spelling" in answer["message"]
+
+
+def test_the_path_of_an_adapter_is_itself(tmp_path: Path) -> None:
+    assert adapter_on_disk(str(tmp_path / "nowhere")) == tmp_path / "nowhere"

@@ -1,0 +1,195 @@
+"""Files of recordings, good and bad: what is read of them, and how mistakes are reported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.errors import TranscriptBroken
+from mlx_server.sources import transcript_file
+from mlx_server.sources.transcript import read_transcript
+from mlx_server.sources.transcript_entry import TranscriptEntry
+from mlx_server.sources.transcript_file import read_file
+from tests.sources.test_transcript import VOCABULARY, outputs, read, said, written
+
+
+def refused(folder: Path, entries: Any, suffix: str = ".yaml") -> str:
+    with pytest.raises(TranscriptBroken) as caught:
+        read(folder, entries, suffix)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json", ".jsonl", ".ndjson"])
+def test_every_field_is_read_from_either_kind_of_file(tmp_path: Path, suffix: str) -> None:
+    full = {
+        "output": "<|im_start|>Grüezi 🙂\n\u2028two lines<|im_end|>",
+        "match": "Hi",
+        "finish": "length",
+        "delay_ms": 12.5,
+        "generation_prompt": "<think>\n",
+    }
+    entries = [full, {"output_token_ids": [0, 5, VOCABULARY - 1]}]
+    whole = json.dumps(entries, ensure_ascii=suffix == ".json")
+    found = read(tmp_path, entries if suffix in (".jsonl", ".ndjson") else whole, suffix)
+    assert found.pick(said("Hi")).entry == TranscriptEntry(
+        output=full["output"],  # type: ignore[arg-type]
+        match="Hi",
+        finish="length",
+        delay_ms=12.5,
+        generation_prompt="<think>\n",
+    )
+    assert found.pick(said("Ho")).entry == TranscriptEntry(output_token_ids=(0, 5, VOCABULARY - 1))
+
+
+def test_yaml_is_written_by_hand(tmp_path: Path) -> None:
+    text = """\
+# what the model says
+- output: |-
+    first
+    second
+- match: "regex:(?i)weather"
+  output: Rain.
+"""
+    found = read(tmp_path, text)
+    assert outputs(found, said("x"), said("The WEATHER?")) == ["first\nsecond", "Rain."]
+
+
+def test_json_lines_may_have_gaps_and_a_byte_order_mark(tmp_path: Path) -> None:
+    text = '\ufeff\n{"output": "a"}\r\n\n  \n{"output": "b\x85\u2028"}\n'
+    assert outputs(read(tmp_path, text, ".jsonl"), "1", "2", "3") == ["a", "b\x85\u2028", "a"]
+
+
+MALFORMED: list[tuple[Any, str]] = [
+    ({}, "`output`"),
+    ({"output": "a", "output_token_ids": [1]}, "`output`"),
+    ({"output": "a", "answer": {"text": "a"}}, "`output`"),
+    ({"answer": "a"}, "`answer`"),
+    ({"answer": {"txt": "a"}}, "`answer`"),
+    ({"answer": {"calls": [{"arguments": {}}]}}, "`answer.calls"),
+    ({"answer": {"calls": [{"name": "f", "arguments": {"a": float("inf")}}]}}, "not finite"),
+    ({"answer": {"text": "a"}, "finish": "length"}, "`finish: length`"),
+    ({"output": None}, "`output`"),
+    ({"output": 5}, "output"),
+    ({"output": ["a"]}, "output"),
+    ({"output_token_ids": 5}, "output_token_ids"),
+    ({"output_token_ids": ["a"]}, "output_token_ids"),
+    ({"output_token_ids": [1.5]}, "output_token_ids"),
+    ({"output_token_ids": [-1]}, "output_token_ids"),
+    ({"output_token_ids": [VOCABULARY]}, "output_token_ids"),
+    ({"output": "a", "finish": "tool_calls"}, "finish"),
+    ({"output": "a", "finish": None}, "finish"),
+    ({"output": "", "finish": "length"}, "`finish: length`"),
+    ({"output_token_ids": [], "finish": "length"}, "`finish: length`"),
+    ({"output": "a", "delay_ms": "long"}, "delay_ms"),
+    ({"output": "a", "delay_ms": -1}, "`delay_ms`"),
+    ({"output": "a", "delay_ms": 60_001}, "`delay_ms`"),
+    ({"output": "a", "delay_ms": float("nan")}, "`delay_ms`"),
+    ({"output": "a", "match": 5}, "match"),
+    ({"output": "a", "match": "regex:("}, "`match`"),
+    ({"output": "a", "generation_prompt": 5}, "generation_prompt"),
+    ({"output": "a", "outptu": "b"}, "unknown key `outptu`: did you mean `output`?"),
+    ({"output": {"city": "Paris"}}, "`output` should be text: put it in quotes"),
+    ({"output": "a", "last": 5}, "`last` should be text: put it in quotes"),
+    ({"output": "a", "last": "regex:["}, "`last` is not a regular expression"),
+    ({"output": "a", "turn": 0}, "`turn` should be 1 or more"),
+    ({"output": "a", "turn": "2"}, "`turn`"),
+    ({"output": "a", "tools": "f"}, "`tools`"),
+    ({"output": "a", "off_grammar": "ignore"}, "`off_grammar`"),
+    ("output", "object"),
+    (None, "object"),
+    (["output", "a"], "object"),
+]
+
+
+@pytest.mark.parametrize(("entry", "field"), MALFORMED)
+@pytest.mark.parametrize("suffix", [".yaml", ".jsonl"])
+def test_a_malformed_entry_is_reported_with_its_line_number_and_field(
+    tmp_path: Path, entry: Any, field: str, suffix: str
+) -> None:
+    message = refused(tmp_path, [{"output": "fine"}, entry, {}], suffix)
+    assert message.startswith(f"The transcript can't be played: said{suffix}:2: entry 2: ")
+    assert field in message
+
+
+def test_every_mistake_is_reported_with_its_line(tmp_path: Path) -> None:
+    text = "# comment\n- output: a\n\n- outptu: b\n  match: c\n- output: 5\n"
+    assert read_file(written(tmp_path, text)).problems == [
+        "said.yaml:4: entry 2: unknown key `outptu`: did you mean `output`?",
+        "said.yaml:6: entry 3: `output` should be text: put it in quotes, or after `|-`",
+    ]
+    text = '[\n  {"output": "a"},\n  {"output": "]["},\n\n  {}\n]\n'
+    (problem,) = read_file(written(tmp_path, text, ".json")).problems
+    assert problem.startswith("said.json:5: entry 3: it needs one of")
+    many = [{"outptu": "a"}] * 30
+    assert len(read_file(written(tmp_path, many)).problems) == transcript_file.SHOWN + 1
+
+
+@pytest.mark.parametrize("field", ["output", "generation_prompt"])
+def test_half_a_character_is_no_text(tmp_path: Path, field: str) -> None:
+    line = json.dumps({"output": "a", field: "\ud83d"})
+    message = refused(tmp_path, line, ".jsonl")
+    assert "entry 1" in message
+    assert f"`{field}`" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("", "no entries"),
+        ("# nothing yet\n", "no entries"),
+        ("[]", "no entries"),
+        ("output: a", "a list"),
+        ("just text", "a list"),
+        ("- output: a\n- output: b: c\n", "said.yaml:2: this is not YAML"),
+        ("- output: a\n- output: \a\n", "said.yaml:2: "),
+        ("- output: 'a\n- ", "this is not YAML"),
+        ("- !!python/object/apply:os.system ['true']", "constructor"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_file_that_is_no_list_of_entries_is_told(
+    tmp_path: Path, text: str, reported: str
+) -> None:
+    message = refused(tmp_path, text)
+    assert message.startswith("The transcript can't be played: said.yaml:")
+    assert reported in message
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("", "no entries"),
+        ("\n\n", "no entries"),
+        ('{"output": "a"}\n{"output": ', "said.jsonl:2: this is not JSON"),
+        ('{"output": "a"}\n\nnot json', "said.jsonl:3: this is not JSON"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, reported: str) -> None:
+    message = refused(tmp_path, text, ".jsonl")
+    assert message.startswith("The transcript can't be played: said.jsonl:")
+    assert reported in message
+
+
+def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TranscriptBroken, match="no such file: correct `source:`"):
+        read_transcript(tmp_path / "none.yaml", VOCABULARY)
+    with pytest.raises(TranscriptBroken, match="can't be read"):
+        read_transcript(tmp_path, VOCABULARY)
+    (tmp_path / "said.yaml").write_bytes(b"- output: a\n- output: \xff")
+    with pytest.raises(TranscriptBroken, match=r"said\.yaml:2: this is not UTF-8"):
+        read_transcript(tmp_path / "said.yaml", VOCABULARY)
+
+
+def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transcript_file.MAX_BYTES == 64 << 20
+    path = tmp_path / "said.jsonl"
+    with path.open("wb") as file:
+        file.truncate(transcript_file.MAX_BYTES + 1)
+    with pytest.raises(TranscriptBroken, match="larger than 64 MiB"):
+        read_transcript(path, VOCABULARY)
+    entry = json.dumps({"output": "a"})
+    monkeypatch.setattr(transcript_file, "MAX_BYTES", len(entry))
+    assert outputs(read(tmp_path, entry, ".jsonl"), "x") == ["a"]
+    assert "larger" in refused(tmp_path, entry + " ", ".jsonl")
