@@ -155,23 +155,26 @@ class CachedPrompt:
     def thin(self, most_bytes: int) -> None:
         """Drops snapshots until their number and bytes are within the limits."""
         sizes = {n: each.nbytes for n, each in self.snapshots.items()}
-        for length in superfluous(sizes, most_bytes, self.shared):
+        for length in superfluous(sizes, most_bytes, (self.shared, self.continued_from)):
             del self.snapshots[length]
 
 
-def superfluous(snapshots: Mapping[int, int], most_bytes: int, shared: int) -> list[int]:
+def superfluous(
+    snapshots: Mapping[int, int], most_bytes: int, expected: Iterable[int]
+) -> list[int]:
     """The snapshots to drop so that the rest is within the limits: at each time the one whose loss
-    leaves the shortest gap between its neighbours. The system prompt's is kept longer than those,
-    and the longest two the longest.
+    leaves the shortest gap between its neighbours. Those with which other prompts are expected to
+    begin are kept longer than the rest, and the longest two the longest.
 
-    snapshots: the bytes of each by its length. shared: the system prompt's length."""
+    snapshots: the bytes of each by its length. expected: the length of the system prompt, and the
+    length from which the conversation's next prompt is expected to differ."""
     left, dropped = dict(snapshots), []
-    of_system_prompt = max((length for length in left if length <= shared), default=0)
+    wanted = {max((n for n in left if n <= length), default=0) for length in expected}
     while len(left) > 1 and (
         len(left) > limits.PROMPT_SNAPSHOTS.value or sum(left.values()) > most_bytes
     ):
         places = [0, *sorted(left)]
-        inner = [at for at in range(1, len(places) - 2) if places[at] != of_system_prompt] or [1]
+        inner = [at for at in range(1, len(places) - 2) if places[at] not in wanted] or [1]
         least = min(inner, key=lambda at: places[at + 1] - places[at - 1])
         dropped.append(places[least])
         del left[places[least]]

@@ -228,7 +228,8 @@ class PromptSaver:
             return ends, [file for length, file in known.items() if length not in ends]
         taken = {n: each.nbytes for n, each in prompt.snapshots.items() if n <= len(ids)}
         sizes = taken | {n: self._folder.size_of(file) for n, file in known.items()}
-        unwanted = superfluous(sizes, self._folder.most_bytes // SNAPSHOT_SHARE, prompt.shared)
+        expected = prompt.shared, prompt.continued_from
+        unwanted = superfluous(sizes, self._folder.most_bytes // SNAPSHOT_SHARE, expected)
         kept = [length for length in sorted(taken) if length not in unwanted]
         return kept, [file for length, file in known.items() if length in unwanted]
 

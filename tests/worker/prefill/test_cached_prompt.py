@@ -134,6 +134,17 @@ def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
     assert list(prompt.snapshots) == [10_000]
 
 
+def test_the_snapshots_with_which_other_prompts_begin_are_kept_longer() -> None:
+    """As after a round of tools: the next turn parts shortly before this turn's first prompt."""
+    most = limits.PROMPT_SNAPSHOTS.value
+    places = [*range(1000, 1000 * most, 1000), 1000 * most - 40]
+    prompt = cached(20_000, *places, 1000 * most, 19_000)
+    prompt.shared, prompt.continued_from = 2010, 1000 * most - 30
+    prompt.thin(1 << 30)
+    assert len(prompt.snapshots) == most
+    assert {2000, 1000 * most - 40, 19_000, 20_000} < prompt.snapshots.keys()
+
+
 def test_places_of_snapshots() -> None:
     assert snapshot_places([], 1000) == ()
     assert snapshot_places([500, 600, 600, 620, 999], 1000) == (500, 600, 999)

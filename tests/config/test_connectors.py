@@ -1,0 +1,42 @@
+"""Connectors in models.yaml."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.config.connectors import LoginSettings
+from tests.config.loading import load, problem, written
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
+    text = """
+        connectors:
+          here: {command: ./tools/server, args: [-v], env: {TOKEN: hush}}
+          found: {command: npx}
+          there: {url: "https://example.com/mcp", headers: {X-Key: hush}}
+    """
+    found = load(written(text)).connectors
+    assert found["here"].command == str(folder / "tools" / "server")
+    assert found["found"].command == "npx"
+    assert "hush" not in repr(found)
+    logins = "connectors:\n  a: {url: 'https://x', login: true}\n"
+    assert load(written(logins)).connectors["a"].login == LoginSettings()
+    for wrong, message in {
+        "{}": "should have either a `url` or a `command`",
+        "{url: 'https://x', command: y}": "should have either a `url` or a `command`",
+        "{url: 'https://x', args: [y]}": "`args` needs a `command`",
+        "{command: x, allow_private: true}": "`allow_private` needs a `url`",
+        "{url: 'file:///etc/passwd'}": "should be an http or https URL",
+        "{comand: x}": "unknown key: did you mean `command`?",
+        "{command: x, oauth: {issuer: 'https://i', client_id: a, client_secret: b}}": (
+            "`oauth` needs a `url`"
+        ),
+        "{command: x, login: true}": "`login` needs a `url`",
+        "{url: 'https://x', login: {client_secret: b}}": "needs a `client_id` and an `issuer`",
+        "{url: 'https://x', login: {prot: 1}}": "unknown key: did you mean `port`?",
+        "{url: 'https://x', login: true, oauth: {issuer: 'https://i', client_id: a, "
+        "client_secret: b}}": "should have either `oauth` or `login`",
+    }.items():
+        assert message in str(problem(f"connectors:\n  a: {wrong}\n"))

@@ -1,0 +1,296 @@
+"""models.yaml, flags and environment: which wins, where paths lead, how mistakes are reported."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
+from mlx_server.config.models_yaml import check_file
+from mlx_server.config.upstream import CapabilitySettings
+from mlx_server.errors import SettingsError
+from mlx_server.upstream.spec import UpstreamCapabilities
+from tests.config.loading import MINIMAL, load, problem, problems_of, written
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_flags_win_over_environment_over_file_over_defaults() -> None:
+    path = written("server: {host: 127.0.0.2, port: 1, queue: 7}\n" + MINIMAL)
+    environ = {"MLX_SERVER_HOST": "127.0.0.3", "MLX_SERVER_PORT": "2"}
+    server = load(path, overrides={"port": 3, "host": None}, **environ).server
+    assert (server.port, server.host, server.queue, server.concurrency) == (3, "127.0.0.3", 7, 16)
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    path = written("server: {port: 1}\n")
+    assert load(path, MLX_SERVER_PORT="", MLX_SERVER_API_KEYS="").server.port == 1
+
+
+def test_keys_are_replaced_and_not_added_to() -> None:
+    path = written("server: {api_keys: [one]}\n")
+    assert load(path, MLX_SERVER_API_KEYS="two, three").server.api_keys == (
+        SecretStr("two"),
+        SecretStr("three"),
+    )
+    flags = {"api_keys": ("four",)}
+    assert load(path, overrides=flags, MLX_SERVER_API_KEYS="two").server.api_keys == (
+        SecretStr("four"),
+    )
+
+
+def test_without_a_file_the_demo_is_served() -> None:
+    (model,) = load().models.values()
+    assert (model.source, model.preload) == ("demo:smollm2", True)
+
+
+def test_a_file_without_models_serves_the_demo_in_its_own_way() -> None:
+    settings = load(written("server: {port: 9}\n"))
+    assert (list(settings.models), settings.server.port) == (["smollm2-135m"], 9)
+
+
+def test_which_file_is_read() -> None:
+    written("models: {here: {source: demo:smollm2}}\n")
+    named = written("models: {named: {source: demo:smollm2}}\n", "named.yaml")
+    variable = written("models: {variable: {source: demo:smollm2}}\n", "variable.yaml")
+    assert list(load().models) == ["here"]
+    assert list(load(MLX_SERVER_CONFIG=str(variable)).models) == ["variable"]
+    assert list(load(named, MLX_SERVER_CONFIG=str(variable)).models) == ["named"]
+
+
+def test_models_of_the_command_line_take_the_place_of_a_file_nobody_named(folder: Path) -> None:
+    path = written("server: {api_keys: [k]}\n" + MINIMAL)
+    (folder / "qwen").mkdir()
+    alone = load(models=["./qwen/", "org/name"])
+    assert list(alone.models) == ["qwen", "org/name"]
+    assert [model.source for model in alone.models.values()] == [str(folder / "qwen"), "org/name"]
+    assert all(model.preload for model in alone.models.values())
+    assert alone.server.api_keys, "what the file says about the server still holds"
+    assert list(load(path, models=["org/name"]).models) == ["a", "org/name"]
+    assert list(load(models=["org/name"], MLX_SERVER_CONFIG=str(path)).models) == ["a", "org/name"]
+
+
+def test_a_name_may_be_given_once() -> None:
+    path = written("models:\n  a: {source: demo:smollm2, aliases: [b]}\n")
+    with pytest.raises(SettingsError, match=r"'\./2/c': another model is called 'c' already"):
+        load(models=["./1/c", "./2/c"])
+    for taken in ("./a", "./b"):
+        with pytest.raises(SettingsError, match="another model is called"):
+            load(path, models=[taken])
+
+
+def test_paths_are_relative_to_the_file(folder: Path) -> None:
+    (folder / "conf" / "org" / "here").mkdir(parents=True)
+    written("{{ messages }}", "conf/t.jinja")
+    text = """
+        models:
+          folder: {source: org/here, chat_template: t.jinja}
+          missing: {source: ../models/x/y}
+          home: {source: ~/m}
+          hub: {source: org/elsewhere}
+          scheme: {source: "hf:org/here"}
+    """
+    models = load(written(text, "conf/models.yaml")).models
+    assert models["folder"].source == str(folder / "conf/org/here")
+    assert models["folder"].chat_template == folder / "conf/t.jinja"
+    assert models["missing"].source == str(folder / "models/x/y")
+    assert models["home"].source == str(Path.home() / "m")
+    assert models["hub"].source == "org/elsewhere"
+    assert models["scheme"].source == "hf:org/here"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("servre: {}\n", 1, "servre: unknown key: did you mean `server`?"),
+        ("server:\n  prot: 1\n", 2, "server.prot: unknown key: did you mean `port`?"),
+        (
+            "models:\n  a:\n    source: x/y\n    alias: [b]\n",
+            4,
+            "models.a.alias: unknown key: did you mean `aliases`?",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    defaults:\n      temprature: 1\n",
+            5,
+            "models.a.defaults.temprature: unknown key: did you mean `temperature`?",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair:\n      jsn: true\n",
+            5,
+            "models.a.repair.jsn: unknown key: did you mean `json`?",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair: {streaming: late}\n",
+            4,
+            "models.a.repair.streaming: should be 'live' or 'accumulate'",
+        ),
+        (
+            "models:\n  a:\n    source: x/y\n    repair: {retries: 99}\n",
+            4,
+            "models.a.repair.retries: should be less than or equal to 4",
+        ),
+        (
+            "nonsense: 1\n",
+            1,
+            "nonsense: unknown key: known here are server, store, models, connectors",
+        ),
+        ("server:\n\n  port: '1'\n", 3, "server.port: should be a valid integer"),
+        ("server:\n  port: true\n", 2, "server.port: should be a valid integer"),
+        ("server:\n  drain_seconds: .nan\n", 2, "server.drain_seconds: should be a finite number"),
+        ("server:\n  port: 65536\n", 2, "server.port: should be less than or equal to 65535"),
+        ("server:\n  concurrency: 0\n", 2, "server.concurrency: should be greater than or equal"),
+        ("server:\n  prefill_share: 1.0\n", 2, "server.prefill_share: should be less than or eq"),
+        ("server:\n  longest_gap: 0\n", 2, "server.longest_gap: should be greater than or equal"),
+        ("server:\n  log_level: loud\n", 2, "server.log_level: should be 'debug', 'info'"),
+        ("server:\n  allow_insecure: 1\n", 2, "server.allow_insecure: should be a valid boolean"),
+        ("server:\n  api_keys: one\n", 2, "server.api_keys: should be a list"),
+        ("server:\n  api_keys:\n  - one\n  - ''\n", 4, "server.api_keys: a key should be one or"),
+        ("server:\n  host:\n", 2, "server.host: has no value"),
+        ("server: [1]\n", 1, "server: should be a mapping"),
+        ("server:\n", 1, "server: has no value"),
+        ("models: null\n", 1, "models: has no value"),
+        ("models:\n  a:\n", 2, "models.a: has no value"),
+        ("models:\n  a: {}\n", 2, "models.a.source: is missing"),
+        ("models:\n  a: {source: ''}\n", 2, "models.a.source: String should have at least 1"),
+        ("models:\n  a:\n    source: 5\n", 3, "models.a.source: should be a valid string"),
+        ("models:\n  a:\n    chat_template: no\n    source: x/y\n", 3, "models.a.chat_template: "),
+        ("models:\n  ' a': {source: x/y}\n", 2, "models. a: should be 1 to 256 printable"),
+        ('models:\n  "a\\e": {source: x/y}\n', 2, "models.'a\\x1b': should be 1 to 256 printable"),
+        ("models:\n  '': {source: x/y}\n", 2, "models.'': should be 1 to 256 printable"),
+        ("models:\n  on: {source: x/y}\n", 2, "models: a key is not text: quote it"),
+        ("models:\n  ? [a]\n  : {source: x/y}\n", 2, "models: a key is not text: quote it"),
+        ("- server\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
+        ("just text\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> None:
+    found = problem(text)
+    assert (found.line, str(found)[: len(message)]) == (line, message)
+
+
+def test_every_mistake_is_told_in_the_order_of_lines() -> None:
+    text = """\
+        server:
+          port: eighty
+          port: 81
+        models:
+          a:
+            sauce: x/y
+          b:
+            source: x/y
+            defaults: {top_p: 7, temperature: hot}
+    """
+    path = written(text)
+    with pytest.raises(SettingsError) as error:
+        load(path, overrides={"concurrency": 0}, MLX_SERVER_PORT="http")
+    places = [message.rsplit(": ", 1)[0] for message in error.value.message.splitlines()]
+    assert [place.replace(": unknown key", "") for place in places] == [
+        "models.yaml:2: server.port",
+        "models.yaml:3: server.port",
+        "models.yaml:5: models.a.source",
+        "models.yaml:6: models.a.sauce",
+        "models.yaml:9: models.b.defaults.temperature",
+        "models.yaml:9: models.b.defaults.top_p",
+        "MLX_SERVER_PORT",
+        "--concurrency",
+    ]
+
+
+def test_names_are_unique_across_the_file() -> None:
+    text = """\
+        models:
+          a:
+            source: x/y
+            aliases: [c, b]
+          b:
+            source: x/y
+            aliases:
+              - d
+              - c
+          a: {source: x/z}
+    """
+    assert problems_of(text) == [
+        (4, "models.a.aliases[1]: the name is taken by `models.b`"),
+        (9, "models.b.aliases[1]: the name is taken by `models.a`"),
+        (10, "models.a: duplicate key, first on line 2"),
+    ]
+
+
+def test_a_replay_model_has_its_files_beside_models_yaml(folder: Path) -> None:
+    written("models: {m: {source: 'replay:here.jsonl', tokenizer: ./none}}")
+    assert "no tokenizer.json in" in str(check_file(folder / "models.yaml")[0])
+    written("models: {m: {source: 'replay:here.jsonl', tokenizer: 5}}")
+    assert "tokenizer" in str(check_file(folder / "models.yaml")[0])
+    written("models: {m: {source: 'replay:here.jsonl', family: plain}}")
+    assert load().models["m"].source == f"replay:{folder / 'here.jsonl'}"
+    assert load().models["m"].tokenizer is None
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.2", "studio.local", "127.0.0.1.nip.io"]
+)
+def test_other_machines_need_a_key_or_the_owners_word(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"(?s)MLX_SERVER_API_KEYS.*allow_insecure: true"):
+        load(overrides={"host": host})
+    with pytest.raises(SettingsError, match="without a key"):
+        load(MLX_SERVER_HOST=host)
+    assert load(overrides={"host": host, "api_keys": ("k",)}).server.host == host
+    assert load(overrides={"host": host, "allow_insecure": True}).server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert load(overrides={"host": host}).server.host == host
+
+
+def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
+    text = (ROOT / "models.yaml").read_text()
+    assert problems_of(text) == []
+    assert load().models["smollm2-135m"].source == "demo:smollm2"
+
+    written("", "qwen3.jinja")
+    (folder / "models" / "qwen3").mkdir(parents=True)
+    written("", "models/qwen3/tokenizer.json")
+    (folder / "adapters").mkdir()
+    (folder / "lora").mkdir()
+    hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.1"]}]
+    written(json.dumps(hosts), "hosts.json")
+    shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
+    assert problems_of(shown) == []
+    settings = load()
+    qwen, fake = settings.models["qwen3"], settings.models["fake"]
+    assert settings.server.model_fields_set == set(type(settings.server).model_fields)
+    cached = settings.server.prompt_cache
+    assert cached.model_fields_set == set(type(cached).model_fields)
+    cloud, granite = settings.models["gpt-oss-cloud"], settings.models["granite-cloud"]
+    big = settings.models["big"]
+    assert big.distributed
+    assert big.distributed.model_fields_set == set(type(big.distributed).model_fields)
+    shown_keys = {
+        key for each in (qwen, fake, big, cloud, granite) for key in each.model_fields_set
+    }
+    shown_keys |= {"preload", "space_id", "iam_url"}
+    assert shown_keys == set(type(qwen).model_fields)
+    for group in (cloud.capabilities, cloud.upstream):
+        assert group.model_fields_set == set(type(group).model_fields)
+    assert cloud.capabilities == CapabilitySettings.model_validate(asdict(UpstreamCapabilities()))
+    assert fake.source == f"replay:{folder / 'answers.yaml'}"
+    assert fake.tokenizer == folder / "models" / "qwen3"
+    assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)
+    assert settings.store.model_fields_set == set(type(settings.store).model_fields)
+    shown_keys = {key for each in settings.connectors.values() for key in each.model_fields_set}
+    assert shown_keys == set(ConnectorSettings.model_fields)
+    oauth = settings.connectors["tickets"].oauth
+    assert oauth
+    assert oauth.model_fields_set == set(OAuthSettings.model_fields)
+    login = settings.connectors["drive"].login
+    assert login
+    assert login.model_fields_set == set(LoginSettings.model_fields)
+    legal, support = qwen.adapters["legal"], qwen.adapters["support"]
+    assert legal.model_fields_set == set(type(legal).model_fields)
+    assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)

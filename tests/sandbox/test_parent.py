@@ -1,0 +1,184 @@
+"""Warm processes: how they live, die and are replaced, shown with those that render templates."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import psutil
+import pytest
+
+from mlx_server.errors import TemplatesUnavailable
+from mlx_server.sandbox import parent
+from mlx_server.sandbox.parent import Stopped, WarmProcess
+from mlx_server.templates import child, messages
+from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
+from tests.live.server import eventually
+from tests.templates.test_process import pids
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def processes() -> Iterator[TemplateProcesses]:
+    made = TemplateProcesses()
+    yield made
+    made.close()
+
+
+def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
+    """A process that renders without end, and the request for it."""
+    own = WarmProcess(PROGRAM)
+    ask(own, messages.CompileTemplate(b"", ENDLESS, 1))
+    before = psutil.Process(own.pid).cpu_times().user
+    asked = thread.submit(ask, own, messages.RenderTemplate(b"", {}, 30, 9))
+    eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+    return own, asked
+
+
+def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
+    before = pids()
+    assert processes.render("a", {}) == "a"
+    (pid,) = pids() - before
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
+    assert processes.render("a", {}) == "a"
+    assert pids() - before - {pid}
+
+
+def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
+    own = WarmProcess(PROGRAM)
+    ask(own, messages.CompileTemplate(b"", "a", 1))
+    os.kill(own.pid, signal.SIGSTOP)
+    with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
+        ask(own, messages.CompileTemplate(b"", "a", 0.05))
+    assert not own.is_alive
+
+
+@pytest.mark.parametrize(
+    ("blow", "share", "error"),
+    [
+        (signal.SIGALRM, 0.25, TemplatesUnavailable),
+        (signal.SIGALRM, 0.0, Stopped),
+        (signal.SIGPROF, 0.25, Stopped),
+    ],
+)
+def test_a_request_that_got_no_processor_time_may_be_sent_again(
+    blow: signal.Signals, share: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends it when its time by the clock is over, or that of the processor."""
+    monkeypatch.setattr(parent, "STARVED_SHARE", share)
+    with ThreadPoolExecutor(1) as thread:
+        own, asked = at_work(thread)
+        os.kill(own.pid, blow)
+        with pytest.raises(error):
+            asked.result()
+
+
+@pytest.mark.alone
+def test_a_slow_start_is_no_time_of_the_first_request() -> None:
+    own = WarmProcess(PROGRAM)
+    os.kill(own.pid, signal.SIGSTOP)
+    # after 4 * 0.05 s and 1 s
+    Timer(1.5, own._process.send_signal, [signal.SIGCONT]).start()
+    reply, _ = ask(own, messages.CompileTemplate(b"", "a", 0.05))
+    assert isinstance(reply, messages.CompiledReply)
+    own.end()
+
+
+def test_one_that_does_not_start_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(parent, "START_SECONDS", 0.1)
+    program = tmp_path / "waits.py"
+    program.write_text("import signal; signal.pause()")
+    own = WarmProcess(replace(PROGRAM, file=str(program)))
+    with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
+        ask(own, messages.CompileTemplate(b"", "a", 2))
+    assert not own.is_alive
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Signals) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        own, asked = at_work(thread)
+        os.kill(own.pid, blow)
+        with pytest.raises(TemplatesUnavailable, match="was ended") as reported:
+            asked.result()
+    assert reported.value.status == 503
+
+
+@pytest.mark.parametrize("what", ["socketpair", "Process"])
+def test_no_free_descriptor_is_not_the_template_s_fault(
+    what: str, monkeypatch: pytest.MonkeyPatch, processes: TemplateProcesses
+) -> None:
+    """Neither for a process that is started nor for one whose memory is watched."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(parent, "LOOK_SECONDS", 0.001)
+    if what == "Process":
+        monkeypatch.setattr(psutil, "Process", refuse)
+        assert processes.render("a", {}) == "a"
+    else:
+        monkeypatch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(TemplatesUnavailable, match="Too many open files"):
+            processes.render("a", {})
+
+
+def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    PROCESSES.close()
+
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(
+        TemplatesUnavailable, match="can't be started: Resource temporarily"
+    ) as reported:
+        ChatTemplate("a")
+    assert reported.value.status == 503
+
+
+DYING = f"""
+import os, signal, sys, threading, time
+from mlx_server.templates.process import PROCESSES
+PROCESSES.render("a", {{}})
+(own,) = PROCESSES._idle
+if sys.argv[1] == "busy":
+    threading.Thread(target=PROCESSES.render, args=({ENDLESS!r}, {{}}), daemon=True).start()
+    time.sleep(0.2)
+if sys.argv[1] == "stopped":
+    os.kill(own.pid, signal.SIGSTOP)
+    os.waitpid(own.pid, os.WUNTRACED)
+print(own.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
+def test_none_outlives_a_server_that_is_killed(state: str) -> None:
+    command = [sys.executable, "-c", DYING, state]
+    # a session of its own, as an init system gives it
+    run = subprocess.run(command, stdout=subprocess.PIPE, start_new_session=True, text=True)
+    assert run.returncode == -signal.SIGKILL
+    pid = int(run.stdout)
+    eventually(lambda: not _is_template_process(pid), f"no process is left that was {state}")
+
+
+def _is_template_process(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and child.__file__ in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
