@@ -26,9 +26,9 @@ FURTHER_TOOL = Tool("x", "x")
 """Clients add tools that the model has searched, or those of a server that has come later."""
 
 
-class RenderMessages(Protocol):
+class RenderBranch(Protocol):
     def __call__(self, messages: Sequence[Message], *, further_tools: Sequence[Tool] = ()) -> str:
-        """Renders messages in place of the conversation's own, as marked text."""
+        """Renders messages in place of the conversation's, with further tools, as marked text."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Branches:
 
 def find_branches(
     conversation: Conversation,
-    render: RenderMessages,
+    render: RenderBranch,
     text: str,
     tokens: Sequence[int],
     guard: ControlTokenGuard,

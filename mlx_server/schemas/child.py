@@ -54,7 +54,7 @@ and llguidance's own expressions: it grows with the schema alone, and the engine
 LONG_TEXT = 500
 """Characters that a text may or has to have, from which on its pattern is tried with its length."""
 LONG_TEXTS = 32
-"""Different ones that are tried, at most."""
+"""The most different texts that are tried."""
 _LENGTHS = ("minLength", "maxLength")
 
 

@@ -47,12 +47,12 @@ class Part(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What a part leads to."""
+    """The schemas that a part leads to."""
 
     inside: list[Part]
     """The schemas directly inside it, its definitions too."""
     used: list[Part]
-    """Those without its definitions."""
+    """The schemas directly inside it, without its definitions."""
     target: Part | None
     """The target of its `$ref`."""
 
