@@ -18,7 +18,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
-from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
+from mlx_server.worker.constrained_decoding.ending_search import EndingSearch, Probe
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_WORK,
     CompletionHints,
@@ -520,6 +520,25 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str, dearer: int) -
         matcher.consume_token(token)
         row.advance(token)
     assert 0 < max(spent) <= STEP_WORK + ONE_MORE
+
+
+@pytest.mark.parametrize(("text", "is_dear"), [(b'{"m1":-3', True), (b'{"m1":"q', False)])
+def test_after_a_digit_in_a_wide_object_few_ends_are_tried(
+    demo: World, text: bytes, is_dear: bool
+) -> None:
+    """There each costs as much as the object has members, and others have to be tried too."""
+    grammar = json_of(WIDE)
+    proposals = proposals_of(grammar, demo.pieces)
+    probe, search = (
+        Probe(demo.matcher(grammar), demo.pieces, proposals.width),
+        EndingSearch(demo.pieces, proposals),
+    )
+    probe.take(demo.pieces.cut(text))
+    assert probe.is_dear is is_dear
+    known = demo.pieces.cut(b',"m2":0' * 20 + b"}")
+    tails = search._tails(known, 1, is_dear=probe.is_dear)
+    assert [*known, demo.pieces.stop] in tails
+    assert (len(tails) * len(WIDE["properties"]) > 2 * STEP_WORK) is not is_dear
 
 
 def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
