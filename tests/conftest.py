@@ -129,6 +129,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
+        gc.freeze()  # what is left are caches and fixtures of all files: a gigabyte to look through
 
 
 @pytest.hookimpl(wrapper=True)

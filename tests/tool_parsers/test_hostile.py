@@ -1,6 +1,7 @@
 """Whatever a model writes: no parser raises, loses text or slows down, however it was cut."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import thread_time
@@ -96,15 +97,17 @@ def _tokenized(wrote: Written) -> Written:
     """The same, with each control token that the text spells written as that token."""
     tokens = sorted(wrote.family.special_tokens, key=len, reverse=True)
     ids = {token: id for id, token in enumerate(wrote.family.special_tokens)}
+    spelled = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
     pieces: list[Unit] = []
     for unit in wrote.runs():
         at, text = 0, unit[1]
-        while at < len(text):
-            delimiter = next((t for t in tokens if text.startswith(t, at)), "")
-            pieces.append((ids[delimiter], "") if delimiter else (NO_TOKEN, text[at]))
-            at += len(delimiter) or 1
+        for found in spelled.finditer(text):
+            pieces += [(NO_TOKEN, text[at : found.start()]), (ids[found[0]], "")]
+            at = found.end()
+        pieces.append((NO_TOKEN, text[at:]))
         pieces += [unit] if unit[0] >= 0 else []
-    return Written(wrote.family, tuple(pieces), wrote.prompt_end, wrote.cut)
+    filled = tuple(piece for piece in pieces if piece != (NO_TOKEN, ""))
+    return Written(wrote.family, filled, wrote.prompt_end, wrote.cut)
 
 
 @pytest.mark.parametrize("name", NAMES)

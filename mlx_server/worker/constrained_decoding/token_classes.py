@@ -84,7 +84,7 @@ class TokenClasses:
         self.ink = np.zeros(len(self.usable), dtype=np.int64)
         """The size of each token's text without the blanks before it, 0 for control tokens."""
         self.ink[: len(texts)] = [len(t.lstrip()) * (id not in apart) for id, t in enumerate(texts)]
-        self.kind = np.array([_kind(text) for text in texts], dtype=np.int64)
+        self.kind = _kinds(texts)
         self.kind[self.control] = -1 - np.arange(len(self.control))
         self.opens = ((self.kind < 0) | (self.kind & _OPENING != 0)).tolist()
         """Whether a token may lead into or out of a text."""
@@ -198,17 +198,43 @@ _MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4 | 15
 the same effect."""
 
 
-def _kind(text: bytes) -> int:
-    """Returns which kinds of characters a token has, as bits: tokens with the same bits usually
+_PLAIN = [str.isalpha, str.isdigit, str.isspace]
+
+
+def _plain_bits(text: str) -> int:
+    """The bits of letters, digits and white space."""
+    if text.isalpha():
+        return 1 << len(_MARKS)
+    return sum(1 << len(_MARKS) + n for n, has in enumerate(_PLAIN) if any(map(has, text)))
+
+
+def _bits(byte: int) -> int:
+    """The kinds of characters that a byte of a token shows by itself."""
+    marks = sum(1 << n for n, mark in enumerate(_MARKS) if byte in mark)
+    return (marks | _plain_bits(chr(byte))) << 4 if byte < 128 else _MULTIBYTE
+
+
+_MULTIBYTE = 4
+"""The bit of texts that are not ASCII."""
+_BITS = np.array([_bits(byte) for byte in range(256)], dtype=np.int64)
+
+
+def _kinds(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    """Returns which kinds of characters each token has, as bits: tokens with the same bits usually
     have the same effect on an ending."""
-    kind = sum(1 << n for n, mark in enumerate(_MARKS) if any(byte in mark for byte in text))
-    plain = [str.isalpha, str.isdigit, str.isspace]
-    whole = text.decode("utf-8", "ignore")
-    kind |= sum(1 << (9 + n) for n, has in enumerate(plain) if any(map(has, whole)))
-    missing = 4 if not text.isascii() else 0
-    if missing:
-        missing += next((n for n in range(1, 4) if _opens(text, n)), 0)
-    return kind << 4 | missing
+    sizes = np.array([len(text) for text in texts], dtype=np.int64)
+    kinds = np.zeros(len(texts), dtype=np.int64)
+    if not sizes.any():
+        return kinds
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    written = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    kinds[sizes > 0] = np.bitwise_or.reduceat(_BITS[written], starts)
+    for id in np.flatnonzero(kinds & _MULTIBYTE).tolist():
+        whole = texts[id].decode("utf-8", "ignore")
+        kinds[id] |= _plain_bits(whole) << 4
+        if whole.encode() != texts[id]:
+            kinds[id] += next((n for n in range(1, 4) if _opens(texts[id], n)), 0)
+    return kinds
 
 
 def _opens(text: bytes, missing: int) -> bool:
