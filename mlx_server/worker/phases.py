@@ -4,6 +4,7 @@ mlx-lm's batches carry the Row objects as their per-row "samplers", so that rows
 that they name, are merged and filtered together with the caches.
 """
 
+from contextlib import suppress
 from typing import Any, cast
 
 import mlx.core as mx
@@ -57,7 +58,8 @@ class DecodeBatch(GenerationBatch):
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
         mask, noise = None, None
         if sampler.constrained:
-            noise = sampler.noise(logits.shape[-1])
+            with suppress(Exception):  # it is raised again below, where its row fails alone
+                noise = sampler.noise(logits.shape[-1])
             mx.async_eval(logits, *(() if noise is None else (noise,)))
             mask = sampler.mask(inputs, logits.shape[-1])  # made while those are computed
         try:

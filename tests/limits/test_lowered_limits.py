@@ -69,13 +69,13 @@ LOWERED: dict[str, tuple[object, str]] = {
     "SEND_SECONDS": (SETTINGS.server.send_seconds, "hostile/test_readers.py::test_how_long"),
     "STORE_BYTES": (
         Retention().bytes,
-        "store/test_limits.py::test_a_key_has_its_limit_and_all_have_one",
+        "store/test_usage.py::test_a_key_has_its_limit_and_all_have_one",
     ),
     "STORE_BYTES_PER_KEY": (
         Retention().bytes_per_key,
-        "store/test_limits.py::test_a_key_has_its_limit_and_all_have_one",
+        "store/test_usage.py::test_a_key_has_its_limit_and_all_have_one",
     ),
-    "STORED_RESPONSES": (SETTINGS.store.count, "store/test_limits.py::test_pruning_makes_room"),
+    "STORED_RESPONSES": (SETTINGS.store.count, "store/test_usage.py::test_pruning_makes_room"),
     "LOG_FILE_BYTES": (
         inspect.signature(write_to).parameters["rotate_bytes"].default,
         "system/test_log_file.py::test_nothing_is_lost_and_old_lines_go_first",
@@ -100,18 +100,21 @@ LOWERED: dict[str, tuple[object, str]] = {
         MCP.wait_seconds,
         "mcp/test_capacity.py::test_processes_are_so_many_until_the_last_one_is_gone",
     ),
-    "MCP_OPEN_SECONDS": (MCP.open_seconds, "mcp/test_hostile.py::test_a_list_that_never_comes"),
+    "MCP_OPEN_SECONDS": (
+        MCP.open_seconds,
+        "mcp/test_stdio_hostile.py::test_a_list_that_never_comes",
+    ),
     "MCP_CALL_SECONDS": (MCP.call_seconds, "mcp/test_http.py::test_a_call_fails_alone"),
     "MCP_RESULT_BYTES": (
         MCP.result_bytes,
-        "mcp/test_hostile.py::test_a_large_result_is_cut_with_a_notice",
+        "mcp/test_stdio_hostile.py::test_a_large_result_is_cut_with_a_notice",
     ),
     "MCP_ALL_RESULT_BYTES": (
         MCP.all_result_bytes,
         "mcp/test_capacity.py::test_results_of_all_calls_together",
     ),
-    "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_hostile.py::test_a_call_fails_alone"),
-    "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_hostile.py::test_a_call_fails_alone"),
+    "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_stdio_hostile.py::test_a_call_fails_alone"),
+    "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_stdio_hostile.py::test_a_call_fails_alone"),
     "MCP_CALLS": (
         LOOP.calls,
         "generation/test_tool_loop.py::test_calls_of_a_response_have_a_limit_of_our_own",
