@@ -29,13 +29,9 @@ RUN_AGAIN = 20
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 
 
-def processes(arguments: Sequence[str]) -> tuple[str, str]:
-    """Options of xdist: a process for each core, since each one collects all tests.
-
-    Live tests often wait for a server, so with --all there is one more.
-    """
-    wanted = (os.cpu_count() or 1) + (1 if "--all" in arguments else 0)
-    return "--numprocesses", str(min(wanted, MOST_PROCESSES))
+def processes() -> tuple[str, str]:
+    """Options of xdist: a process for each core and one more, as some tests wait for others."""
+    return "--numprocesses", str(min(1 + (os.cpu_count() or 1), MOST_PROCESSES))
 
 
 @dataclass
@@ -73,7 +69,7 @@ class Run:
         codes = []
         paths: list[str] = []
         measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
-        side_by_side = [*processes(arguments), *SIDE_BY_SIDE, *arguments]
+        side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
         if measured:  # before our own plugin, which imports what is measured
             side_by_side += ["-p", "slipcover"]
         alone = [*arguments, *IN_ONE_PROCESS, "--alone=only"]

@@ -186,6 +186,7 @@ def test_a_type_has_its_family_and_its_models_stop(unknown: Checkpoint, model_ty
 MARKUP = [family.name for family in FAMILIES if not family.overrides]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("header", TURN_HEADERS)
 @pytest.mark.parametrize("family", MARKUP)
 def test_the_header_of_an_answer_is_no_text(family: str, header: str) -> None:

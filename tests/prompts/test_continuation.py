@@ -51,6 +51,7 @@ def with_templates() -> Iterator[ModelFamily]:
 EVERY = pytest.mark.parametrize("family", [*with_templates()], ids=lambda family: family.name)
 
 
+@pytest.mark.tables
 @EVERY
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None:

@@ -52,6 +52,7 @@ def spelled(checkpoint: Checkpoint, tokens: list[int]) -> bytes:
     return b"".join(map(checkpoint.tokenizer.bytes_of, tokens))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", TEMPLATED)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS)
@@ -62,6 +63,7 @@ def test_a_text_without_control_tokens_is_read_as_if_unguarded(name: str, text: 
     assert guarded(name, text) == found
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", TEMPLATED)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(before=TEXTS, after=TEXTS, data=st.data())

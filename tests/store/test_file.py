@@ -121,6 +121,7 @@ def losses(folder: Path, recording: Recording, known: list[Snapshot]) -> int:
     return lost
 
 
+@pytest.mark.soak
 def test_a_power_cut_takes_nothing_that_was_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(
     assert losses(tmp_path, recording, known) == 0
 
 
+@pytest.mark.soak
 def test_without_full_syncs_the_cuts_are_felt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

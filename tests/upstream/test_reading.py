@@ -751,6 +751,7 @@ def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
         }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
 @pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
 def test_it_reads(
@@ -760,6 +761,7 @@ def test_it_reads(
     assert read_answer(clients[quirk.family], {"tools": [WEATHER, TIME]}) == quirk.expected
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.name)
 def test_it_is_read_for_messages(
     quirk: Quirk, clients: dict[str, TestClient], upstream: PlayingServer

@@ -64,6 +64,7 @@ class Models:
         return max(b - a for a, b in pairwise(times) if b > since)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("prompt", "tokens"), [(10_000, 1), (300, 300)])
 @pytest.mark.parametrize("own_prompt", [False, True])
 @pytest.mark.parametrize("others", [1, 2, 3])

@@ -646,6 +646,7 @@ RANDOM_SCHEMAS = st.recursive(
 )
 
 
+@pytest.mark.soak
 @given(RANDOM_SCHEMAS, st.sampled_from(list(WISHES)), st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_no_random_schema_is_cut(

@@ -323,7 +323,7 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
             )
 
 
-@pytest.mark.tables
+@pytest.mark.soak
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 26], ids=["", "cached"])
 @settings(max_examples=3, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 30))

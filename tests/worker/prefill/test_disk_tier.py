@@ -613,6 +613,7 @@ def test_a_prompt_with_invalid_values_leaves_no_files(
     assert process.folder.count == 0
 
 
+@pytest.mark.soak
 def test_the_limit_holds_over_many_sessions(llama: Path, tmp_path: Path, start: Start) -> None:
     most = 600_000
     process = start(llama, tmp_path, most)
