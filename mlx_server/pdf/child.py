@@ -1,5 +1,6 @@
 """Reads the text of PDF files: the program of a warm process, `child.py MEMORY_BYTES`."""
 
+import encodings
 import gc
 import logging
 import pkgutil
@@ -73,9 +74,10 @@ def main() -> None:
 
 def _warm() -> None:
     """Imports what is imported late: nothing can be opened afterwards."""
-    for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):
-        with suppress(ImportError):
-            import_module(module.name)
+    for package in (pypdf, encodings):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with suppress(ImportError):
+                import_module(module.name)
     for encrypted in (False, True):
         writer, file = PdfWriter(), BytesIO()
         words = DecodedStreamObject()

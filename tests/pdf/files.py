@@ -36,6 +36,24 @@ def assembled(objects: Sequence[bytes]) -> bytes:
     return bytes(body) + head + table + tail % (len(objects) + 1, len(body))
 
 
+def composite(code: bytes, cmap: str) -> bytes:
+    """A page with a text in a composite font; its characters' codes are read by a predefined CMap."""
+    line = b"BT /F1 12 Tf 72 700 Td <%s> Tj ET" % code.hex().encode()
+    return assembled(
+        [
+            b"<</Type/Catalog/Pages 2 0 R>>",
+            b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+            b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R"
+            b"/Resources<</Font<</F1 5 0 R>>>>>>",
+            b"<</Length %d>>stream\n%s\nendstream" % (len(line), line),
+            b"<</Type/Font/Subtype/Type0/BaseFont/F/Encoding/%s/DescendantFonts[6 0 R]>>"
+            % cmap.encode(),
+            b"<</Type/Font/Subtype/CIDFontType2/BaseFont/F/DW 1000"
+            b"/CIDSystemInfo<</Registry(Adobe)/Ordering(Japan1)/Supplement 2>>>>",
+        ]
+    )
+
+
 def locked(data: bytes, password: str) -> bytes:
     writer, file = PdfWriter(clone_from=PdfReader(BytesIO(data))), BytesIO()
     writer.encrypt(password, algorithm="AES-256")

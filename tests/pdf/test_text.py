@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.pdf import PdfRefused, text, text_of
-from tests.pdf.files import assembled, bomb, locked, pdf
+from tests.pdf.files import assembled, bomb, composite, locked, pdf
 
 
 def refusal(data: bytes) -> str:
@@ -22,6 +22,21 @@ def test_the_text_of_all_pages_is_read() -> None:
 def test_a_file_that_needs_no_password() -> None:
     assert text_of(locked(pdf("Hello"), "")) == "Hello"
     assert refusal(locked(pdf("Hello"), "hush")) == "is encrypted"
+
+
+@pytest.mark.parametrize(
+    ("codec", "cmap"),
+    [
+        ("utf-16-be", "Identity-H"),
+        ("utf-16-be", "UniJIS-UTF16-H"),
+        ("cp932", "90ms-RKSJ-H"),
+        ("gbk", "GBK-EUC-H"),
+        ("cp950", "ETen-B5-H"),
+    ],
+)
+def test_characters_of_all_codecs_are_read(codec: str, cmap: str) -> None:
+    """The process that reads can import nothing any more."""
+    assert text_of(composite("日本".encode(codec), cmap)) == "日本"
 
 
 def test_scanned_pages_have_no_text() -> None:
