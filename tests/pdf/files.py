@@ -37,7 +37,7 @@ def assembled(objects: Sequence[bytes]) -> bytes:
 
 
 def composite(code: bytes, cmap: str) -> bytes:
-    """A page with a text in a composite font; its characters' codes are read by a predefined CMap."""
+    """A page with a text in a composite font. A predefined CMap says what its codes mean."""
     line = b"BT /F1 12 Tf 72 700 Td <%s> Tj ET" % code.hex().encode()
     return assembled(
         [
