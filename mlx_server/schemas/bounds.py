@@ -6,6 +6,9 @@ from typing import Any
 
 from mlx_server.schemas.types import named
 
+NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+"""The keywords that constrain numbers alone."""
+
 EXACT = 2**53
 """Larger integers may equal their neighbours as doubles."""
 HIGHEST = 2**63 - 1

@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from mlx_server.schemas.bounds import NUMERIC
 from mlx_server.schemas.shortest import ShortestInstances, compact, constants_of, patterns_of
 
 MOST_TEXTS = 1_500
@@ -17,7 +18,7 @@ MOST_TEXTS = 1_500
 MOST_SUFFIXES = 64
 """Suffixes of one literal that are proposed, at most."""
 
-_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_NUMERIC = frozenset(NUMERIC)
 _DIGITS = ".0123456789"
 
 
@@ -86,7 +87,7 @@ class InstanceTexts:
 
 def _bounds(schema: Mapping[str, Any]) -> Iterable[int | float]:
     """The schema's bounds, and the integers next to them."""
-    for key in _BOUNDS.intersection(schema):
+    for key in _NUMERIC.intersection(schema):
         bound = schema[key]
         if isinstance(bound, int) and not isinstance(bound, bool):
             yield from (bound, bound + 1, bound - 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas import patterns
-from mlx_server.schemas.bounds import EXACT, wide_bound
+from mlx_server.schemas.bounds import EXACT, NUMERIC, wide_bound
 from mlx_server.schemas.property_names import listed_names, names_pattern
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import (
@@ -198,9 +198,7 @@ def _unsupported_of(
             )
 
 
-_NUMERIC = frozenset(
-    ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-)
+_NUMERIC = frozenset(("const", "enum", *NUMERIC))
 
 
 _REPORTED = _NUMERIC.union(
@@ -223,7 +221,7 @@ def _of_integers(visited: Visited) -> bool:
 
 
 _LARGEST = 1e17
-_SMALLEST = dict.fromkeys(_NUMERIC - {"const", "enum"}, 1e-60) | {"multipleOf": 1e-9}
+_SMALLEST = dict.fromkeys(NUMERIC, 1e-60) | {"multipleOf": 1e-9}
 """Bounds of the numbers that llguidance can write as patterns."""
 
 

@@ -10,13 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from mlx_server.schemas.bounds import NUMERIC
 from mlx_server.schemas.regex_tails import RegexTails, regex_tails
-from mlx_server.schemas.shortest_number import (
-    NUMERIC,
-    Parts,
-    shortest_number,
-    shortest_of,
-)
+from mlx_server.schemas.shortest_number import Parts, shortest_number, shortest_of
 from mlx_server.schemas.types import named
 from mlx_server.schemas.view import LEADING, Part, children
 

@@ -6,12 +6,14 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
+from mlx_server.schemas.bounds import NUMERIC
+
 Parts = Sequence[Mapping[str, Any]]
 """The schemas that constrain the same value."""
 
 MOST_BOUNDS = 8
 
-NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_NUMERIC = frozenset(NUMERIC)
 
 
 def shortest_of(texts: Iterator[str | None]) -> str | None:
@@ -19,7 +21,7 @@ def shortest_of(texts: Iterator[str | None]) -> str | None:
 
 
 def shortest_number(parts: Parts, *, whole: bool) -> str | None:
-    if not any(NUMERIC & part.keys() for part in parts):
+    if not any(_NUMERIC & part.keys() for part in parts):
         return "0"
     if (plain := _plain_integer(parts)) is not None:
         return plain

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.messages import Tool
+from mlx_server.schemas.bounds import NUMERIC
 from mlx_server.schemas.lenient import types_of_member
 from mlx_server.schemas.members import is_forbidden, member, properties_of, required_of
 from mlx_server.schemas.types import types_of
@@ -20,10 +21,9 @@ NOTHING: Schema = {"enum": []}
 TYPE_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 """Keywords that exclude no value."""
 
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 KEYWORDS = {
-    "integer": NUMBERS,
-    "number": NUMBERS,
+    "integer": NUMERIC,
+    "number": NUMERIC,
     "array": ("items", "minItems", "maxItems"),
     "object": ("properties", "required", "additionalProperties"),
     "string": ("minLength", "maxLength", "pattern", "format"),

@@ -65,7 +65,7 @@ _NO_LINKS = Links([], [], None)
 class View:
     """A schema and the targets of its references, which are `#`, `#/a/pointer` or `#anchor`.
 
-    What its parts lead to is found once: whoever changes the schema has to call `forget`.
+    What its parts lead to is found once. Code that changes the schema calls `forget` afterwards.
     """
 
     def __init__(self, root: Schema) -> None:

@@ -27,7 +27,7 @@ from mlx_server.worker.constrained_decoding.token_classes import Mask, TokenClas
 TAILS = 8
 """The known ending is tried again without its first 0 to TAILS - 1 tokens."""
 
-DEAR_TAILS = 3
+COSTLY_TAILS = 3
 """The same after a digit in a wide object, where each of them costs much."""
 
 WIDTH = 6
@@ -107,7 +107,7 @@ class Probe:
         return self.fitting(tokens) == len(tokens)
 
     @property
-    def is_dear(self) -> bool:
+    def is_costly(self) -> bool:
         """Whether a call costs much here."""
         return self._after_digit > NARROW and self.last_byte in DIGITS
 
@@ -201,7 +201,7 @@ class EndingSearch:
         known: the latest ending, of which all or the end may fit still. read: the bytes that were
         read since. Returns None if none was found. The probe is left where it was.
         """
-        tails = self._tails(known, read, is_dear=probe.is_dear)
+        tails = self._tails(known, read, is_costly=probe.is_costly)
         path: TokenSequences = []
         choices: list[Iterator[list[int]]] = []
         while (found := self._known_end(probe, tails)) is None:
@@ -220,14 +220,14 @@ class EndingSearch:
         """Returns what is known to end the grammar, without a search."""
         return self._known_end(probe, [])
 
-    def _tails(self, known: list[int], read: int, *, is_dear: bool = False) -> TokenSequences:
-        """Returns what is left of the known ending, the shortest first. is_dear: whether each of
+    def _tails(self, known: list[int], read: int, *, is_costly: bool = False) -> TokenSequences:
+        """Returns what is left of the known ending, the shortest first. is_costly: whether each of
         them costs as much as a number's end in a wide object; then only the likeliest are tried."""
-        most = DEAR_TAILS if is_dear else TAILS
+        most = COSTLY_TAILS if is_costly else TAILS
         tails = [known[at:] for at in range(min(len(known), most))][::-1]
         if read and (unread := self._classes.without(known, read)):
             tails.insert(-1, unread)
-        if not is_dear:
+        if not is_costly:
             # the rest of a text may have to be another one, such as a pattern's from its beginning
             tails += filter(None, self._classes.after_text(known))
         # a member of the known ending may come after another one

@@ -128,8 +128,8 @@ class Judgement:
 
     def beyond(self, most: int) -> Ids:
         """Returns the tokens that lengthen the ending more, or that were not judged yet."""
-        dear = [ids for ids, growth in self.judged if growth > most]
-        return np.concatenate([np.zeros(0, dtype=np.intp), *dear, *self.waiting, *self.changing])
+        costly = [ids for ids, growth in self.judged if growth > most]
+        return np.concatenate([np.zeros(0, dtype=np.intp), *costly, *self.waiting, *self.changing])
 
 
 class GrammarCompletion:

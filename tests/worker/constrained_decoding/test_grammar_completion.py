@@ -522,9 +522,9 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str, dearer: int) -
     assert 0 < max(spent) <= STEP_WORK + ONE_MORE
 
 
-@pytest.mark.parametrize(("text", "is_dear"), [(b'{"m1":-3', True), (b'{"m1":"q', False)])
+@pytest.mark.parametrize(("text", "is_costly"), [(b'{"m1":-3', True), (b'{"m1":"q', False)])
 def test_after_a_digit_in_a_wide_object_few_ends_are_tried(
-    demo: World, text: bytes, is_dear: bool
+    demo: World, text: bytes, is_costly: bool
 ) -> None:
     """There each costs as much as the object has members, and others have to be tried too."""
     grammar = json_of(WIDE)
@@ -534,11 +534,11 @@ def test_after_a_digit_in_a_wide_object_few_ends_are_tried(
         EndingSearch(demo.pieces, proposals),
     )
     probe.take(demo.pieces.cut(text))
-    assert probe.is_dear is is_dear
+    assert probe.is_costly is is_costly
     known = demo.pieces.cut(b',"m2":0' * 20 + b"}")
-    tails = search._tails(known, 1, is_dear=probe.is_dear)
+    tails = search._tails(known, 1, is_costly=probe.is_costly)
     assert [*known, demo.pieces.stop] in tails
-    assert (len(tails) * len(WIDE["properties"]) > 2 * STEP_WORK) is not is_dear
+    assert (len(tails) * len(WIDE["properties"]) > 2 * STEP_WORK) is not is_costly
 
 
 def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
