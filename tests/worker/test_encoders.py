@@ -31,7 +31,7 @@ from tests.tiny_encoders import (
     score,
     tiny_encoder,
 )
-from tests.worker.test_worker import ask, drain, failures, load, of, tokens_of, until
+from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
 
 TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]
 

@@ -1,16 +1,14 @@
 """The engine in the test's own process: commands in, steps, reports out."""
 
-import gc
 import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import (
@@ -31,9 +29,7 @@ from mlx_server.engine.messages import (
     Prefilled,
     PromptLogprobs,
     Report,
-    RowFailed,
     StepOutput,
-    Token,
     UnloadModel,
 )
 from mlx_server.requests import SamplingParams
@@ -49,68 +45,22 @@ from mlx_server.worker.row_cache import RowCache
 from mlx_server.worker.sampling import Sampler
 from mlx_server.worker.step_result import StepResult
 from mlx_server.worker.worker import Engine
-from tests.worker.test_batch import a_prompt, ids
-
-Kind = TypeVar("Kind", bound=Report)
-
-GREEDY = SamplingParams(temperature=0)
-
-
-def ask(
-    row: int, *, model: str = "tiny", prompt: int = 6, tokens: int = 5, **rest: Any
-) -> Generate:
-    fields: dict[str, Any] = {"stop_tokens": [], "sampling": GREEDY, **rest}
-    return Generate(row=row, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
-
-
-def drain(engine: Engine) -> list[Report]:
-    reports: list[Report] = []
-    while engine.pause is not None:
-        reports += engine.step()
-    return reports
-
-
-def run(engine: Engine, *asks: Generate) -> list[Report]:
-    reports = [report for command in asks for report in engine.handle(command)]
-    return reports + drain(engine)
-
-
-def until(engine: Engine, true: Callable[[list[Report]], bool]) -> list[Report]:
-    """Steps until that is true of what was reported; none of these tests takes this long."""
-    reports: list[Report] = []
-    for _ in range(2000):
-        if true(reports):
-            return reports
-        reports += engine.step()
-    pytest.fail("it never came to that")
-
-
-def of(kind: type[Kind], reports: list[Report]) -> list[Kind]:
-    return [report for report in reports if isinstance(report, kind)]
-
-
-def tokens_of(row: int, reports: list[Report]) -> list[Token]:
-    return [token for token in tokens(reports) if token.row == row]
-
-
-def tokens(reports: list[Report]) -> list[Token]:
-    return [token for step in of(StepOutput, reports) for token in step.tokens]
-
-
-def failures(reports: list[Report]) -> dict[int, str]:
-    return {failed.row: failed.message for failed in of(RowFailed, reports)}
-
-
-def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
-    engine.handle(LoadModel(model, str(path)))
-    return drain(engine)
-
-
-@pytest.fixture
-def engine(tiny_path: Path) -> Engine:
-    engine = Engine(concurrency=4)
-    load(engine, tiny_path)
-    return engine
+from tests.worker.batch_runs import ids
+from tests.worker.engine_runs import (
+    GREEDY,
+    Clock,
+    active_memory,
+    ask,
+    drain,
+    failures,
+    load,
+    of,
+    run,
+    run_by,
+    tokens,
+    tokens_of,
+    until,
+)
 
 
 @pytest.fixture
@@ -444,23 +394,6 @@ def test_wherever_a_step_fails_every_row_hears_of_it(
     assert ids(tokens_of(9, run(engine, ask(9)))) == answer
 
 
-@dataclass
-class Clock:
-    """Each model's steps take as long as they are said to."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 1e-6
-        return self.now
-
-
-def run_by(clock: Clock, engine: Engine) -> None:
-    engine._clock = engine._models._clock = engine._models.step_time._clock = clock
-    for batch in engine._batches.values():
-        batch._clock = clock
-
-
 Turns = Callable[[int], list[str]]
 
 
@@ -521,12 +454,6 @@ def test_requests_that_end_at_once_do_not_starve_another_model(
         engine.handle(ask(row, tokens=1))
         seen += turns(2)
     assert seen.count("second") > 30
-
-
-def active_memory() -> int:
-    gc.collect()
-    mx.synchronize()
-    return mx.get_active_memory()
 
 
 def test_unloading_gives_the_memory_back(tiny_path: Path) -> None:

@@ -40,8 +40,8 @@ from mlx_server.worker.worker import Engine
 from tests.grammars.matching import compiled
 from tests.hostile.lowered import lower
 from tests.tiny import ENDOFTEXT, IM_END
-from tests.worker.test_batch import MIXED, ids
-from tests.worker.test_worker import ask, drain, failures, of, run, tokens_of, until
+from tests.worker.batch_runs import MIXED, ids
+from tests.worker.engine_runs import ask, drain, failures, of, run, tokens_of, until
 
 pytestmark = pytest.mark.tables
 

@@ -35,6 +35,7 @@ from mlx_server.engine.messages import (
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.prompt_logprobs import prompt_logprobs
 from mlx_server.worker.worker import Engine
+from tests.worker.batch_runs import CLOSE, Ask, a_prompt, alone, ids
 from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
 from tests.worker.lora_files import (
     contents,
@@ -47,7 +48,6 @@ from tests.worker.lora_files import (
     weights_of,
     with_adapter,
 )
-from tests.worker.test_batch import CLOSE, Ask, a_prompt, alone, ids
 
 GREEDY = SamplingParams(temperature=0)
 SEEN = SamplingParams(temperature=0, logprobs=2)
