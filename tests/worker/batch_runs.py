@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from mlx_server.engine.messages import Generate, Schedule, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
+from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.step_result import StepResult
@@ -153,3 +156,19 @@ def come_and_go(run: Run, asks: Sequence[Any], dice: random.Random) -> dict[int,
         run.step()
     assert cancelled
     return cancelled
+
+
+LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
+
+
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Fills with how many tokens of each row every piece computes."""
+    pieces: list[list[int]] = []
+    prompt = PrefillBatch.prompt
+
+    def counted(self: PrefillBatch, tokens: list[list[int]]) -> None:
+        pieces.append([len(row) for row in tokens])
+        prompt(self, tokens)
+
+    monkeypatch.setattr(PrefillBatch, "prompt", counted)
+    return pieces

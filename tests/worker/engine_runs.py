@@ -9,14 +9,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import (
-    Generate,
-    LoadModel,
-    Report,
-    RowFailed,
-    StepOutput,
-    Token,
-)
+from mlx_server.engine.messages import Generate, LoadModel, Report, RowFailed, StepOutput, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.worker import Engine
 from tests.worker.batch_runs import a_prompt
@@ -74,13 +67,6 @@ def failures(reports: list[Report]) -> dict[int, str]:
 def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
     engine.handle(LoadModel(model, str(path)))
     return drain(engine)
-
-
-@pytest.fixture
-def engine(tiny_path: Path) -> Engine:
-    engine = Engine(concurrency=4)
-    load(engine, tiny_path)
-    return engine
 
 
 @dataclass

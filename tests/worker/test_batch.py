@@ -1,78 +1,27 @@
 """Rows that share a batch: what one of them gets is what it would get alone."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Schedule, Token
-from mlx_server.requests import SamplingParams
-from mlx_server.worker import logprobs
-from mlx_server.worker.phases import PrefillBatch
+from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.budget import PrefillBudget
-from mlx_server.worker.prompt_queue import SHARED
-from mlx_server.worker.sampling import Sampled, Sampler
 from tests.worker.batch_runs import (
-    CLOSE,
     GREEDY,
+    LENGTHS,
     MIXED,
     PIECE,
     Ask,
     Run,
-    Steady,
     a_prompt,
     alone,
     come_and_go,
+    computed,
     ids,
     together,
 )
-
-
-def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
-    """Each greedy step's logits, from one pass over the whole sequence so far."""
-    tokens, steps = list(prompt), []
-    for _ in range(count):
-        steps.append(model(mx.array([tokens]))[0, -1])
-        tokens.append(int(mx.argmax(steps[-1])))
-    return steps
-
-
-def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
-    """Identity, up to a step where the two likeliest tokens tie: from there both ways are right."""
-    assert len(answer) == len(steps)
-    for token, logits in zip(answer, steps, strict=True):
-        best = int(mx.argmax(logits))
-        if token.id != best:
-            assert float(logits[best] - logits[token.id]) < CLOSE
-            return
-
-
-LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_greedy_tokens_are_those_of_full_passes(tiny_model: Any, length: int) -> None:
-    ask = Ask(a_prompt(length), max_tokens=8)
-    assert_greedy(alone(tiny_model, ask), without_cache(tiny_model, ask.prompt, 8))
-
-
-def test_greedy_tokens_of_a_batch_are_those_of_full_passes(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=1), max_tokens=8) for length in LENGTHS]
-    for ask, answer in zip(asks, together(tiny_model, asks), strict=True):
-        assert_greedy(answer, without_cache(tiny_model, ask.prompt, 8))
-
-
-def test_each_token_comes_with_its_own_log_probabilities(tiny_model: Any) -> None:
-    ask = Ask(a_prompt(9), max_tokens=8, sampling=SamplingParams(temperature=0, logprobs=2))
-    answer = alone(tiny_model, ask)
-    for token, logits in zip(answer, without_cache(tiny_model, ask.prompt, 8), strict=True):
-        exact = logits - mx.logsumexp(logits)
-        assert token.logprobs
-        assert token.logprobs.chosen == pytest.approx(float(exact[token.id]), abs=1e-3)
-        assert token.logprobs.top[0] == (token.id, token.logprobs.chosen)
 
 
 @pytest.mark.tables
@@ -196,27 +145,6 @@ def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
     }
 
 
-def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) -> None:
-    """Its client has several, and the newcomer none. Nobody's answer changes."""
-    asks = [Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client="greedy") for n in range(4)]
-    newcomer = Ask(a_prompt(9, seed=9), 5, sampling=MIXED[4], client="newcomer")
-    run = Run(tiny_model, concurrency=3)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    while run.stages[2] < 3:
-        run.step()
-    run.join(4, newcomer)
-    while not run.answers[4]:
-        run.step()
-        assert sum(run.stages[1:]) <= 3
-    assert len(run.batch._kept_decode) == 1
-    assert not run.answers[3]
-    run.finish()
-    expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
-    assert [ids(answer) for answer in run.answers.values()] == expected
-    run.assert_nothing_is_left()
-
-
 def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
     asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (2, 3, 4)]
     run = Run(tiny_model)
@@ -231,29 +159,6 @@ def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> N
     run.finish()
     expected = [[], ids(alone(tiny_model, asks[1])), ids(alone(tiny_model, asks[2]))]
     assert [ids(run.answers[n]) for n in (0, 1, 2)] == expected
-
-
-@pytest.mark.parametrize("cancelled", range(3))
-def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: int) -> None:
-    """A piece that was cut short, as it is when there is less room than when it was packed."""
-    asks = [Ask(a_prompt(length, seed=4), 6) for length in (9, 30, 20)]
-    run = Run(tiny_model)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    begin = run.batch._begin
-    run.batch._begin = (  # type: ignore[method-assign]
-        lambda following, tokens, done: begin(following, PIECE, done)
-    )
-    run.batch._budget = Steady(36)
-    run.step()
-    assert run.stages == (0, 3, 0)
-    assert run.batch._group
-    assert [len(rest) for rest in run.batch._group.rest] == [1, 8, 18]
-    run.batch.cancel(cancelled)
-    run.finish()
-    expected = [[] if n == cancelled else ids(alone(tiny_model, asks[n])) for n in range(3)]
-    assert [ids(run.answers[n]) for n in range(3)] == expected
-    run.assert_nothing_is_left()
 
 
 def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
@@ -302,21 +207,6 @@ def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
     assert (both[-1].id, both[-1].finish) == (fifth, "stop")
 
 
-def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
-    """Rows in prefill count too: each holds a cache."""
-    dice = random.Random(5)
-    run = Run(tiny_model, concurrency=3)
-    for number in range(12):
-        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PIECE)), dice.randint(1, 20)))
-    most = 0
-    while run.batch:
-        run.step()
-        waiting, prefill, decode = run.stages
-        assert waiting + prefill == run.batch.waiting
-        most = max(most, prefill + decode)
-    assert most == 3
-
-
 def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -> None:
     run = Run(tiny_model, concurrency=2)
     for number in range(4):
@@ -328,49 +218,6 @@ def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -
     assert seen[0] == 4
     assert seen == sorted(seen, reverse=True)
     assert {4, 2, 0} <= set(seen)
-
-
-def test_a_step_samples_once_for_all_rows(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    sample = Sampler.__call__
-
-    def counted(self: Sampler, logits: mx.array, inputs: mx.array, *masks: Any) -> Sampled:
-        calls.append(len(self.rows))
-        return sample(self, logits, inputs, *masks)
-
-    monkeypatch.setattr(Sampler, "__call__", counted)
-    run = Run(tiny_model)
-    for number, params in enumerate(MIXED):
-        run.join(number, Ask(a_prompt(5), 10 + number, sampling=params))
-    run.until_decoding()
-    assert sum(calls) == len(MIXED)
-    calls.clear()
-    run.step()
-    assert calls == [len(MIXED)]
-    for _ in range(3):
-        run.step()
-    assert calls == [len(MIXED)] * 4
-
-
-def test_nobody_asked_and_no_logprobs_are_computed(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[int] = []
-    step_logprobs = logprobs.step_logprobs
-
-    def counted(logits: mx.array, tokens: mx.array, most: int) -> logprobs.StepLogprobs:
-        computed.append(len(tokens))
-        return step_logprobs(logits, tokens, most)
-
-    monkeypatch.setattr(logprobs, "step_logprobs", counted)
-    silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
-    answers = together(tiny_model, silent)
-    assert computed == []
-    assert {token.logprobs for answer in answers for token in answer} == {None}
-
-    asking = Ask(a_prompt(4), 4, sampling=SamplingParams(temperature=0, logprobs=2))
-    together(tiny_model, [*silent, asking])
-    assert set(computed) == {1}
 
 
 def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
@@ -396,66 +243,6 @@ def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
     assert run.stages == (1, 0, 4)  # all as long as the longest, five would not fit
     run.step()
     assert run.stages == (0, 0, 5)
-
-
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Fills with how many tokens of each row every piece computes."""
-    pieces: list[list[int]] = []
-    prompt = PrefillBatch.prompt
-
-    def counted(self: PrefillBatch, tokens: list[list[int]]) -> None:
-        pieces.append([len(row) for row in tokens])
-        prompt(self, tokens)
-
-    monkeypatch.setattr(PrefillBatch, "prompt", counted)
-    return pieces
-
-
-def test_equal_prompts_are_prefilled_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Ask(a_prompt(60))
-    expected = ids(alone(tiny_model, ask))
-    pieces = computed(monkeypatch)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number in range(5):
-        run.join(number, ask)
-    run.finish()
-    assert run.cached == {0: 0, 1: 59, 2: 59, 3: 59, 4: 59}
-    assert pieces == [[59]]
-    assert [ids(answer) for answer in run.answers.values()] == [expected] * 5
-
-
-def test_prompts_that_begin_alike_are_computed_from_where_they_part(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beginning = a_prompt(SHARED + 8)
-    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (10, 20, 30)]
-    expected = together(tiny_model, asks)
-    pieces = computed(monkeypatch)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number, ask in enumerate([*asks, Ask(a_prompt(55, seed=10))]):
-        run.join(number, ask)
-    run.finish()
-    assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
-    assert pieces == [[SHARED + 17, 54], [19, 29]]
-    assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
-
-
-def test_a_piece_of_known_and_unknown_prompts_and_such_without_a_rest(tiny_model: Any) -> None:
-    """In one piece: half known, unknown, known but for the last token, of a single token."""
-    first, second = a_prompt(40, seed=1), a_prompt(50, seed=2)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number, prompt in enumerate([first, second]):
-        run.join(number, Ask(prompt, 30))
-    run.until_decoding()
-    asks = [Ask([*first[:30], *a_prompt(12)]), Ask(a_prompt(33)), Ask(second), Ask(a_prompt(1))]
-    for number, ask in enumerate(asks, 2):
-        run.join(number, ask)
-    run.step()
-    assert run.stages == (0, 0, 6)
-    run.finish()
-    assert [run.cached[n] for n in range(2, 6)] == [30, 0, 49, 0]
-    answers = [ids(run.answers[n]) for n in range(2, 6)]
-    assert answers == [ids(alone(tiny_model, ask)) for ask in asks]
 
 
 def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> None:
@@ -487,14 +274,6 @@ def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -
     assert len(run.answers[0]) - before >= 6
 
 
-def test_a_prompt_in_pieces_is_computed_piece_by_piece(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 101)))
-    assert pieces == [[PIECE], [PIECE], [100]]
-
-
 def test_tokens_are_told_before_the_next_piece_is_computed(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,11 +286,3 @@ def test_tokens_are_told_before_the_next_piece_is_computed(
     assert not pieces
     assert not run.batch.step().tokens
     assert pieces == [[PIECE]]
-
-
-def test_the_short_end_of_a_prompt_goes_with_the_piece_before(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 17)))
-    assert pieces == [[PIECE], [PIECE + 16]]

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_server.engine.blas import fast_blas
 from tests.worker.batch_runs import CLOSE
-from tests.worker.lora.test_adapters import Desk, RowRequest
+from tests.worker.lora.desk import Desk, RowRequest
 
 pytestmark = pytest.mark.soak
 
