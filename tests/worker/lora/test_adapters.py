@@ -360,6 +360,7 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     (before,) = desk.together([RowRequest(a_prompt(300))])
     parameters = {name: id(array) for name, array in tree_flatten(desk.model.parameters())}
     types = {name: type(module) for name, module in desk.model.named_modules()}
+    gc.collect()  # engines of other tests
     mx.clear_cache()
     memory = mx.get_active_memory()
     desk.loaded(one=each.one, two=each.two)
