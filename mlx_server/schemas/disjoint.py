@@ -33,12 +33,13 @@ class Disjointness:
         return not fault(f"start: %json {json.dumps(self.probe(options))}")
 
     def probe(self, options: list[Part]) -> dict[str, Any]:
-        """A schema that llguidance accepts without `coerce_one_of` if the options are disjoint."""
+        """Returns a schema that llguidance accepts without `coerce_one_of` if the options are
+        disjoint."""
         depth = limits.SCHEMA_DISJOINT_DEPTH.value
         return {"oneOf": [self._wider(option, depth) for option in options]}
 
     def _wider(self, part: Part, depth: int) -> Any:
-        """A schema without references that allows at least what the given one allows."""
+        """Returns a schema without references that allows at least what the given one allows."""
         self._looks += 1
         if isinstance(part.schema, bool):
             return part.schema
