@@ -112,7 +112,7 @@ class Disjointness:
         return found
 
     def _shape(self, part: Part) -> _Shape:
-        """The shape of a schema with its references and `allOf`."""
+        """Returns the shape of a schema with its references and `allOf`."""
         if part.path not in self._shapes:
             self._shapes[part.path] = _Shape()  # a schema that refers to itself adds nothing
             self._shapes[part.path] = self._made(part)
