@@ -18,7 +18,7 @@ TEXT_PARAMS: Mapping[str, str] = MappingProxyType(
         "random_seed": "seed",
     }
 )
-"""IBM's names of parameters of text generation, and those of OpenAI's API."""
+"""Maps IBM's parameters of text generation to those of OpenAI's API."""
 
 SAME_PARAMS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
@@ -117,7 +117,7 @@ def _text_of(answer: Wire) -> str:
 
 
 def _check_supported(given: Mapping[str, Any]) -> None:
-    """Raise BadRequest for what only watsonx has, unless it is left as it is by default."""
+    """Raises BadRequest for arguments that only watsonx honours, unless they have their default."""
     used = [name for name, value in given.items() if value not in (None, False)]
     used = [name for name in used if name not in ("concurrency_limit", "validate_prompt_variables")]
     if used:
