@@ -1,4 +1,4 @@
-"""Replay models: what a row plays, and what is wrong where it leaves its grammar."""
+"""Makes rows of replay models play their recordings, and explains where one leaves its grammar."""
 
 import json
 
@@ -9,12 +9,12 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest
 from mlx_server.sources.transcript import Recording
 
-BEFORE = 60
-"""The number of characters of output that are shown before the token."""
+SHOWN_CHARACTERS = 60
+"""The number of characters of output that the error shows before the rejected token."""
 
 
 def play(prepared: PreparedModel, row: Generate, recording: Recording) -> None:
-    """Make the row replay a recorded answer."""
+    """Make the row play a recorded answer, at the recording's pace."""
     tokenizer, entry = prepared.checkpoint.tokenizer, recording.entry
     row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
     row.delay = entry.delay_ms / 1000
@@ -32,7 +32,7 @@ def departure_error(
     """The error for a recording that the request's grammar does not allow."""
     tokenizer = prepared.checkpoint.tokenizer
     before = tokenizer.raw(left.before)
-    place = f"after {_quoted(before[-BEFORE:])}" if before else "at its beginning"
+    place = f"after {_quoted(before[-SHOWN_CHARACTERS:])}" if before else "at its beginning"
     allowed = [_named(tokenizer, row, token) for token in left.allowed]
     others = f" or {left.others} other tokens" if left.others else ""
     param = request.format_param if request.format else "tools"
