@@ -118,7 +118,7 @@ def constrain_continuation(
 ) -> None:
     """Replace the grammar of a row that continues an answer by one that begins where the new
     prompt ends."""
-    if row.grammar is not None:  # Harmony never gets here, since it has no answer prefix
+    if row.grammar is not None:
         conversation = replace(conversation, continue_final_message=False)
         spec = _output_spec(prepared, request, conversation, row)
         row.grammar, _ = _grammar(prepared, request, spec)
