@@ -9,7 +9,7 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest
 from mlx_server.sources.transcript import Recording
 
-SHOWN_CHARACTERS = 60
+SHOWN_OUTPUT = 60
 """The number of characters of output that the error shows before the rejected token."""
 
 
@@ -32,7 +32,7 @@ def departure_error(
     """The error for a recording that the request's grammar does not allow."""
     tokenizer = prepared.checkpoint.tokenizer
     before = tokenizer.raw(left.before)
-    place = f"after {_quoted(before[-SHOWN_CHARACTERS:])}" if before else "at its beginning"
+    place = f"after {_quoted(before[-SHOWN_OUTPUT:])}" if before else "at its beginning"
     allowed = [_named(tokenizer, row, token) for token in left.allowed]
     others = f" or {left.others} other tokens" if left.others else ""
     param = request.format_param if request.format else "tools"

@@ -126,7 +126,7 @@ def test_other_models_and_other_weights_are_other_adapters() -> None:
         await desk.used(A, "other")
         await desk.used(an_adapter("a", digest="anew"))
         assert desk.engine.log == ["load m a", "load other a", "load m anew"]
-        assert desk.adapters.of("other") == [("a", 0, LOADED)]
+        assert desk.adapters.loaded_for("other") == [("a", 0, LOADED)]
 
     run(test)
 
