@@ -13,8 +13,8 @@ __all__ = [
     "ClientCredentials",
     "Connector",
     "Connectors",
-    "StoredLogin",
     "McpError",
     "McpLimits",
+    "StoredLogin",
     "Toolset",
 ]
