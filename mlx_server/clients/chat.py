@@ -93,11 +93,11 @@ def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
             continue
         if data.strip() == "[DONE]":
             return
-        yield from _delta(_parsed(data))
+        yield from _delta(_parsed_chunk(data))
     raise cut_off()
 
 
-def _parsed(data: str) -> dict[str, Any]:
+def _parsed_chunk(data: str) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except ValueError:
@@ -180,7 +180,7 @@ def connected(
     if is_default:
         key = key or key_at_home()
     with client_of(url or DEFAULT_URL, key) as client:
-        yield client, model or _first(served_models(client))
+        yield client, model or _default_model(served_models(client))
 
 
 def key_at_home() -> str:
@@ -200,7 +200,7 @@ def _to_serve(model: str | None) -> tuple[list[str], str]:
     return [model], model_id
 
 
-def _first(models: Sequence[str]) -> str:
+def _default_model(models: Sequence[str]) -> str:
     if models:
         return models[0]
     raise BadRequest("The server lists no models. Choose one with `mlx-server chat MODEL`.")
@@ -301,10 +301,10 @@ def converse(
             continue
         if text == "/exit":
             return
-        _take(chat, text, show, note)
+        _answer_input(chat, text, show, note)
 
 
-def _take(
+def _answer_input(
     chat: Chat, text: str, show: Callable[[Delta], None], note: Callable[[str], None]
 ) -> None:
     if text == "/reset":

@@ -47,7 +47,7 @@ class Endpoint:
     """How often a request is sent again after a 408, 409, 429 or 5xx, or a lost connection."""
 
     def send(self, body: Body, route: str = CHAT) -> Wire:
-        return _object(self._client.post(route, body=dict(body), cast_to=object))
+        return _json_object(self._client.post(route, body=dict(body), cast_to=object))
 
     def stream(self, body: Body, route: str = CHAT) -> Iterator[Wire]:
         """The chunks of the answer. Closing the iterator early cancels the answer."""
@@ -59,11 +59,11 @@ class Endpoint:
             stream_cls=openai.Stream[object],
         ) as chunks:
             for chunk in chunks:
-                yield _object(chunk)
+                yield _json_object(chunk)
 
     async def asend(self, body: Body, route: str = CHAT) -> Wire:
         async with self._async_client() as client:
-            return _object(await client.post(route, body=dict(body), cast_to=object))
+            return _json_object(await client.post(route, body=dict(body), cast_to=object))
 
     async def astream(self, body: Body, route: str = CHAT) -> AsyncIterator[Wire]:
         async with (
@@ -77,7 +77,7 @@ class Endpoint:
             ) as chunks,
         ):
             async for chunk in chunks:
-                yield _object(chunk)
+                yield _json_object(chunk)
 
     @cached_property
     def _client(self) -> openai.OpenAI:
@@ -125,7 +125,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _object(answer: object) -> Wire:
+def _json_object(answer: object) -> Wire:
     if isinstance(answer, dict):
         return answer
     raise GenerationFailed("The answer is not in the format of OpenAI's API. Check the base URL.")

@@ -122,10 +122,10 @@ class LLMProvider:
 
     def invoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
         """Sends messages, or one user text. `fields` are added to the request."""
-        return _parts(run(self._exchange(messages, fields), self._endpoint.send))
+        return _answer_parts(run(self._exchange(messages, fields), self._endpoint.send))
 
     async def ainvoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
-        return _parts(await arun(self._exchange(messages, fields), self._endpoint.asend))
+        return _answer_parts(await arun(self._exchange(messages, fields), self._endpoint.asend))
 
     def invoke_tools(
         self, messages: str | Sequence[Wire], tools: Sequence[Wire], **fields: Any
@@ -135,7 +135,7 @@ class LLMProvider:
         answer = run(exchange, self._endpoint.send)
         calls = answer["choices"][0]["message"].get("tool_calls") or ()
         found = [{"id": call["id"], **call["function"]} for call in calls]
-        return {**_parts(answer), "tool_calls": found}
+        return {**_answer_parts(answer), "tool_calls": found}
 
     def parse_response(self, content: str) -> ProviderAnswer:
         """Splits the content of a message of `client` into its text and its thoughts."""
@@ -219,7 +219,7 @@ def _unsupported(config: ProviderConfig, why: str) -> SettingsError:
     )
 
 
-def _parts(answer: Wire) -> ProviderAnswer:
+def _answer_parts(answer: Wire) -> ProviderAnswer:
     if not answer.get("choices"):
         raise GenerationFailed("The answer has no `choices`, so that there is no message.")
     said = read_piece(answer)

@@ -71,14 +71,14 @@ class _AnswerParts:
 def _parsed(
     family: ModelFamily, tokenizer: Tokenizer, output: str, calls: Sequence[ToolCall]
 ) -> _AnswerParts:
-    offered = tuple(Tool(name, None, _argument_schema(calls, name)) for name in _names(calls))
+    offered = tuple(Tool(name, None, _argument_schema(calls, name)) for name in _tool_names(calls))
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
     events = [event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))]
     return _AnswerParts.of_events([*events, *parser.finish(text.finish(), cut=False)])
 
 
-def _names(calls: Sequence[ToolCall]) -> Iterable[str]:
+def _tool_names(calls: Sequence[ToolCall]) -> Iterable[str]:
     return dict.fromkeys(call.name for call in calls)
 
 
@@ -141,7 +141,10 @@ def _exact_schema(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _block(family: ModelFamily, opens: str, block: BlockGrammar, tools: Sequence[Tool]) -> str:
     first, *others = tools
-    calls = [_first_call(family, block, first), *(_call(family, block, tool) for tool in others)]
+    calls = [
+        _first_call(family, block, first),
+        *(_call_text(family, block, tool) for tool in others),
+    ]
     after = block.after if isinstance(block.after, str) else "".join(block.after)
     if block.between is None:
         return "".join(f"{opens}{block.before}{call}{after}" for call in calls)
@@ -150,13 +153,13 @@ def _block(family: ModelFamily, opens: str, block: BlockGrammar, tools: Sequence
 
 def _first_call(family: ModelFamily, block: BlockGrammar, tool: Tool) -> str:
     if not isinstance(block, UnmarkedBlockGrammar):
-        return _call(family, block, tool)
+        return _call_text(family, block, tool)
     lark = Lark(control_ids(family.special_tokens))
     whole = f"{lark.terminal(f'/{block.head(tool)}/')} {block.rest(lark, tool)}"
     return first_text(lark.source(whole), family.special_tokens)
 
 
-def _call(family: ModelFamily, block: BlockGrammar, tool: Tool) -> str:
+def _call_text(family: ModelFamily, block: BlockGrammar, tool: Tool) -> str:
     lark = Lark(control_ids(family.special_tokens))
     return first_text(lark.source(block.call(lark, tool)), family.special_tokens)
 

@@ -142,14 +142,14 @@ def _delimiters(sample: CallSample, spans: list[_Span], closing: str = "") -> _C
 
 
 def _as_names_and_json(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named(several or one, _json_arguments, JSON)
+    yield from _named_formats(several or one, _json_arguments, JSON)
 
 
 def _as_python(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named(several or one, _python_arguments, PYTHON)
+    yield from _named_formats(several or one, _python_arguments, PYTHON)
 
 
-def _named(
+def _named_formats(
     sample: CallSample, find: FindArguments, arguments: CallArguments
 ) -> Iterator[CallFormat]:
     if not (spans := _spans(sample, find)):
@@ -228,12 +228,12 @@ def _as_pairs(one: CallSample, several: CallSample | None) -> Iterator[CallForma
         return
     delimiters = replace(delimiters, after_name=head.removesuffix(key_opens).strip())
     if key_opens.rstrip('"').endswith("="):
-        yield from _tagged(delimiters, key_opens, inside, value_closes)
+        yield from _tagged_formats(delimiters, key_opens, inside, value_closes)
     else:
-        yield from _keyed(delimiters, key_opens, inside.strip(), value_closes)
+        yield from _keyed_formats(delimiters, key_opens, inside.strip(), value_closes)
 
 
-def _tagged(
+def _tagged_formats(
     delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
 ) -> Iterator[CallFormat]:
     quote = '"' if key_opens.endswith('"') else ""
@@ -260,7 +260,7 @@ def _tagged(
         yield without_block(tags, taught=True)
 
 
-def _keyed(
+def _keyed_formats(
     delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
 ) -> Iterator[CallFormat]:
     key_closes = inside[: inside.find(">") + 1] or inside

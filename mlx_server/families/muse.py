@@ -17,7 +17,7 @@ READERS = ("user", "commentary")
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
     to_user = _headers(READERS)
-    to_tools = _headers([name for tool in tools for name in _names(tool.name)])
+    to_tools = _headers([name for tool in tools for name in _recipients(tool.name)])
     return MarkupLayout(
         reasoning=(THOUGHTS, NOTES),
         call_formats=(CALLS,),
@@ -34,7 +34,7 @@ def _headers(readers: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{start}to={name}{MESSAGE}" for name in readers for start in (TURN, ""))
 
 
-def _names(tool: str) -> tuple[str, ...]:
+def _recipients(tool: str) -> tuple[str, ...]:
     """The recipients that mean this tool. The template says that a tool without a namespace has its
     own name as namespace."""
     return tool, f"{tool}.{tool}", f"functions.{tool}"

@@ -202,12 +202,12 @@ class InputTokenizer:
         if isinstance(text, tuple):
             found = list(self._fitting(text, self._most, place))
         else:
-            found = self._special(self._fitting(self._plain(text, place), self._room, place))
+            found = self._special(self._fitting(self._text_tokens(text, place), self._room, place))
         if not found:
             raise BadRequest(f"Input {place} is empty: it has no tokens.", param=self._param(place))
         return found
 
-    def _plain(self, text: str, place: int) -> list[int]:
+    def _text_tokens(self, text: str, place: int) -> list[int]:
         text = self._prompt + text
         if self._request.truncate:
             text = text[: self._room * self._tokenizer.longest]

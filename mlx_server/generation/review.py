@@ -114,7 +114,7 @@ class ReviewedAnswer(ABC):
         """Yield the events to report after this event of the attempt. Events of a buffered answer
         are held back until it is accepted."""
         if isinstance(event, Finished):
-            async for last in self._end(event):
+            async for last in self._end_attempt(event):
                 yield last
         elif isinstance(event, PromptProgress | PromptScored):
             yield event
@@ -139,7 +139,7 @@ class ReviewedAnswer(ABC):
         if self._is_buffered:
             self._buffered.append(event)
 
-    async def _end(self, finished: Finished) -> AsyncIterator[Event]:
+    async def _end_attempt(self, finished: Finished) -> AsyncIterator[Event]:
         text = "".join(self._texts)
         is_empty = not (self._begun or text.strip() or self._calls)
         found = CheckedAnswer(text)

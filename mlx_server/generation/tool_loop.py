@@ -141,7 +141,7 @@ class _Rounds:
         before: list[Event] = [*self._tools.listed()]
         before += [event async for event in self._approved()]
         while True:
-            turn = ToolTurn(self._tools.by_name, self._calls, self._may_run())
+            turn = ToolTurn(self._tools.by_name, self._calls, self._calls_left())
             async with aclosing(self._round(turn, choice)) as events:
                 async for event in events:
                     yield event
@@ -216,7 +216,7 @@ class _Rounds:
 
     def _first_choice(self) -> ToolChoice:
         if self._mcp.choice is None:
-            return self._request.tool_choice if self._may_run() else "none"
+            return self._request.tool_choice if self._calls_left() else "none"
         return self._tools.choice(self._mcp.choice)
 
     async def _approved(self) -> AsyncIterator[Event]:
@@ -289,13 +289,13 @@ class _Rounds:
             self._conversation, messages=(*self._conversation.messages, result)
         )
 
-    def _may_run(self) -> int:
+    def _calls_left(self) -> int:
         most, requested = self._limits.calls, self._mcp.max_calls
         return max(0, min(most, most if requested is None else requested) - self._runs)
 
     def _is_spent(self) -> bool:
         late = time.monotonic() > self._ends
-        return late or self._rounds >= self._limits.rounds or not self._may_run()
+        return late or self._rounds >= self._limits.rounds or not self._calls_left()
 
     def _tokens_left(self) -> int | None:
         """The rest of `max_tokens`, which all rounds share; None if there is no limit."""
@@ -313,17 +313,17 @@ class _Rounds:
             reason or ended,
             **asdict(counts),
             answer_forced=any(each.answer_forced for each in rounds),
-            messages=(*self._between(), *rounds[-1].messages),
+            messages=(*self._added_messages(), *rounds[-1].messages),
             raw=tuple(text for each in rounds for text in each.raw),
         )
 
-    def _between(self) -> tuple[Mapping[str, Any], ...]:
+    def _added_messages(self) -> tuple[Mapping[str, Any], ...]:
         """The messages that earlier rounds have added to the first prompt."""
         first, last = self._started[0], self._started[-1]
         return last.messages[len(first.messages) :]
 
 
-def _with(conversation: Conversation, message: Message) -> Conversation:
+def _with_message(conversation: Conversation, message: Message) -> Conversation:
     return replace(conversation, messages=(*conversation.messages, message))
 
 
@@ -332,7 +332,7 @@ def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conver
     assistant's or has calls already."""
     *before, last = conversation.messages
     if last.role != "assistant" or last.tool_calls:
-        return _with(conversation, Message("assistant", tool_calls=tuple(calls)))
+        return _with_message(conversation, Message("assistant", tool_calls=tuple(calls)))
     return replace(conversation, messages=(*before, replace(last, tool_calls=tuple(calls))))
 
 

@@ -142,9 +142,9 @@ class Connectors:
     def _server(self, requested: McpServer) -> "McpConnection":
         from mlx_server.mcp.server import McpConnection
 
-        return McpConnection(requested, self._connection(requested), self.limits, self._keep)
+        return McpConnection(requested, self._connection(requested), self.limits, self._register)
 
-    def _keep(self, session: "Session") -> None:
+    def _register(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
 

@@ -109,7 +109,7 @@ class LoggedIn(OAuthClientProvider):
         async with self._refreshing:
             await self._load_login()
             if not self.context.is_token_valid():
-                await self._keep((yield await self._refresh_request()))
+                await self._store_tokens((yield await self._refresh_request()))
         self._add_auth_header(request)
         response = yield request
         if _lacks_scope(response):
@@ -122,7 +122,7 @@ class LoggedIn(OAuthClientProvider):
             await self._load_login()
             self._add_auth_header(request)
             if request.headers["authorization"] == refused:  # not refreshed by another connection
-                await self._keep((yield await self._refresh_request()))
+                await self._store_tokens((yield await self._refresh_request()))
                 self._add_auth_header(request)
         yield request
 
@@ -148,7 +148,7 @@ class LoggedIn(OAuthClientProvider):
             raise self._expired()
         return await self._refresh_token()
 
-    async def _keep(self, response: httpx2.Response) -> None:
+    async def _store_tokens(self, response: httpx2.Response) -> None:
         if not await self._handle_refresh_response(response):
             raise self._expired()
         assert self._login

@@ -28,9 +28,11 @@ async def explained(
     """The refusal as a JSON-RPC error, which the SDK passes on. A body that is JSON-RPC already is
     not changed. Raises McpError for a body that is too long."""
     body = await _body(response)
-    found = _parsed(body)
+    found = _json_or_none(body)
     if not (isinstance(found, dict) and "jsonrpc" in found and "error" in found):
-        message = _sentence(response, found if found is not None else _plain(response, body))
+        message = _refusal_sentence(
+            response, found if found is not None else _plain_text(response, body)
+        )
         error = {
             "code": _code(response.status_code, request.headers),
             "message": cut(message, longest),
@@ -60,27 +62,27 @@ async def _body(response: httpx2.Response) -> bytes:
         await response.aclose()
 
 
-def _parsed(body: bytes) -> Any:
+def _json_or_none(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
 
 
-def _plain(response: httpx2.Response, body: bytes) -> str:
+def _plain_text(response: httpx2.Response, body: bytes) -> str:
     is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
     return body.decode(errors="replace") if is_plain else ""
 
 
-def _sentence(response: httpx2.Response, said: object) -> str:
-    text = " ".join(_text(said).split())
+def _refusal_sentence(response: httpx2.Response, said: object) -> str:
+    text = " ".join(_error_message(said).split())
     status = response.status_code
     name = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
     answered = f"The server answered {status} {name}".rstrip()
     return f"{answered}: {text}" if text else f"{answered}."
 
 
-def _text(said: object) -> str:
+def _error_message(said: object) -> str:
     match said:
         case str():
             return said

@@ -73,7 +73,7 @@ class McpConnection:
 
     async def call(self, tool: str, arguments: str) -> str:
         """Calls the tool, and returns its result as text. Raises McpError."""
-        given = _object(arguments)
+        given = _arguments_object(arguments)
 
         async def call(session: Session) -> types.CallToolResult:
             # the SDK's `call_tool` would validate the result by a schema of the untrusted server
@@ -149,7 +149,7 @@ class McpConnection:
                 return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _arguments_object(arguments: str) -> dict[str, Any]:
     try:
         given = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

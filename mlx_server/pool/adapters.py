@@ -130,7 +130,7 @@ class AdapterPool:
         finally:
             held.users.pop(lease)
             held.last_used = asyncio.get_running_loop().time()
-            _end(lease)
+            _end_lease(lease)
             self._changed()
 
     def _loaded(
@@ -173,7 +173,7 @@ class AdapterPool:
         for id, digest in list(self._adapters):
             if model in (None, id):
                 for lease in self._adapters.pop((id, digest)).users:
-                    _end(lease)
+                    _end_lease(lease)
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
         loaded = await self._engine().load_adapter(model, spec.digest, str(spec.path))
@@ -198,6 +198,6 @@ class AdapterPool:
             await self._engine().unload_adapter(model, digest)
 
 
-def _end(lease: asyncio.Future[None]) -> None:
+def _end_lease(lease: asyncio.Future[None]) -> None:
     if not lease.done():
         lease.set_result(None)

@@ -330,7 +330,7 @@ def _transcript_file(spec: ModelSpec) -> Path:
 
 
 def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> AdapterCatalog:
-    listed = {name: _place(source, progress) for name, source in spec.adapters.items()}
+    listed = {name: _location(source, progress) for name, source in spec.adapters.items()}
     return AdapterCatalog(read_base_shapes(path, spec.source), listed, spec.adapters_dir)
 
 
@@ -350,7 +350,7 @@ def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
     return AdapterCatalog(base, listed, spec.adapters_dir)
 
 
-def _place(source: AdapterSource, progress: Progress) -> AdapterLocation:
+def _location(source: AdapterSource, progress: Progress) -> AdapterLocation:
     try:
         folder = resolve_adapter(source.path, progress)
     except AdapterInvalid as error:  # the model is usable without this adapter

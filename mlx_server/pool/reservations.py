@@ -116,13 +116,13 @@ class ReservedMemory:
 
     def more(self, reservation: Reservation) -> int:
         """The bytes that the reservation would add to `nbytes`."""
-        return self._with(reservation).nbytes - self.nbytes
+        return self._after(reservation).nbytes - self.nbytes
 
     def more_now(self, reservation: Reservation) -> int:
         """The bytes that the reservation would add to `now`."""
-        return self._with(reservation).now - self.now
+        return self._after(reservation).now - self.now
 
-    def _with(self, reservation: Reservation) -> "ReservedMemory":
+    def _after(self, reservation: Reservation) -> "ReservedMemory":
         both = copy(self)
         both._batches = dict(self._batches)
         both.take(reservation)

@@ -45,15 +45,15 @@ def calls_of(
     found = next((each[name] for each in (said, choice) for name in FIELDS if each.get(name)), None)
     if not found and isinstance(said.get("function_call"), Mapping):
         found = [{"index": 0, "function": said["function_call"]}]
-    calls = [call for call in (*_listed(found), *parts) if call is not None]
+    calls = [call for call in (*_call_list(found), *parts) if call is not None]
     for position, call in enumerate(calls):
         if not isinstance(call, Mapping):
             raise UpstreamFailed("The upstream sent a call that is not an object.")
-        piece = _call(call)
+        piece = _call_piece(call)
         yield replace(piece, index=position) if are_whole else piece
 
 
-def _listed(found: Any) -> list[Any]:
+def _call_list(found: Any) -> list[Any]:
     if isinstance(found, str):
         found = _value_of(found)
     if isinstance(found, Mapping):
@@ -74,7 +74,7 @@ def _value_of(text: str) -> Any:
         return text
 
 
-def _call(call: Mapping[str, Any]) -> CallPiece:
+def _call_piece(call: Mapping[str, Any]) -> CallPiece:
     """Reads a call, whose name and arguments are in its `function` or next to that."""
     inside = call.get("function") or call.get("custom")
     if isinstance(inside, str) and inside.lstrip().startswith("{"):

@@ -150,7 +150,7 @@ class StructuredCallReader:
         """Emits the call, or several calls if its arguments are several objects. Returns False if
         it is not a call of a tool."""
         try:
-            found = list(self._found(call))
+            found = list(self._readable_calls(call))
         except Malformed:
             return False
         try:
@@ -162,14 +162,16 @@ class StructuredCallReader:
             return False
         return True
 
-    def _found(self, call: CollectedCall) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
+    def _readable_calls(
+        self, call: CollectedCall
+    ) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
         listed = _objects_of_list(call.arguments)
         texts = _objects(call.arguments if listed is None else listed)
         texts = [text for text in texts if text.strip("{} \n")] or texts[:1]
         is_other = len(texts) > 1 or listed is not None
         several: tuple[RepairKind, ...] = ("format",) if is_other else ()
         for text in texts:
-            inside, repairs = self._json(text)
+            inside, repairs = self._arguments_json(text)
             name = call.name
             if not self._emitter.knows(name):
                 taker = self._nameless.nameless(inside) if self._allowed.names else None
@@ -198,7 +200,7 @@ class StructuredCallReader:
         properties = (tool.parameters or {}).get("properties") if tool else None
         return isinstance(properties, Mapping) and "name" in properties
 
-    def _json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
+    def _arguments_json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
         """The JSON of a call's arguments, which may be within prose or encoded again. Raises
         Malformed if there is none."""
         if not text.strip() or text.strip() == "null":

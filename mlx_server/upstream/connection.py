@@ -137,7 +137,7 @@ class UpstreamConnection:
             return  # it is asked again after the next answer
         self._attempts_to_learn = 0
         try:
-            values = await self._parsed(body) if response.status_code == 200 else []
+            values = await self._json_values(body) if response.status_code == 200 else []
         except UpstreamFailed:
             return
         self.learnt = found = facts_in(next(iter(values), None), self.spec.model)
@@ -281,12 +281,12 @@ class UpstreamConnection:
             count += 1
             if count % EVENTS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            for value in await self._parsed(text):
+            for value in await self._json_values(text):
                 if isinstance(value, dict) and (error := error_in(value)):
                     raise reported(self.id, error, self.secrets)
                 yield value
 
-    async def _parsed(self, text: str | bytes) -> list[Any]:
+    async def _json_values(self, text: str | bytes) -> list[Any]:
         decode = partial(values_of, text)
         try:
             return await asyncio.to_thread(decode) if len(text) > LARGE_JSON else decode()

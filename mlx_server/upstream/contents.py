@@ -152,10 +152,10 @@ def _details(said: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(found, str | Mapping):
             found = [found]
         if isinstance(found, list):
-            for part in _parts(found):
+            for part in _text_parts(found):
                 yield part if isinstance(part, str) else _part_text(part)
             return
 
 
-def _parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
+def _text_parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
     return (part for part in found if isinstance(part, str | Mapping))

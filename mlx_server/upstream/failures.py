@@ -166,25 +166,27 @@ def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
         found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES.value])
     except (ValueError, RecursionError):
         return ""
-    return redacted(_message(found) or "", secrets) if not isinstance(found, str) else ""
+    return redacted(_find_message(found) or "", secrets) if not isinstance(found, str) else ""
 
 
-def _message(found: Any, level: int = 0) -> str | None:
+def _find_message(found: Any, level: int = 0) -> str | None:
     match found:
         case str():
             if level >= NESTING_LEVELS:
                 return found
-            return _message(_embedded_json(found), level + 1) or found
+            return _find_message(_embedded_json(found), level + 1) or found
         case [first, *_] if level < NESTING_LEVELS:
-            return _message(first, level + 1)
+            return _find_message(first, level + 1)
         case Mapping() if level < NESTING_LEVELS:
-            made = (_message(found[name], level + 1) for name in MESSAGE_FIELDS if found.get(name))
+            made = (
+                _find_message(found[name], level + 1) for name in MESSAGE_FIELDS if found.get(name)
+            )
             said = next(filter(None, made), None)
             match found.get("metadata"):
                 case {"raw": str(raw)} if (
                     said
                 ):  # the provider's words, as OpenRouter passes them on
-                    return f"{said}: {_message(raw, level + 1)}"
+                    return f"{said}: {_find_message(raw, level + 1)}"
             return said
     return None
 

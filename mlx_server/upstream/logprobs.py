@@ -23,7 +23,7 @@ def _of_chat(content: list[Any]) -> Iterator[TokenLogprob]:
     for entry in content:
         if isinstance(entry, Mapping):
             top = entry.get("top_logprobs")
-            yield from _token(
+            yield from _token_logprob(
                 entry.get("token"),
                 entry.get("logprob"),
                 entry.get("bytes"),
@@ -38,12 +38,12 @@ def _of_completions(found: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     )
     for token, value, top in zip_longest(tokens, values, tops):
         likely = top.items() if isinstance(top, Mapping) else ()
-        yield from _token(
-            token, value, None, tuple(each for pair in likely for each in _token(*pair))
+        yield from _token_logprob(
+            token, value, None, tuple(each for pair in likely for each in _token_logprob(*pair))
         )
 
 
-def _token(
+def _token_logprob(
     token: object, value: object, spelled: object = None, top: tuple[TokenLogprob, ...] = ()
 ) -> Iterator[TokenLogprob]:
     if not isinstance(token, str) or isinstance(value, bool) or not isinstance(value, int | float):

@@ -41,11 +41,11 @@ def read_piece(value: Any) -> AnswerPiece:
     if not isinstance(value, Mapping):
         raise UpstreamFailed("The upstream sent JSON that is not an object.")
     choices = value.get("choices")
-    choice = _first(choices)
+    choice = _first_choice(choices)
     usage = usage_of(value, choice)
     if choice is None:
         return AnswerPiece(usage=usage, choice=None)
-    delta, message = _said(choice.get("delta")), _said(choice.get("message"))
+    delta, message = _message_object(choice.get("delta")), _message_object(choice.get("message"))
     is_whole = delta is None and message is not None
     said = delta if delta is not None else message
     if said is None:
@@ -68,7 +68,7 @@ def read_piece(value: Any) -> AnswerPiece:
     )
 
 
-def _said(found: Any) -> Mapping[str, Any] | None:
+def _message_object(found: Any) -> Mapping[str, Any] | None:
     """A message or a delta as an object; None if there is none."""
     match found:
         case None | Mapping():
@@ -91,7 +91,7 @@ def _signed_details(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield detail
 
 
-def _first(choices: Any) -> Mapping[str, Any] | None:
+def _first_choice(choices: Any) -> Mapping[str, Any] | None:
     """The choice with the lowest index; None if there is none, as in a chunk with the usage."""
     if isinstance(choices, Mapping):
         is_numbered = bool(choices) and all(str(name).isdigit() for name in choices)

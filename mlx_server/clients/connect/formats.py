@@ -33,7 +33,10 @@ def parsed(text: str, format: Format) -> Any:
         match format:
             case "json":
                 return json.loads(
-                    text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float
+                    text,
+                    object_pairs_hook=_without_duplicates,
+                    parse_constant=_refuse_constant,
+                    parse_float=_finite_float,
                 )
             case "yaml":
                 return _yaml(text)
@@ -44,18 +47,18 @@ def parsed(text: str, format: Format) -> Any:
         raise CannotMerge(f"it is not plain {format.upper()} ({why})") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return found
 
 
-def _constant(literal: str) -> Any:
+def _refuse_constant(literal: str) -> Any:
     raise ValueError(f"{literal} is not a JSON number")
 
 
-def _float(literal: str) -> float:
+def _finite_float(literal: str) -> float:
     if math.isinf(number := float(literal)):
         raise ValueError(f"the number {literal[:20]} is too large")
     return number

@@ -21,12 +21,12 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
     base = url.rstrip("/").removesuffix("/v1")
     if model is None or context is None:
         with client_of(base, key) as client:
-            model = model or _first(served_models(client))
+            model = model or _default_model(served_models(client))
             context = context or _context_of(client, model)
     return Connection(base, key or NO_KEY, model, context)
 
 
-def _first(models: list[str]) -> str:
+def _default_model(models: list[str]) -> str:
     if not models:
         raise SettingsError("That server has no models. List one in models.yaml.")
     return models[0]

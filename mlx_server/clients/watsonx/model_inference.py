@@ -62,7 +62,7 @@ class ModelInference:
             if project_id is None and space_id is None:
                 project_id = os.environ.get(PROJECT)
         if (endpoint := _endpoint(credentials, max_retries)) and model_id:
-            self.original: Any = EndpointInference(model_id, endpoint, _plain(params) or {})
+            self.original: Any = EndpointInference(model_id, endpoint, _params_dict(params) or {})
             return
         self.original = _vendors_class()(
             model_id=model_id,
@@ -111,7 +111,7 @@ class ModelInference:
         crypto: Any = None,
     ) -> Wire:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        more = _given(context=context, crypto=crypto)
+        more = _without_none(context=context, crypto=crypto)
         return run(
             self._exchange(body), lambda each: self.original.chat(**_arguments(each), **more)
         )
@@ -127,7 +127,7 @@ class ModelInference:
         crypto: Any = None,
     ) -> Wire:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        more = _given(context=context, crypto=crypto)
+        more = _without_none(context=context, crypto=crypto)
         return await arun(
             self._exchange(body), lambda each: self.original.achat(**_arguments(each), **more)
         )
@@ -146,8 +146,8 @@ class ModelInference:
             answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
             yield from _as_chunks(answer)
             return
-        reader, given = self._stream_reader(body), self._sent(body)
-        for chunk in self.original.chat_stream(**given, **_given(context=context)):
+        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        for chunk in self.original.chat_stream(**given, **_without_none(context=context)):
             yield from reader.feed(chunk)
         reader.end()
 
@@ -167,8 +167,8 @@ class ModelInference:
             ):
                 yield made
             return
-        reader, given = self._stream_reader(body), self._sent(body)
-        stream = self.original.achat_stream(**given, **_given(context=context))
+        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        stream = self.original.achat_stream(**given, **_without_none(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
         async for chunk in stream:
             for made in reader.feed(chunk):
@@ -200,7 +200,7 @@ class ModelInference:
             concurrency_limit=concurrency_limit,
             validate_prompt_variables=validate_prompt_variables,
             guardrails_granite_guardian_params=guardrails_granite_guardian_params,
-            **_given(crypto=crypto),
+            **_without_none(crypto=crypto),
         )
         if isinstance(found, list):
             return [self._cleaned(each) for each in found]
@@ -249,11 +249,11 @@ class ModelInference:
         option: ToolChoiceOption | None,
     ) -> Wire:
         """The request in the form of OpenAI's API, from which `_arguments` makes IBM's."""
-        own = _plain(getattr(self.original, "params", None))
-        fields: Wire = dict(_plain(params) or own or {})
+        own = _params_dict(getattr(self.original, "params", None))
+        fields: Wire = dict(_params_dict(params) or own or {})
         if tools:
             fields["tools"] = list(tools)
-            fields |= _given(tool_choice=tool_choice or option)
+            fields |= _without_none(tool_choice=tool_choice or option)
         return {**fields, "messages": [_message(each) for each in messages]}
 
     @property
@@ -263,7 +263,7 @@ class ModelInference:
     def _exchange(self, body: Wire) -> Exchange:
         return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tools_in_prompt)
 
-    def _sent(self, body: Wire) -> Wire:
+    def _stream_arguments(self, body: Wire) -> Wire:
         """The arguments of IBM's method for a stream."""
         return _arguments(described_in_prompt(body, tools=self._tools_in_prompt))
 
@@ -295,14 +295,14 @@ def _arguments(body: Wire) -> Wire:
     found: Wire = {"messages": params.pop("messages"), "tools": params.pop("tools", None)}
     choice = params.pop("tool_choice", None)
     found["tool_choice" if isinstance(choice, Mapping) else "tool_choice_option"] = choice
-    return {**_given(**found), "params": params or None}
+    return {**_without_none(**found), "params": params or None}
 
 
-def _given(**arguments: Any) -> Wire:
+def _without_none(**arguments: Any) -> Wire:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _plain(params: Any) -> Wire | None:
+def _params_dict(params: Any) -> Wire | None:
     """Parameters as a dictionary; IBM's SDK also has classes for them."""
     if params is None or isinstance(params, dict):
         return params
@@ -348,7 +348,7 @@ def _joined(events: Sequence[Event]) -> str:
 
 def _from_environment() -> Wire | None:
     url, key = os.environ.get(URL), os.environ.get(KEY)
-    return _given(url=url, api_key=key) if url else None
+    return _without_none(url=url, api_key=key) if url else None
 
 
 def _endpoint(credentials: Any, max_retries: int | None) -> Endpoint | None:
