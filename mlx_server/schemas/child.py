@@ -42,7 +42,7 @@ from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View, pointer, refused
 
 LARGE = 16_384
-"""Characters of a grammar whose lexer takes long to build."""
+"""Characters of a grammar from which on its lexer may take long to build."""
 
 EXPRESSIONS = frozenset(
     ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
@@ -52,9 +52,10 @@ and llguidance's own expressions: it grows with the schema alone, and the engine
 
 
 LONG_TEXT = 500
-"""Characters that a text may or has to have, from which on its pattern is tried with its length."""
+"""The number of characters that a text may or must have from which on its pattern is tried together
+with its length."""
 LONG_TEXTS = 32
-"""The most different texts that are tried."""
+"""The most different combinations of a pattern and a length that are tried."""
 _LENGTHS = ("minLength", "maxLength")
 
 
@@ -128,7 +129,7 @@ def _has_expressions(view: View) -> bool:
 
 
 def _place(why: str, view: View) -> str:
-    """The path of the keyword or pattern that llguidance's message quotes; may be empty."""
+    """Returns the path of the keyword or pattern that llguidance's message quotes; may be empty."""
     for path, found in view.reached():
         for key, value in found.items() if isinstance(found, Mapping) else ():
             patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
@@ -158,7 +159,7 @@ def main() -> None:
         serve(socket.socket(fileno=0), answer)
 
     schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
-    reply_to(Compile(schema, 60))  # also imports what is imported late
+    reply_to(Compile(schema, 60))  # this also imports the modules that are imported late
     reply_to(CheckValue("[1, 2]", schema, 60))
     gc.collect()
     gc.freeze()

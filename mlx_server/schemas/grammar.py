@@ -34,25 +34,26 @@ ESCAPES = 'nrbtf\\"'
 
 
 def text_of(schema: Schema) -> str:
-    """The body of a rule in llguidance's Lark that matches JSON which conforms to the schema."""
+    """Returns the body of a rule in llguidance's Lark that matches JSON which conforms to the
+    schema."""
     view = View(json.loads(json.dumps(schema)))
     return simplified_text(view, unsupported_keywords(view))
 
 
 def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> str:
-    """The same for a view, whose schema is simplified in place. unsupported: its keywords that a
-    grammar can't enforce."""
+    """Returns the body of a rule for a view, whose schema is simplified in place. unsupported: the
+    keywords that a grammar can't enforce."""
     simplify(view, unsupported)
     if view.root is False:
         return "%json false"
     members = view.root if isinstance(view.root, dict) else {}
-    # with \u, the model could spell the name of a listed property so that it escapes its schema
+    # with \u the model could write a listed property's name in a form that avoids its schema
     escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
 def on_one_line(grammar: str) -> str:
-    """The grammar with no more than a blank between the parts of the JSON of its schemas."""
+    """Returns the grammar with at most one blank between the parts of the JSON of its schemas."""
     return grammar.replace(_FREE, _COMPACT)
 
 

@@ -14,9 +14,9 @@ from mlx_server.schemas.bounds import NUMERIC
 from mlx_server.schemas.shortest import ShortestInstances, compact, constants_of, patterns_of
 
 MOST_TEXTS = 1_500
-"""Texts of a kind, at most."""
+"""The most texts of a kind."""
 MOST_SUFFIXES = 64
-"""Suffixes of one literal that are proposed, at most."""
+"""The most suffixes of one literal that are proposed."""
 
 _NUMERIC = frozenset(NUMERIC)
 _DIGITS = ".0123456789"
@@ -38,7 +38,7 @@ class InstanceTexts:
         self.longest_tail = ""
         """The longest end of a text that a pattern may require."""
         self.width = 0
-        """The members of the object that lists the most."""
+        """The number of members of the object that lists the most."""
         self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
         """Digits that may complete a number."""
 
@@ -86,7 +86,7 @@ class InstanceTexts:
 
 
 def _bounds(schema: Mapping[str, Any]) -> Iterable[int | float]:
-    """The schema's bounds, and the integers next to them."""
+    """Returns the schema's bounds, and the integers next to them."""
     for key in _NUMERIC.intersection(schema):
         bound = schema[key]
         if isinstance(bound, int) and not isinstance(bound, bool):

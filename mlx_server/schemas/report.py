@@ -67,7 +67,8 @@ class Visited(NamedTuple):
 
 
 def visited(view: View) -> Iterator[Visited]:
-    """The schemas that constrain a value. One that is used both joined and alone comes twice."""
+    """Yields the schemas that constrain a value. One that is used both joined and alone comes
+    twice."""
     waiting = [Visited(Part((), view.root), False)]
     seen = set()
     while waiting:
@@ -100,13 +101,14 @@ def _constraints(schema: Mapping[str, Any]) -> set[str]:
 
 
 Disjoint = Callable[[list[Part]], bool]
-"""Whether no value can follow two of the options of a `oneOf`."""
+"""Tests whether no value can follow two of the options of a `oneOf`."""
 
 
 def unsupported_keywords(
     view: View, disjoint: Disjoint = lambda options: True
 ) -> list[UnsupportedKeyword]:
-    """disjoint: left out where only the grammar is made, which is the same either way."""
+    """disjoint: by default all options count as disjoint, since the grammar is the same either
+    way."""
     known: dict[Path, bool] = {}
 
     def once(options: list[Part]) -> bool:

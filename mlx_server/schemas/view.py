@@ -30,9 +30,9 @@ _SHAPES = {
     **dict.fromkeys(LISTED, LISTED),
     **dict.fromkeys(SINGLE, SINGLE),
 }
-"""How each keyword holds schemas."""
+"""The way in which each keyword contains schemas."""
 HOLDERS = frozenset(_SHAPES)
-"""The keywords that hold schemas."""
+"""The keywords that contain schemas."""
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
@@ -79,7 +79,7 @@ class View:
         self._links, self._reached = {}, None
 
     def links(self, part: Part) -> Links:
-        """What a part of this very schema leads to. Raises InvalidGrammar."""
+        """Returns the schemas to which a part of this very schema leads. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or LEADING.isdisjoint(part.schema):
             return _NO_LINKS
         found = self._links.get(part.path)
@@ -111,13 +111,13 @@ class View:
 
     @cached_property
     def referred_places(self) -> frozenset[Path]:
-        """The paths of what references lead to, and of everything around it."""
+        """The paths of all targets of references, and of everything around them."""
         links = map(self.links, self.reached())
         targets = [found.target.path for found in links if found.target]
         return frozenset(path[:size] for path in targets for size in range(1 + len(path)))
 
     def target(self, part: Part) -> Part | None:
-        """The target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
+        """Returns the target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or "$ref" not in part.schema:
             return None
         ref, at = part.schema["$ref"], (*part.path, "$ref")
@@ -138,7 +138,7 @@ class View:
         return self._anchors[name]
 
     def referred(self, schema: Schema) -> Schema | None:
-        """The target of the `$ref` of a part of this schema; None if there is none."""
+        """Returns the target of the `$ref` of a part of this schema; None if there is none."""
         try:
             found = self.target(Part((), schema))
         except InvalidGrammar:
@@ -146,7 +146,8 @@ class View:
         return found.schema if found else None
 
     def reached(self) -> list[Part]:
-        """The root and all parts that it uses; definitions only if something refers to them."""
+        """Returns the root and all parts that it uses; definitions only if something refers to
+        them."""
         if self._reached is None:
             self._reached = [*self._walked(lambda links: links.used)]
         return self._reached
@@ -209,7 +210,7 @@ def _values_of(value: Any) -> Iterable[Any]:
 
 
 def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The root and the schemas inside it; references are not followed."""
+    """Yields the root and the schemas inside it; references are not followed."""
     waiting = [Part((), root)]
     while waiting:
         part = waiting.pop()
@@ -218,7 +219,8 @@ def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[P
 
 
 def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The schemas directly inside this one. Values of a wrong type are ignored (see check.py)."""
+    """Yields the schemas directly inside this one. Values of a wrong type are ignored (see
+    check.py)."""
     path, schema = part
     if isinstance(schema, bool):
         return
@@ -257,7 +259,8 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def remote_reference(schema: Mapping[str, Any]) -> str | None:
-    """A reference that leads out of the schema, even from a keyword that is not known here."""
+    """Returns a reference that leads out of the schema, even from a keyword that is not known
+    here."""
     waiting: list[Any] = [schema]
     while waiting:
         value = waiting.pop()

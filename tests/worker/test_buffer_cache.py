@@ -17,9 +17,7 @@ MUCH = LIMIT // 5
 
 def steps_until_given_back(held: int, *, prefilling: bool = False) -> int | None:
     due = Buffers(LIMIT)
-    return next(
-        (at for at in range(1, 2000) if due.to_give_back(held, prefilling=prefilling)), None
-    )
+    return next((at for at in range(1, 2000) if due.should_free(held, prefilling=prefilling)), None)
 
 
 def test_little_is_kept() -> None:
