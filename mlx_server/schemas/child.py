@@ -60,7 +60,7 @@ def reply_to(request: Request) -> Reply:
         with time_limit(request.seconds):
             match request:
                 case Compile(schema):
-                    return _compiled(json.loads(schema))
+                    return _compiled(View(json.loads(schema), schema))
                 case Convert(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):
@@ -84,8 +84,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _compiled(schema: Any) -> Compiled:
-    view = View(schema)
+def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
