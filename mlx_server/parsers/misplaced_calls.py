@@ -284,19 +284,19 @@ class Trial:
         yield from source.expect("{")
         depth += 1
         yield from source.space()
-        key = yield from self._text(source)
+        key = yield from self._short_string(source)
         if key not in CALL_KEYS and key not in self._tools:
             raise Malformed("no call has such a key")
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
         if key in NAME_KEYS and (yield from source.comes('"', "'")):
-            name = yield from self._text(source)
+            name = yield from self._short_string(source)
             if self._calls.meant(name) is None:
                 raise Malformed("there is no such tool")
         yield from self._rest(source, depth)
 
-    def _text(self, source: Source) -> Steps[str]:
+    def _short_string(self, source: Source) -> Steps[str]:
         """A short string without escapes."""
         quote = yield from source.expect('"', "'")
         pieces: list[str] = []
