@@ -156,7 +156,10 @@ class NamedCallFormat:
         return bool((yield from source.peek())) or not may_end
 
     def _skip_noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """Skips the text that `_read_between_calls` reads, and reads the delimiter before a call's name."""
+        """Skips text up to the delimiter before a name, which is read, or to the block's end.
+
+        Returns whether a call comes.
+        """
         delimiters = (self.before_name, self.closes_call, self.closes)
         while True:
             pieces: list[str] = []

@@ -293,7 +293,8 @@ def _answer(
         yield _harmony_message(author, _text_contents(message.content), _channel(message))
     for call in message.tool_calls:
         recipient, channel = _recipient_of(call.name, built_in)
-        made = _harmony_message(author, _text_contents(_arguments(call, recipient)), channel, recipient)
+        arguments = _text_contents(_arguments(call, recipient))
+        made = _harmony_message(author, arguments, channel, recipient)
         own = channel == "analysis"
         yield made.with_content_type("code" if own else "<|constrain|>json")
 
