@@ -72,7 +72,7 @@ def _tokens(source: str) -> Iterator[_RegexToken]:
 
 
 def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexToken] | str]]:
-    """The bodies of the rules and terminals, by name; imported terminals as expressions."""
+    """Yields the bodies of the rules and terminals, by name; imported terminals as expressions."""
     for statement in _statements(tokens):
         head, *rest = statement
         if head.kind == "directive":
@@ -86,7 +86,7 @@ def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexTo
 
 
 def _statements(tokens: list[_RegexToken]) -> Iterator[list[_RegexToken]]:
-    """The tokens of each rule. A line that begins with | goes on with the rule before."""
+    """Yields the tokens of each rule. A line that begins with | continues the rule before."""
     statement: list[_RegexToken] = []
     for i, token in enumerate(tokens):
         if token.kind != "line":
@@ -120,7 +120,7 @@ class _Expansion:
     _depth: int = 0
 
     def of(self, name: str, line: int) -> str:
-        """The expression of a rule or terminal."""
+        """Returns the expression of a rule or terminal."""
         body = self.definitions.get(name)
         if body is None:
             raise _refused(line, f"{name[:40]} is not defined")

@@ -98,7 +98,8 @@ def _read_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
 
 
 def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] | None:
-    """A tool and its arguments, written as `name key=value key=value` and nothing else."""
+    """Finds a tool and its arguments in a text that is `name key=value key=value` and nothing
+    else."""
     name, space, rest = text.strip().partition(" ")
     if not space or calls.knows(text.strip()) or not calls.knows(name):
         return None

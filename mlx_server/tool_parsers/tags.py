@@ -107,7 +107,8 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The format without the block's delimiter. taught: whether models are taught to omit it."""
+    """Returns the format without the block's delimiter. taught: whether models are trained to omit
+    it."""
     return CallFormat(
         partial(_read_functions, tags=tags),
         opens=(tags.function,),

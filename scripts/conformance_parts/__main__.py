@@ -92,7 +92,7 @@ def main(
     parts = only.split(",")
     if unknown := set(parts) - set(PARTS):
         raise typer.BadParameter(f"--only has no part {', '.join(sorted(unknown))}.")
-    found = list(_told(_run(parts, forwarding if upstream else server)))
+    found = list(_printed(_run(parts, forwarding if upstream else server)))
     if json:
         json.write_bytes(msgspec.json.encode(found))
     if table:
@@ -140,13 +140,13 @@ def _probed(url: str) -> Iterator[Outcome]:
 
 
 def _log(text: str) -> Outcome:
-    """What our server thought of it."""
+    """Returns whether our server's log has errors, as an outcome with their lines."""
     bad = [line for line in text.splitlines() if "Traceback" in line or " ERROR " in line]
     return Outcome("server", "log", "no errors", "failed" if bad else "passed", tuple(bad))
 
 
-def _told(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """One by one, for the reader."""
+def _printed(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Prints the outcomes one by one, and passes them on."""
     for each in outcomes:
         mark = {"passed": "+", "failed": "-", "skipped": "?"}[each.verdict]
         why = "" if each.verdict == "passed" else f"  {_why(each)}"

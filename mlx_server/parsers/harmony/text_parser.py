@@ -136,8 +136,8 @@ class HarmonyTextParser(DelegatingParser):
 
 
 def _tokens(encoding: HarmonyEncoding, character: str) -> Sequence[int]:
-    """A character's tokens. Each is encoded by itself, so that it does not matter how the text is
-    cut."""
+    """Returns a character's tokens. Each is encoded by itself, so that it does not matter how the
+    text is cut."""
     written = character.encode("utf-8", "replace").decode()
     found: list[int] = encoding.encode(written, disallowed_special=())
     return found

@@ -233,7 +233,7 @@ def _controls(source: str, classes: TokenClasses) -> TokenSequences:
 
 
 def _literals(source: str) -> Iterator[str]:
-    """The texts that the grammar's rules spell out."""
+    """Yields the texts that the grammar's rules contain literally."""
     for _, text in _PIECE.findall(_rules(source)):
         if spelled := spelled_text(text) if text else "":
             yield spelled
