@@ -1,6 +1,6 @@
 """Rewrites a grammar in Lark as one regular expression, where its rules don't call themselves.
 
-A text within JSON can be held to a regular expression, as its `pattern`, and to no other grammar.
+JSON Schema can restrict a string by a regular expression, in `pattern`, but by no other grammar.
 """
 
 import ast
@@ -51,7 +51,8 @@ class _RegexToken:
 
 
 def regex_of(source: str) -> str:
-    """Raises InvalidGrammar for what is not Lark, and NotRegular."""
+    """Returns the grammar as one regular expression. Raises NotRegular, and InvalidGrammar for what
+    is not Lark."""
     definitions = dict(_definitions([*_tokens(source)]))
     if "start" not in definitions:
         raise InvalidGrammar("The grammar can't be used: it has no rule `start`.")

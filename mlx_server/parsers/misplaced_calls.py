@@ -34,12 +34,12 @@ PYTHON_LANGUAGE = "tool_code"
 """The language of fences in which models write calls as Python."""
 LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
 ASSIGNED = f"{PYTHON_LANGUAGE} = "
-"""Such a call without a fence."""
+"""The beginning of a call in Python that has no fence."""
 BEGINNINGS = ("{", "[", FENCE, ASSIGNED)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
-"""Texts after which such JSON may begin in the middle of a text."""
+"""Texts after which JSON calls may begin in the middle of a text."""
 INLINE = (*IN_TEXT, "{")
-"""The same for families whose own calls are bare JSON."""
+"""Texts after which JSON calls may begin, for families whose own calls are bare JSON."""
 
 KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
@@ -77,7 +77,7 @@ class MisplacedCallReader:
         """The position in the source up to which the text was found to be no call."""
 
     def read(self, source: Source, already: str = "") -> Steps[bool]:
-        """Read calls, and emit them. If there are none, the source is unread. already: what was
+        """Reads calls, and emits them. If there are none, the source is unread. already: what was
         read of them."""
         if source.position < self._seen:
             return False
@@ -91,7 +91,7 @@ class MisplacedCallReader:
         return True
 
     def read_nameless(self, source: Source) -> Steps[bool]:
-        """Read arguments without a name that only one tool can take, and emit the call."""
+        """Reads arguments without a name that only one tool can take, and emits the call."""
         text = yield from source.ahead_to_end("{")
         found = self.nameless(text) if text and not source.cut else None
         if not found:
@@ -276,7 +276,7 @@ class Trial:
                 raise Malformed("the arguments do not fit the tool's schema")
 
     def _head(self, source: Source) -> Steps[None]:
-        """Read a value. Malformed as soon as its first key or its name is no call's."""
+        """Reads a value. Malformed as soon as its first key or its name is no call's."""
         depth = 0
         while (yield from source.accept("[")):
             depth += 1
@@ -305,7 +305,7 @@ class Trial:
         return "".join(pieces)
 
     def _rest(self, source: Source, depth: int) -> Steps[None]:
-        """Read up to the bracket that closes the value."""
+        """Reads up to the bracket that closes the value."""
         begun = source.position
         while depth:
             yield from source.match(PLAIN, lambda piece: None)

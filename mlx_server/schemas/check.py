@@ -74,7 +74,7 @@ def _validator() -> Any:
 
 
 def written(schema: Any) -> str:
-    """The schema as JSON. Raises InvalidGrammar if it is not a schema, or is too long."""
+    """Returns the schema as JSON. Raises InvalidGrammar if it is not a schema, or is too long."""
     if not isinstance(schema, (Mapping, bool)):
         raise refused((), f"must be an object or a boolean, not {shorten(schema)}")
     try:
@@ -127,7 +127,8 @@ def measure(schema: Any) -> None:
 
 
 def _is_small(schema: Any) -> bool:
-    """Whether it keeps to all of these limits: this is known sooner without paths."""
+    """Whether the schema is within all limits of `measure`: this is known sooner, as it needs no
+    paths."""
     waiting, nodes = [(schema, 0)], 0
     while waiting:
         value, depth = waiting.pop()
@@ -220,7 +221,7 @@ def _same_value(view: View, part: Part) -> list[Path]:
 
 
 def _ends(schema: Mapping[str, Any]) -> bool:
-    """Whether nothing in it is a schema of the same value."""
+    """Whether the schema applies no other schema to the same value."""
     return _SAME_VALUE.isdisjoint(schema)
 
 
@@ -246,7 +247,8 @@ def _check_values(part: Part) -> None:
 
 
 def _needs_escape(value: Any) -> str | None:
-    """The first text in it that JSON can write only with \\u escapes, which grammars forbid."""
+    """Returns the first text in it that JSON can write only with \\u escapes, which grammars
+    forbid."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -280,7 +282,8 @@ def _check_multiples(view: View, parts: list[Part]) -> None:
 
 
 def _digits(schema: Mapping[str, Any]) -> int:
-    """The number of states that `multipleOf` adds to the automaton: 0.25 costs as much as 25."""
+    """Returns the number of states that `multipleOf` adds to the automaton: 0.25 costs as much as
+    25."""
     if "multipleOf" not in schema:
         return 0
     digits = int(

@@ -57,7 +57,7 @@ def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Itera
 
 
 def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
-    """The schema's variants; only itself if it offers no choice."""
+    """Returns the schema's variants; only the schema itself if it offers no choice."""
     waiting, found = [Variant(schema)], list[Variant]()
     most = min(
         limits.SCHEMA_VARIANTS.value,

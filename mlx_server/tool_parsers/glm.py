@@ -51,7 +51,8 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
 
 
 def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
-    """Whether its block is over. is_another: than the first in its block."""
+    """Reads a call; returns whether its block is over. is_another: whether it is not the block's
+    first."""
     name, delimiter, key = yield from _call_name(source, calls)
     if delimiter == CLOSE and (assigned := _assigned(name, calls)):
         _write_assigned(*assigned, calls)
@@ -72,7 +73,7 @@ def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -
 
 
 def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
-    """Reads a name and the delimiter after it; also the first key, if no delimiter is before it."""
+    """Reads a name and the delimiter after it, and the first key if no delimiter precedes it."""
     while True:
         pieces: list[str] = []
         yield from source.space()
@@ -93,7 +94,7 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         delimiter = yield from source.accept(KEY, CLOSE, "{")
         if delimiter or (yield from source.stopped()):
             return name, delimiter, ""
-        yield from source.expect(OPEN)  # begun again
+        yield from source.expect(OPEN)  # the call begins again
 
 
 def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] | None:
@@ -119,7 +120,7 @@ def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter
 
 
 def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
-    """Read an argument; return the delimiter after it. key: its key, if that was read."""
+    """Reads an argument; returns the delimiter after it. key: its key, if that was read."""
     pieces = [key]
     delimiter = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
@@ -141,10 +142,10 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
 
 
 def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
-    """Passes a value on, which may hold the delimiters that would end it. Reads and returns the
-    delimiter after it; empty where another call follows at once."""
+    """Reads a value, which may contain the delimiters that would end it, and passes it on. Returns
+    the delimiter after it; empty if another call follows at once."""
     inside, is_example = 0, False
-    """Arguments that were begun in it, and whether a whole call was."""
+    """The number of arguments that begin within the value, and whether a whole call does."""
     while delimiter := (yield from source.up_to(*IN_VALUES, into=into)):
         bare = delimiter.lstrip("\n")
         if bare == KEY_END:
@@ -184,7 +185,7 @@ def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[
 
 
 def _is_brace(ahead: Lookahead) -> Steps[bool]:
-    """Whether a brace follows that closes nothing, and the end of the block."""
+    """Whether a brace follows that closes nothing, and after it the end of the block."""
     brace = yield from ahead.accept("}")
     yield from ahead.space()
     return bool(brace) and bool((yield from ahead.accept(CLOSE)))
@@ -200,7 +201,7 @@ def _is_call(ahead: Lookahead, call: ToolCallWriter) -> Steps[bool]:
 def _call_of(lark: Lark, tool: Tool) -> str:
     if not NAME.fullmatch(tool.name) or tool.name != tool.name.strip():
         raise UncallableTool(f"the name of the tool {tool.name!r}")
-    space = lark.terminal(r"/\n[\x20\n]?/")  # others would be the name's
+    space = lark.terminal(r"/\n[\x20\n]?/")  # other white space would be part of the name
 
     def written(member: MemberSchema) -> str | None:
         key = member.key

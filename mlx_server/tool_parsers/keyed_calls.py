@@ -32,10 +32,11 @@ class KeyedCallFormat:
     key_opens: str
     key_closes: str
     type_opens: str = ""
-    """Stands between key and value where a pair has a third part, the value's type."""
+    """The text between key and value where a pair has a third part, the value's type."""
     type_closes: str = ""
     value_opens: str = ""
-    """Left out where the value begins right after `key_closes`; then no value has a type."""
+    """The text before a value. Empty if the value begins right after `key_closes`; then no value
+    has a type."""
     value_closes: str
     closes_call: str
     closes: str = ""
@@ -99,7 +100,8 @@ class KeyedCallFormat:
         call.finish()
 
     def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[ToolCallWriter, str]]:
-        """The writer of the call that a name begins, and the delimiter after the name."""
+        """Returns the writer of the call whose name comes next, and the delimiter after the
+        name."""
         pieces: list[str] = []
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
         delimiter = yield from source.up_to(*ends, into=pieces.append)
@@ -128,7 +130,7 @@ class KeyedCallFormat:
             call.untyped(key, "".join(pieces))
 
     def _value_begins(self, source: Source) -> Steps[None]:
-        """Reads the value's type, if there is one, and the delimiter before the value."""
+        """Reads the type of a value, if it has one, and the delimiter before the value."""
         yield from source.space()
         if self.type_opens and (yield from source.accept(self.type_opens)):
             yield from source.up_to(self.type_closes, into=lambda _: None)
@@ -136,7 +138,7 @@ class KeyedCallFormat:
         yield from source.expect(self.value_opens)
 
     def _value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
-        """Read a value up to the closing delimiter that is followed by markup."""
+        """Reads a value up to the closing delimiter that is followed by markup."""
         following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):

@@ -28,7 +28,7 @@ OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 QUOTE = '"'
 ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
 WRITTEN = re.compile(r'(\s*\w+="[^"]*")*')
-"""Attributes without a slip."""
+"""Attributes without a mistake."""
 
 
 def beginning(element: str) -> str:
@@ -40,7 +40,7 @@ def end(element: str) -> str:
 
 
 def spaced(delimiter: str, element: str) -> tuple[str, ...]:
-    """An opening or closing of an element with spaces in it, as no template has them."""
+    """Returns an opening or closing delimiter with spaces in it, which no template writes."""
     spaces = ((" ", ""), ("", " "), (" ", " "))
     return tuple(f"{delimiter}{before}{element}{after}{SEPARATOR}" for before, after in spaces)
 
@@ -50,7 +50,7 @@ def _ends(element: str) -> tuple[str, ...]:
 
 
 def _opens(element: str) -> tuple[str, ...]:
-    """The beginning of an opening that has attributes."""
+    """Returns the beginnings of an opening delimiter that has attributes."""
     return OPEN + element, f"{OPEN} {element}"
 
 
@@ -64,7 +64,7 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         if found in _ends("tools"):
             return
         if not found:
-            # calls that are whole count, but what follows them is no part of them
+            # complete calls count, but what follows them is not part of them
             if (yield from source.peek()):
                 raise Malformed("more than calls among the tools")
             return
@@ -127,7 +127,8 @@ def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
 
 
 def _attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
-    """The attributes of an opening, and whether they are written with slips."""
+    """Returns the attributes of an opening delimiter, and whether they are written with
+    mistakes."""
     pieces: list[str] = []
     if (yield from source.up_to(OPEN, CLOSE, SEPARATOR, into=pieces.append)) != SEPARATOR:
         raise Malformed("an opening has no end")

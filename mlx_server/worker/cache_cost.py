@@ -74,9 +74,9 @@ def measure_cache(
 
 
 def _activations_of(arguments: Any) -> KvCost:
-    """The values that one layer of an encoder makes of a token: keys, queries, values, their sum
-    and what comes out of them, and twice the wide part. All are in float32 at most, and freed after
-    it."""
+    """Returns the activations of one encoder layer for a token: keys, queries, values, the
+    attention's output, two residuals and twice the intermediate width. They take float32 at most,
+    and are freed after the layer."""
     widths = 6 * arguments.hidden_size + 2 * arguments.intermediate_size
     return KvCost(per_token=4 * widths)
 
@@ -118,8 +118,8 @@ def _leaves(cache: Any) -> Iterator[Any]:
 
 
 def _cost(short: Any, long: Any) -> KvCost:
-    """The cost of one layer, whose cache either grows with the tokens, or up to a window, or not
-    at all."""
+    """Returns the cost of one layer, whose cache grows with the tokens, grows up to a window, or
+    does not grow at all."""
     if window := getattr(long, "max_size", 0):
         return KvCost(windowed_per_token=long.nbytes // LONG, window=window)
     per_token = -(-(long.nbytes - short.nbytes) // STEP)
@@ -127,6 +127,6 @@ def _cost(short: Any, long: Any) -> KvCost:
 
 
 def _largest(model: nn.Module) -> KvCost:
-    """The cost if each layer caches keys and values as wide as the model."""
+    """Returns the cost if each layer caches keys and values as wide as the model."""
     widest = max((array for array in arrays(model) if array.ndim == 2), key=lambda a: a.size)
     return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))

@@ -4,34 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.pool_limits import PoolLimits
-from mlx_server.pool.prepare import ModelSpec, PreparedModel
+from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest
-from tests.generation.test_generate import (
-    END,
-    Batch,
-    Engine,
-    admitted,
-    folder,
-    run,
-    said,
-    tokenizer,
-    weightless,
-)
-
-__all__ = ["folder", "tokenizer", "weightless"]
+from tests.generation.scripted import END, Batch, Engine, admitted, run, said
 
 CHAT = GenerateRequest("m", (Conversation((Message("user", "a"),)),), cache_scope="k")
 
@@ -70,8 +54,8 @@ def ahead(
 
 
 @pytest.fixture
-def spec(folder: Path) -> ModelSpec:
-    return ModelSpec("m", str(folder), compute_ahead=70)
+def spec(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, compute_ahead=70)
 
 
 def a_word(tokenizer: Tokenizer) -> list[int]:
@@ -120,19 +104,3 @@ def test_the_owner_turns_it_off(spec: ModelSpec) -> None:
 def test_a_conversation_that_fills_the_context_has_no_next_turn(spec: ModelSpec) -> None:
     full = replace(CHAT, prompts=(Conversation((Message("user", "a" * 56),)),))
     assert ahead(spec, full, admitted(), said(END, finish="stop")) == []
-
-
-def test_few_are_rendered_at_a_time(spec: ModelSpec) -> None:
-    async def rendering() -> int:
-        pool, model = Pool([spec]), SimpleNamespace(id="m")
-        for _ in range(limits.PROMPTS_AHEAD.value + 3):
-            pool.compute_ahead(cast(PreparedModel, model), never)
-        found = len(pool.engines[0].next_prompts.rendering)
-        await pool.engines[0].next_prompts.rendering.stop()
-        return found
-
-    assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD.value
-
-
-def never() -> ComputeAhead:
-    raise AssertionError("it was stopped before")

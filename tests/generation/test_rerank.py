@@ -10,7 +10,8 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.rerank import RerankRequest, answers_of, score, tokenized
-from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+from mlx_server.pool.prepare import PreparedModel
+from tests.pool.preparing import of
 from tests.tiny import IM_END, IM_START, SPECIAL, tiny_reranker
 
 PROMPT = (
@@ -30,10 +31,6 @@ FRAME = len(PROMPT.format(instruct="", query="", document="")) - sum(
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     return of(tiny_reranker(tmp_path_factory.mktemp("reranker")))
-
-
-def of(folder: Path, **spec: Any) -> PreparedModel:
-    return prepare(ModelSpec("m", str(folder), **spec), lambda *_: None, upcast=True)
 
 
 def test_the_prompt_is_the_models(prepared: PreparedModel) -> None:

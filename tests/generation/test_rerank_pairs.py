@@ -1,12 +1,11 @@
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mlx_server.errors import ContextTooLong, ModelUnusable
+from mlx_server.errors import ContextTooLong
 from mlx_server.generation.rerank_pairs import pairs, probability
-from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+from mlx_server.pool.prepare import PreparedModel
+from tests.pool.preparing import of
 from tests.tiny_encoders import BERT, CLS, POSITIONS, SEP, SPECIAL, ranking, tiny_encoder
 
 
@@ -15,10 +14,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     folder = tmp_path_factory.mktemp("encoder")
     tiny_encoder(folder, ranking(BERT))
     return of(folder)
-
-
-def of(folder: Path, **spec: Any) -> PreparedModel:
-    return prepare(ModelSpec("m", str(folder), **spec), lambda *_: None, upcast=True)
 
 
 def test_a_pair_is_what_the_tokenizer_makes_of_it(prepared: PreparedModel) -> None:
@@ -58,22 +53,3 @@ def test_the_longest_pair_fits(prepared: PreparedModel) -> None:
 @pytest.mark.parametrize(("logit", "wanted"), [(0, 0.5), (1, 0.7310586), (-800, 0), (800, 1)])
 def test_a_score_goes_from_0_to_1(logit: float, wanted: float) -> None:
     assert probability(struct.pack("<f", logit)) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize(
-    ("config", "task", "right"),
-    [(BERT, "generate", "embed"), (BERT, "rerank", "embed"), (ranking(BERT), "embed", "rerank")],
-)
-def test_a_task_that_it_was_not_trained_for(
-    tmp_path: Path, config: dict[str, Any], task: Any, right: str
-) -> None:
-    tiny_encoder(tmp_path, config)
-    with pytest.raises(ModelUnusable, match=f"Set `task: {right}`"):
-        of(tmp_path, task=task)
-    assert of(tmp_path).task == right
-
-
-def test_its_context_can_not_be_raised(tmp_path: Path) -> None:
-    tiny_encoder(tmp_path, BERT)
-    assert of(tmp_path, context_length=4096).context_length == POSITIONS
-    assert of(tmp_path, context_length=20).context_length == 20

@@ -1,10 +1,16 @@
 """The engine gets a new limit on the prompt cache when it changes, and when it was exceeded."""
 
+from dataclasses import replace
 from typing import cast
 
+import pytest
+
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.messages import StepOutput
 from mlx_server.errors import EngineDied
 from mlx_server.pool.cache_limit import CacheLimit
+from mlx_server.pool.prepare import ModelSpec
+from tests.pool.machine import TWO, WEIGHTS, Holding, held, run, running, state
 
 
 class Engine:
@@ -20,7 +26,7 @@ class Engine:
 
 def made() -> tuple[CacheLimit, Engine]:
     engine = Engine()
-    return CacheLimit(lambda: cast(EngineClient, engine)), engine
+    return CacheLimit(lambda: cast("EngineClient", engine)), engine
 
 
 def test_a_limit_is_sent_once() -> None:
@@ -60,3 +66,62 @@ def test_a_cache_never_counts_for_more_than_it_was_shrunk_to() -> None:
     assert limit.nbytes == 30
     limit.engine_lost()
     assert limit.nbytes == 0
+
+
+def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b) as (pool, machine):
+            await held(pool, "a")
+            seen: list[StepOutput] = []
+            pool.on_step = seen.append
+            machine.cached = 130
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
+            assert seen == [stepped]
+            assert pool.memory() == {
+                "budget": 200,
+                "used": 190,
+                "kv_reserved": 0,
+                "prompt_cache": 130,
+                "lowered": 0,
+            }
+            await held(pool, "b")
+            assert machine.log == ["load a", "shrink to 80", "load b"]
+            assert (state(pool, "a"), pool.memory()["prompt_cache"]) == ("ready", 80)
+
+    run(test)
+
+
+@pytest.mark.parametrize(("chosen", "most"), [(None, 200), (0, 0), (70, 70), (999, 999)])
+def test_the_prompt_cache_takes_what_models_leave(
+    a: ModelSpec, chosen: int | None, most: int
+) -> None:
+    """The engine keeps to the smaller of the two."""
+
+    async def test() -> None:
+        limits = replace(TWO, prompt_cache=chosen)
+        async with running(a, limits=limits) as (pool, machine):
+            assert machine.limits["cache_bytes"] == most
+            assert machine.room == 200
+            async with Holding(pool, "a", kv_bytes=30) as holding:
+                assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
+                holding.begin()
+                assert machine.room == 200 - WEIGHTS - 30
+            assert machine.room == 200 - WEIGHTS
+
+    run(test)
+
+
+def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSpec) -> None:
+    """The engine kept it before the rows of its lease had given their memory back."""
+
+    async def test() -> None:
+        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30) as holding:
+            machine.cached = 130
+            holding.begin()
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
+            assert machine.log[-1] == "shrink to 110"
+            assert pool.memory()["prompt_cache"] == 110
+
+    run(test)

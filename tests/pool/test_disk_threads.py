@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.pool.disk_threads import DiskThreads
 from mlx_server.pool.prepare import ModelSpec
-from tests.pool.test_pool import running
+from tests.pool.machine import running
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from mlx_server.errors import ModelReplaced, ModelUnusable, NotEnoughMemory
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.prepare import ModelSpec
 from tests.families import byte_level, write_checkpoint
-from tests.pool.test_pool import TWO, WEIGHTS, Holding, asks, held, running, state
+from tests.pool.machine import TWO, WEIGHTS, Holding, asks, held, running, state
 
 OLD, NEW = 100, 200
 """Contexts, by which the checkpoints differ."""

@@ -12,20 +12,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.errors import ModelUnusable, SettingsError
-from mlx_server.families import FAMILIES, family_named
+from mlx_server.errors import ModelUnusable
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.messages import Conversation, Message
-from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from tests.families import byte_level
+from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
 
 pytestmark = pytest.mark.tables
 
-EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -196,17 +194,6 @@ def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path) -> None:
         replay_checkpoint(tmp_path / "file" / "replay", SMOLLM2, None)
 
 
-# A tokenizer of the owner's
-
-
-def owned(folder: Path, **tokenizer_config: object) -> Path:
-    folder.mkdir(exist_ok=True)
-    byte_level().save(str(folder / "tokenizer.json"))
-    if tokenizer_config:
-        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), "utf-8")
-    return folder
-
-
 def test_an_own_tokenizer_is_taken_with_its_template_and_its_end(tmp_path: Path) -> None:
     folder = owned(tmp_path / "own", eos_token="</think>", chat_template="T{{ messages|length }}")
     checkpoint = made(tmp_path / "cache", PLAIN, folder)
@@ -249,49 +236,3 @@ def test_a_tokenizer_that_can_not_be_read_is_told(tmp_path: Path, content: str |
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json can't be read"):
         replay_checkpoint(tmp_path / "cache", SMOLLM2, tmp_path)
-
-
-# As `prepare` puts it together
-
-
-def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
-    (folder / "said.jsonl").write_text('{"output": "Hello."}')
-    found = ModelSpec("r", f"replay:{folder / 'said.jsonl'}", **spec)  # type: ignore[arg-type]
-    return prepare(found, lambda what, done, total: None, upcast=True)
-
-
-@EVERY_FAMILY
-def test_a_replay_model_weighs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ModelFamily
-) -> None:
-    found = prepared(tmp_path, monkeypatch, family=family.name)
-    assert found.family is family_named(family.name)
-    assert (found.weights, found.kv.for_tokens(10_000)) == (0, 0)
-    assert found.path.parent == tmp_path / "cache" / "replay"
-    assert found.transcript
-    assert found.transcript.pick("x").entry.output == "Hello."
-
-
-def test_the_owners_template_goes_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = prepared(tmp_path, monkeypatch, family="plain", chat_template="mine")
-    assert found.checkpoint.template
-    assert found.checkpoint.template.source == "mine"
-
-
-def test_a_family_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="needs a `family:`"):
-        prepared(tmp_path, monkeypatch)
-    with pytest.raises(SettingsError, match="Known families"):
-        prepared(tmp_path, monkeypatch, family="llama")
-
-
-def test_a_tokenizer_without_an_end_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = str(owned(tmp_path / "own"))
-    with pytest.raises(ModelUnusable, match="eos_token"):
-        prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)
-    assert prepared(tmp_path, monkeypatch, family="smollm2", tokenizer=folder)
-    owned(tmp_path / "own", eos_token="<s>")
-    assert prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)

@@ -32,14 +32,14 @@ OWN_CHANNELS = ("analysis", "commentary")
 
 
 def grammar(spec: OutputSpec) -> str | None:
-    """The grammar of an answer; None if any answer is valid."""
+    """Returns the grammar of an answer; None if any answer is valid."""
     if not (spec.format or spec.context.tools):
         return None
     return _Grammar(spec).source()
 
 
 def end_of_reasoning(spec: OutputSpec) -> str:
-    """The text between reasoning and the answer, or a call if there can be one."""
+    """Returns the text between reasoning and the answer, or a call if there can be one."""
     if spec.must_call:
         return "<|end|>"
     return NEXT if _may_call(spec) else NEXT + FINAL
@@ -90,7 +90,7 @@ class _Grammar:
         return self._lark.source(f"({self._message('commentary')})* ({answer})")
 
     def _any_call(self) -> str:
-        """A call of any recipient with any arguments."""
+        """Returns a call of any recipient with any arguments."""
         lark = self._lark
         to = lark.rule('" to=" /[^\\s<]+/')
         channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, OWN_CHANNELS)))}"
@@ -99,7 +99,7 @@ class _Grammar:
         return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {lark.anything()}")
 
     def _message(self, channel: str) -> str:
-        """A message that is followed by another."""
+        """Returns a message that is followed by another."""
         header = self._lark.text(f"<|channel|>{channel}<|message|>")
         return self._lark.rule(f"{header} {self._lark.anything()} {self._lark.text(NEXT)}")
 

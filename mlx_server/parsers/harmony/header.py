@@ -47,7 +47,7 @@ def header_name(name: str) -> str:
 
 
 def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
-    """Parse a header given as its control tokens, each with the text after it."""
+    """Parses a header given as its control tokens, each with the text after it."""
     channel = recipient = None
     tokens, rest = [], []
     for token, text in sections:

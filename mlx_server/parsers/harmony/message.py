@@ -21,7 +21,7 @@ class Sink:
         self.into = into
 
     def end(self, *, cut: bool) -> None:
-        """End the message; `cut` if a limit ended the answer, not the model."""
+        """Ends the message; `cut` if a limit ended the answer, not the model."""
 
 
 class ReadSink(Sink):
@@ -110,7 +110,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
         call = calls.start(name)
         yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
-        while (yield from source.accept("}")):  # one too many
+        while (yield from source.accept("}")):  # a surplus bracket
             call.repaired()
             yield from source.space()
         if (yield from source.peek()):
@@ -123,7 +123,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
 
 
 def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    """Read a program, which is the `code` argument of the call."""
+    """Reads a program, which is the `code` argument of the call."""
     call = calls.start(name)
     yield from source.up_to(into=lambda piece: call.text("code", piece))
     if not source.cut:

@@ -105,7 +105,7 @@ class HarmonyTextParser(DelegatingParser):
                 self._text(ROLE)
 
     def _recipient(self) -> Steps[str]:
-        """Read the recipient of a message and its content type; return it as a header has it."""
+        """Reads the recipient of a message and its content type; returns it as a header has it."""
         if not (yield from self._source.accept(" to=", "to=")):
             return ""
         pieces: list[str] = []

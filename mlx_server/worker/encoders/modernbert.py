@@ -110,8 +110,8 @@ class ModernBert(Encoder):
         return [partial(layer, mask=masks[kind]) for layer, kind in layers]
 
     def _windows(self, tokens: int, everywhere: Mask) -> Mask:
-        """Each token sees at least itself: padding that saw nothing would become NaN, which the
-        next layer would multiply with zero."""
+        """Returns the mask of a window. Each token sees at least itself: padding that saw nothing
+        would become NaN, which the next layer would multiply with zero."""
         if tokens <= self._window + 1:
             return everywhere
         places = mx.arange(tokens)

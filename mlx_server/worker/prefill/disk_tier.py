@@ -34,7 +34,7 @@ written then."""
 
 
 def opened(path: Path, most_bytes: int) -> PromptFolder | None:
-    """The folder, or None with a line in the log if it can't be used."""
+    """Opens the folder; returns None, after a log line, if it can't be used."""
     folder = PromptFolder(path, most_bytes)
     try:
         folder.open()
@@ -69,7 +69,7 @@ class DiskTier:
         self._guarded(lambda: self._saver.keep(prompt))
 
     def forget(self, key: str) -> None:
-        """Removes the files of this key, which may be wrong."""
+        """Removes the files of this key, whose values may be invalid."""
         if model := self._models.of(key):
             self._saver.remove(model, key)
 

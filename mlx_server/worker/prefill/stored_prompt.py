@@ -30,7 +30,7 @@ from mlx_server.worker.prefill.cache_layout import (
 log = logging.getLogger("mlx_server.engine")
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about the file."""
+"""System errors that do not show that the file is damaged."""
 
 Tensors = dict[str, tuple[str, Bits]]
 """The type and the items of each tensor, by name."""

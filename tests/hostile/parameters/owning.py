@@ -17,7 +17,7 @@ FORGETS, MISNAMES, SLIPS, QUOTES = "Forget.", "Misname.", "Slip.", "Quote."
 GLM = "tests/tool_parsers/test_glm.py"
 MISPLACES, SCRIBBLES = "Misplace.", "Scribble."
 EMBEDDINGS = "tests/live/test_embeddings.py"
-POOL, REPAIR = "tests/pool/test_pool.py", "tests/live/test_repair.py"
+POOL, REPAIR = "tests/pool/test_engine_models.py", "tests/live/test_repair.py"
 
 
 @dataclass(frozen=True)

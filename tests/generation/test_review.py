@@ -1,0 +1,102 @@
+"""An answer that breaks its format is made again, if it may be, or reported as it is."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
+from mlx_server.families.plain import PLAIN
+from mlx_server.generation.review import ReviewedAnswer
+from mlx_server.messages import Conversation, Message
+from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.requests import GenerateRequest, JsonFormat
+
+Attempt = Sequence[Event]
+
+NOT_TWICE = JsonFormat({"type": "array", "uniqueItems": True}, strict=False)
+ASKED = Conversation((Message("user", "Numbers?"),))
+REQUEST = GenerateRequest("m", (ASKED,), format=NOT_TWICE, buffered=True)
+WRONG = "[3, 3]"
+VIOLATION = Violation(0, "$: [3, 3] has non-unique elements")
+
+
+class Attempts(ReviewedAnswer):
+    """An answer whose further attempts the test has written down."""
+
+    def __init__(
+        self, request: GenerateRequest, further: Sequence[Attempt], policy: RepairPolicy
+    ) -> None:
+        super().__init__(0, request, PLAIN, policy, unchecked=True)
+        self.further = list(further)
+        self.again: list[Conversation] = []
+        self.next: Attempt = ()
+
+    _attempt_counts = TokenCounts()
+    _reasoning_ran_out = False
+    _is_unterminated = False
+
+    async def _begin_again(self, conversation: Conversation) -> bool:
+        self.again.append(conversation)
+        if self.further:
+            self.next = self.further.pop(0)
+        return bool(self.next)
+
+
+def said(text: str, tokens: int = 5) -> Attempt:
+    return [TextDelta(0, text), Finished(0, "stop", tokens, 0, text_tokens=tokens)]
+
+
+def reviewed(
+    *attempts: Attempt, request: GenerateRequest = REQUEST, policy: RepairPolicy = ALL_REPAIRS
+) -> tuple[list[Event], Attempts]:
+    answer = Attempts(request, attempts[1:], policy)
+    answer.next = attempts[0]
+
+    async def read() -> list[Event]:
+        events = list[Event]()
+        while answer.next:
+            attempt, answer.next = answer.next, ()
+            for event in attempt:
+                events += [reported async for reported in answer.review(event)]
+        return events
+
+    return asyncio.run(read()), answer
+
+
+def test_it_is_made_again_and_its_tokens_count() -> None:
+    events, answer = reviewed(said(WRONG, 5), said("[3]", 3))
+    end = Finished(0, "stop", 8, 0, text_tokens=8)
+    assert events == [TextDelta(0, "[3]"), Repaired(0, "schema", "content"), end]
+    (again,) = answer.again
+    assert again.messages[: len(ASKED.messages)] == ASKED.messages
+    assert any("non-unique" in message.content for message in again.messages)
+
+
+def test_it_is_made_again_as_often_as_is_allowed() -> None:
+    wrong = said(WRONG)
+    events, answer = reviewed(wrong, wrong, wrong, policy=replace(ALL_REPAIRS, retries=1))
+    assert events[:2] == [TextDelta(0, WRONG), VIOLATION]
+    assert len(answer.again) == 1
+
+
+def test_where_there_is_no_room_for_another_it_is_reported() -> None:
+    events, answer = reviewed(said(WRONG))
+    assert events == [TextDelta(0, WRONG), VIOLATION, said("")[-1]]
+    assert len(answer.again) == 1
+
+
+def test_a_stream_is_not_taken_back() -> None:
+    events, answer = reviewed(said(WRONG), request=replace(REQUEST, buffered=False))
+    assert events == [TextDelta(0, WRONG), VIOLATION, said("")[-1]]
+    assert answer.again == []
+
+
+def test_a_continued_message_is_checked_with_its_beginning() -> None:
+    begun = replace(
+        ASKED, messages=(*ASKED.messages, Message("assistant", "[3,")), continue_final_message=True
+    )
+    request = replace(REQUEST, prompts=(begun,))
+    for rest, errors in ((" 4]", []), (" 3]", [VIOLATION])):
+        events, answer = reviewed(said(rest), request=request)
+        assert events[1:-1] == errors
+        assert answer.again == []

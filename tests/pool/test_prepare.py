@@ -1,0 +1,98 @@
+"""What is known of a model from its files and from models.yaml, before it is loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.families import family_named
+from mlx_server.families.base import ModelFamily
+from mlx_server.families.plain import PLAIN
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+from tests.pool.machine import WEIGHTS, held, run, running
+from tests.pool.preparing import of
+from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
+from tests.tiny_encoders import BERT, POSITIONS, ranking, tiny_encoder
+
+
+def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
+    async def test() -> None:
+        owned = replace(
+            a, id="o", aliases=(), family="smollm2", chat_template="mine", context_length=50
+        )
+        async with running(a, owned) as (pool, machine):
+            plain, mine = await held(pool, "a"), await held(pool, "o")
+            assert (plain.vocabulary, plain.nbytes) == (500, WEIGHTS)
+            assert (plain.prepared.id, plain.prepared.spec) == ("a", a)
+            assert (plain.prepared.family, plain.prepared.context_length) == (PLAIN, 100)
+            assert plain.prepared.checkpoint.template is None
+            assert (mine.prepared.family.name, mine.prepared.context_length) == ("smollm2", 50)
+            assert mine.prepared.checkpoint.template
+            assert mine.prepared.checkpoint.template.source == "mine"
+            assert machine.log == ["load a", "load o"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "right"),
+    [(BERT, "generate", "embed"), (BERT, "rerank", "embed"), (ranking(BERT), "embed", "rerank")],
+)
+def test_a_task_that_it_was_not_trained_for(
+    tmp_path: Path, config: dict[str, Any], task: Any, right: str
+) -> None:
+    tiny_encoder(tmp_path, config)
+    with pytest.raises(ModelUnusable, match=f"Set `task: {right}`"):
+        of(tmp_path, task=task)
+    assert of(tmp_path).task == right
+
+
+def test_its_context_can_not_be_raised(tmp_path: Path) -> None:
+    tiny_encoder(tmp_path, BERT)
+    assert of(tmp_path, context_length=4096).context_length == POSITIONS
+    assert of(tmp_path, context_length=20).context_length == 20
+
+
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
+    (folder / "said.jsonl").write_text('{"output": "Hello."}')
+    found = ModelSpec("r", f"replay:{folder / 'said.jsonl'}", **spec)  # type: ignore[arg-type]
+    return prepare(found, lambda what, done, total: None, upcast=True)
+
+
+@EVERY_FAMILY
+def test_a_replay_model_weighs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ModelFamily
+) -> None:
+    found = prepared(tmp_path, monkeypatch, family=family.name)
+    assert found.family is family_named(family.name)
+    assert (found.weights, found.kv.for_tokens(10_000)) == (0, 0)
+    assert found.path.parent == tmp_path / "cache" / "replay"
+    assert found.transcript
+    assert found.transcript.pick("x").entry.output == "Hello."
+
+
+def test_the_owners_template_goes_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = prepared(tmp_path, monkeypatch, family="plain", chat_template="mine")
+    assert found.checkpoint.template
+    assert found.checkpoint.template.source == "mine"
+
+
+def test_a_family_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="needs a `family:`"):
+        prepared(tmp_path, monkeypatch)
+    with pytest.raises(SettingsError, match="Known families"):
+        prepared(tmp_path, monkeypatch, family="llama")
+
+
+def test_a_tokenizer_without_an_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(owned(tmp_path / "own"))
+    with pytest.raises(ModelUnusable, match="eos_token"):
+        prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)
+    assert prepared(tmp_path, monkeypatch, family="smollm2", tokenizer=folder)
+    owned(tmp_path / "own", eos_token="<s>")
+    assert prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)

@@ -1,0 +1,353 @@
+"""Models that share the memory of one engine are loaded, evicted and waited for in turn."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.client import EngineClient
+from mlx_server.engine.messages import ModelLoaded, StepOutput
+from mlx_server.errors import ModelUnusable, NotEnoughMemory, ServerError
+from mlx_server.lora.catalog import AdapterSpec
+from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import ModelSpec
+from tests.pool.machine import (
+    ONE,
+    WEIGHTS,
+    Holding,
+    advance,
+    asking,
+    asks,
+    assert_idle,
+    cancelled,
+    held,
+    results,
+    run,
+    running,
+    state,
+    turns,
+    view,
+    waiting,
+)
+
+
+def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            assert state(pool) == "unloaded"
+            tasks = [asking(pool) for _ in range(20)]
+            await waiting(pool, 20)
+            assert (state(pool), pool.rows, pool.loaded) == ("loading", 20, [])
+            machine.speak()
+            models = await asyncio.gather(*tasks)
+            models.append(await held(pool, "gpt-4"))
+            assert machine.log == ["load a"]
+            assert all(model is models[0] for model in models)
+            assert (state(pool), pool.loaded) == ("ready", [models[0]])
+            assert_idle(pool)
+
+    run(test)
+
+
+def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            machine.broken = {"a"}
+            tasks = [asking(pool) for _ in range(5)]
+            await waiting(pool, 5)
+            machine.speak()
+            errors = await results(*tasks)
+            assert all(isinstance(error, ModelUnusable) for error in errors)
+            assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no room"}
+            assert len({id(error) for error in errors}) == 5, "each has a traceback of its own"
+            assert (state(pool), pool.loaded) == ("unloaded", [])
+            assert view(pool).error == "Model 'a' can't be loaded: no room"
+            assert_idle(pool)
+            machine.broken, machine.silent = set(), True
+            task = asking(pool)
+            await machine.asked("load a", times=2)
+            assert (state(pool), view(pool).error) == ("loading", None)
+            machine.speak()
+            assert (await task).prepared.id == "a"
+            assert machine.log == ["load a", "load a"]
+
+    run(test)
+
+
+def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any) -> ModelLoaded:
+        raise ZeroDivisionError("secret")
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            with monkeypatch.context() as patched:
+                patched.setattr(EngineClient, "load", broken)
+                with pytest.raises(ServerError, match="log"):
+                    await held(pool)
+            await held(pool)
+
+    run(test)
+    assert "ZeroDivisionError: secret" in caplog.text
+
+
+def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
+    async def fails_inside(pool: Pool) -> None:
+        with pool.row_slot(2):
+            async with pool.lease(await pool.prepared("a"), asks(7)):
+                assert pool.rows == 2
+                assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
+                raise ZeroDivisionError
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            with pytest.raises(ZeroDivisionError):
+                await fails_inside(pool)
+            assert_idle(pool)
+
+    run(test)
+
+
+def test_two_models_in_room_for_one_take_turns(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            for name in "abab":
+                assert (await held(pool, name, kv_bytes=40)).prepared.id == name
+            assert machine.log == [
+                "load a",
+                *("unload a", "load b"),
+                *("unload b", "load a"),
+                *("unload a", "load b"),
+            ]
+            assert machine.most == WEIGHTS
+            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
+            assert [model.prepared.id for model in pool.loaded] == ["b"]
+
+    run(test)
+
+
+def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            names = ["a", "b"] * 15
+            models = await asyncio.gather(*(held(pool, name, kv_bytes=20) for name in names))
+            assert [model.prepared.id for model in models] == names
+            assert machine.most == WEIGHTS
+
+    run(test)
+
+
+def test_the_next_is_not_loaded_before_the_memory_is_back(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            machine.silent = True
+            task = asking(pool, "b")
+            await machine.asked("unload a")
+            await turns()
+            assert "load b" not in machine.log
+            assert (state(pool, "a"), state(pool, "b")) == ("unloading", "unloaded")
+            machine.speak()
+            await task
+
+    run(test)
+
+
+def test_a_model_in_use_is_not_evicted_and_who_waits_gets_his_turn(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, machine), Holding(pool, "a") as holding:
+            task = asking(pool, "b")
+            await waiting(pool, 1)
+            await turns()
+            assert machine.log == ["load a"]
+            assert state(pool, "a") == "ready"
+            await holding.let_go()
+            assert (await task).prepared.id == "b"
+            assert machine.log == ["load a", "unload a", "load b"]
+
+    run(test)
+
+
+def test_a_pinned_model_stays(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        pinned = replace(a, pinned=True)
+        async with running(pinned, b, limits=ONE) as (pool, machine):
+            await held(pool, "a")
+            with pytest.raises(NotEnoughMemory):
+                await held(pool, "b")
+            assert (machine.log, state(pool, "a")) == (["load a"], "ready")
+
+    run(test)
+
+
+def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _):
+            prepared, order = await pool.prepared("a"), list[str]()
+
+            async def one(client: str) -> None:
+                async with pool.lease(prepared, replace(asks(30), client=client)):
+                    order.append(client)
+                    await asyncio.sleep(0)
+
+            async with Holding(pool, "a", kv_bytes=30):
+                several = [asyncio.create_task(one(client)) for client in "mmmmf"]
+                await waiting(pool, 5)
+            await asyncio.gather(*several)
+            assert order.index("f") <= 1
+
+    run(test)
+
+
+def test_the_kv_cache_of_running_answers_counts(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            await turns()
+            assert not task.done()
+            await holding.let_go()
+            await task
+
+    run(test)
+
+
+def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def used(pool: Pool, name: str, pinned: bool) -> None:
+        spec = AdapterSpec(name, Path(name), name, 8, 20, "lora", None, "mlx")
+        async with pool.lease(await pool.prepared("a"), asks(0), LeasedAdapter(spec, pinned)):
+            pass
+
+    async def test() -> None:
+        async with running(a, b) as (pool, machine):
+            await used(pool, "pinned", pinned=True)
+            await used(pool, "idle", pinned=False)
+            assert pool.memory()["used"] == WEIGHTS + 20 + 20
+            assert view(pool).nbytes == WEIGHTS + 20
+            machine.cached = 50
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
+            machine.engines[-1]._dispatch(stepped)
+            await held(pool, "b")
+            assert machine.log[-2:] == ["shrink to 40", "load b"]
+            assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == [
+                "pinned",
+                "idle",
+            ]
+            async with Holding(pool, "b", kv_bytes=50) as holding:
+                await turns()
+                assert machine.log[-1] == "unload a idle"
+                holding.begin()
+                assert machine.log[-1] == "shrink to 10"
+                assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == ["pinned"]
+            await used(pool, "pinned", pinned=True)
+            assert pool.memory()["prompt_cache"] == 10, "counted by its new limit"
+
+    run(test)
+
+
+def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async def test() -> None:
+        async with running(replace(a, ttl=5), b) as (pool, machine):
+            await held(pool, "a")
+            await held(pool, "b")
+            async with Holding(pool, "a"):
+                advance(6)
+                await turns()
+                assert state(pool, "a") == "ready"
+            advance(4)
+            await turns()
+            assert state(pool, "a") == "ready"
+            advance(2)
+            await machine.asked("unload a")
+            await turns()
+            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
+            await held(pool, "a")
+            assert machine.log == ["load a", "load b", "unload a", "load a"]
+
+    run(test)
+
+
+def test_whoever_stops_waiting_does_not_stop_the_load(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            impatient, patient = asking(pool), asking(pool)
+            await waiting(pool, 2)
+            await cancelled(impatient)
+            assert (state(pool), pool.rows) == ("loading", 1)
+            machine.speak()
+            assert (await patient).prepared.id == "a"
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, silent=True) as (pool, machine):
+            task = asking(pool, kv_bytes=9, rows=7)
+            await machine.asked("load a")
+            assert pool.rows == 7
+            await cancelled(task)
+            assert_idle(pool)
+            machine.speak()
+            await held(pool)
+            assert machine.log == ["load a"]
+
+    run(test)
+
+
+def test_whoever_leaves_the_line_lets_the_next_go(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=20):
+            first = asking(pool, "b")
+            await waiting(pool, 1)
+            behind = asking(pool, "a", kv_bytes=20)
+            await waiting(pool, 2)
+            await turns()
+            assert not behind.done()
+            await cancelled(first)
+            await behind
+
+    run(test)
+
+
+def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    """Between the moment that a task is cancelled and the one in which it learns of it."""
+
+    async def test() -> None:
+        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            task.cancel()
+            await holding.let_go()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert_idle(pool)
+            await held(pool, "b")
+
+    run(test)
+
+
+def test_a_cancelled_task_that_was_just_granted_its_lease_gives_it_back(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
+            task = asking(pool, "a", kv_bytes=30)
+            await waiting(pool, 1)
+            await holding.let_go()
+            assert view(pool).leases == 1, "granted"
+            await cancelled(task)
+            assert_idle(pool)
+
+    run(test)
