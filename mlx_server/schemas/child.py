@@ -9,7 +9,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -39,7 +39,7 @@ from mlx_server.schemas.messages import (
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import View, pointer, refused
+from mlx_server.schemas.view import Part, View, pointer, refused
 
 LARGE = 16_384
 """Characters of a grammar from which on its lexer may take long to build."""
@@ -93,23 +93,27 @@ def _compiled(schema: Any) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
-    is_plain = len(grammar) > LARGE and not _has_expressions(view)
-    if why := fault(f"start: {grammar}", reads_only=is_plain):
+    expressions = [
+        part
+        for part in view.reached()
+        if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
+    ]
+    if why := fault(f"start: {grammar}", reads_only=len(grammar) > LARGE and not expressions):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
-    _try_long_texts(view)
+    _try_long_texts(expressions)
     return Compiled(grammar, [*found])
 
 
-def _try_long_texts(view: View) -> None:
+def _try_long_texts(parts: Iterable[Part]) -> None:
     """Refuses texts whose pattern and length are too costly together.
 
     llguidance joins both into one expression, which it builds while the text is read: a row would
     fail at its first characters.
     """
     tried = set[str]()
-    for path, found in view.reached():
-        if not isinstance(found, Mapping) or "pattern" not in found:
+    for path, found in parts:
+        if isinstance(found, bool) or "pattern" not in found:
             continue
         text = {key: found[key] for key in ("pattern", *_LENGTHS) if key in found}
         if max(text.get(key, 0) for key in _LENGTHS) < LONG_TEXT:
@@ -119,13 +123,6 @@ def _try_long_texts(view: View) -> None:
             tried.add(source)
             if why := text_fault(source):
                 raise refused((*path, "pattern"), f"is too costly for such a length: {why}")
-
-
-def _has_expressions(view: View) -> bool:
-    return any(
-        isinstance(found, Mapping) and not EXPRESSIONS.isdisjoint(found)
-        for _, found in view.reached()
-    )
 
 
 def _place(why: str, view: View) -> str:

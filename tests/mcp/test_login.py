@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.mcp import Connector, Connectors, KeptLogin
+from mlx_server.mcp import Connector, Connectors, StoredLogin
 from mlx_server.mcp.callback import LoginFailed
 from mlx_server.mcp.login import LoginClient, Show, log_in
 from mlx_server.mcp.login_file import remove
@@ -35,29 +35,29 @@ async def running() -> AsyncIterator[Authority]:
 
 
 async def logged_in(
-    server: Authority, kept: KeptLogin, show: Show = visit, client: LoginClient | None = None
+    server: Authority, kept: StoredLogin, show: Show = visit, client: LoginClient | None = None
 ) -> int:
     url = f"{server.url}/mcp"
     return await log_in(url, kept, client or LoginClient(), show, allow_private=True)
 
 
-def connector(server: Authority, kept: KeptLogin) -> Connector:
+def connector(server: Authority, kept: StoredLogin) -> Connector:
     return Connector(url=f"{server.url}/mcp", allow_private=True, oauth=kept)
 
 
-def change(kept: KeptLogin, **fields: Any) -> None:
+def change(kept: StoredLogin, **fields: Any) -> None:
     found = json.loads(kept.file.read_text())
     kept.file.write_text(json.dumps({**found, **fields}))
 
 
-async def said(server: Authority, kept: KeptLogin) -> str:
+async def said(server: Authority, kept: StoredLogin) -> str:
     """What a tool says, or why there is none."""
     async with opened(WIKI, wiki=connector(server, kept)) as toolset:
         tools, error = listed(toolset)
         return await outcome(toolset) if tools else error
 
 
-async def test_a_login_is_kept_and_used(kept: KeptLogin) -> None:
+async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
     async with running() as server:
         assert await logged_in(server, kept) == 1
         assert await said(server, kept) == "seen"
@@ -73,7 +73,7 @@ async def test_a_login_is_kept_and_used(kept: KeptLogin) -> None:
     assert [each.name for each in kept.file.parent.iterdir()] == ["wiki%2F1.json"]
 
 
-async def test_an_old_token_is_refreshed_once_for_all_connections(kept: KeptLogin) -> None:
+async def test_an_old_token_is_refreshed_once_for_all_connections(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         change(kept, expires_at=time.time() - 1)
@@ -91,7 +91,7 @@ async def test_an_old_token_is_refreshed_once_for_all_connections(kept: KeptLogi
         await found.stop()
 
 
-async def test_a_token_that_is_refused_is_refreshed(kept: KeptLogin) -> None:
+async def test_a_token_that_is_refused_is_refreshed(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()
@@ -99,7 +99,7 @@ async def test_a_token_that_is_refused_is_refreshed(kept: KeptLogin) -> None:
         assert server.grants == ["authorization_code", "refresh_token"]
 
 
-async def test_a_login_that_has_ended_needs_the_owner(kept: KeptLogin) -> None:
+async def test_a_login_that_has_ended_needs_the_owner(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()
@@ -111,7 +111,7 @@ async def test_a_login_that_has_ended_needs_the_owner(kept: KeptLogin) -> None:
         assert await said(server, kept) == "seen"
 
 
-async def test_without_a_login_nothing_is_sent(kept: KeptLogin) -> None:
+async def test_without_a_login_nothing_is_sent(kept: StoredLogin) -> None:
     async with running() as server:
         assert "connectors login wiki" in await said(server, kept)
         assert server.heads == []
@@ -121,7 +121,7 @@ async def test_without_a_login_nothing_is_sent(kept: KeptLogin) -> None:
         assert "connectors login wiki" in await said(server, kept)
 
 
-async def test_tokens_are_for_one_server(kept: KeptLogin) -> None:
+async def test_tokens_are_for_one_server(kept: StoredLogin) -> None:
     async with running() as server, running() as other:
         await logged_in(server, kept)
         assert "connectors login wiki" in await said(other, kept)
@@ -129,7 +129,7 @@ async def test_tokens_are_for_one_server(kept: KeptLogin) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
-async def test_a_file_that_others_can_use_is_not_used(kept: KeptLogin, mode: int) -> None:
+async def test_a_file_that_others_can_use_is_not_used(kept: StoredLogin, mode: int) -> None:
     async with running() as server:
         await logged_in(server, kept)
         kept.file.chmod(mode)
@@ -138,7 +138,7 @@ async def test_a_file_that_others_can_use_is_not_used(kept: KeptLogin, mode: int
         assert await said(server, kept) == "seen"
 
 
-async def test_a_file_that_is_none_of_ours(kept: KeptLogin, tmp_path: Path) -> None:
+async def test_a_file_that_is_none_of_ours(kept: StoredLogin, tmp_path: Path) -> None:
     async with running() as server:
         await logged_in(server, kept)
         elsewhere = tmp_path / "elsewhere"
@@ -155,14 +155,16 @@ async def test_a_file_that_is_none_of_ours(kept: KeptLogin, tmp_path: Path) -> N
             assert "damaged" in await said(server, kept)
 
 
-async def test_a_page_that_is_not_https_is_not_shown(kept: KeptLogin) -> None:
+async def test_a_page_that_is_not_https_is_not_shown(kept: StoredLogin) -> None:
     async with running() as server:
         server.page_of = lambda url: "http://login.example.com/authorize"
         with pytest.raises(LoginFailed, match="not https"):
             await logged_in(server, kept)
 
 
-async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(kept: KeptLogin) -> None:
+async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(
+    kept: StoredLogin,
+) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.scope_needed = "write"
@@ -172,7 +174,7 @@ async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(kept: 
     assert server.pages[-1]["scope"].split() == ["read", "write"]
 
 
-async def test_a_client_that_is_registered_already(kept: KeptLogin) -> None:
+async def test_a_client_that_is_registered_already(kept: StoredLogin) -> None:
     async with running() as server:
         client = LoginClient("mine", "hush", server.url)
         assert await logged_in(server, kept, client=client) == 1
@@ -180,7 +182,7 @@ async def test_a_client_that_is_registered_already(kept: KeptLogin) -> None:
         assert server.pages[0]["client_id"] == "mine"
 
 
-async def test_the_secret_is_for_its_issuer(kept: KeptLogin) -> None:
+async def test_the_secret_is_for_its_issuer(kept: StoredLogin) -> None:
     async with running() as server:
         client = LoginClient("mine", "hush", "https://login.example.com")
         await logged_in(server, kept, client=client)
@@ -188,7 +190,7 @@ async def test_the_secret_is_for_its_issuer(kept: KeptLogin) -> None:
     assert "hush" not in kept.file.read_text()
 
 
-async def test_a_server_that_asks_for_no_login(kept: KeptLogin) -> None:
+async def test_a_server_that_asks_for_no_login(kept: StoredLogin) -> None:
     async with running() as server:
         server.access.add("")
         with pytest.raises(LoginFailed, match="asks for no login"):
