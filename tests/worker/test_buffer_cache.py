@@ -9,7 +9,7 @@ from mlx_server.engine.messages import StepOutput
 from mlx_server.worker import buffer_cache
 from mlx_server.worker.buffer_cache import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
 from mlx_server.worker.worker import Engine
-from tests.worker.test_worker import ask, load, of
+from tests.worker.engine_runs import ask, load, of
 
 LIMIT = 100 * FLOOR_BYTES
 MUCH = LIMIT // 5
