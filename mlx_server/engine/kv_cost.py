@@ -34,9 +34,10 @@ class KvCost:
         return max(0, bisect_right(range(at_most + 1), nbytes, key=self.for_tokens) - 1)
 
     def most_padding(self, room: int) -> int | None:
-        """The tokens by which groups of decoding rows may be padded; None: any number.
+        """Returns the tokens by which groups of decoding rows may be padded; None: any number.
 
-        room: the bytes of the budget that the model's weights leave."""
+        room: the bytes of the budget that the model's weights leave.
+        """
         each = self.per_token + self.windowed_per_token
         return max(0, room) // PADDING_SHARE // each if each else None
 

@@ -73,7 +73,8 @@ class Parser(Protocol):
         """`text` is what the token adds; "" for control tokens and incomplete characters."""
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """The output so far as messages of the family's own library; empty if it has none."""
+        """Returns the output so far as messages of the family's own library; empty if it has
+        none."""
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
         """Ends the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""

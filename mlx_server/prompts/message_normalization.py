@@ -94,8 +94,8 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
 
 
 def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """The capabilities for calls in another format than the template's own, which it must not
-    render."""
+    """Returns the capabilities for calls in another format than the template's own, which it must
+    not render."""
     return replace(capabilities, calls="never", text_with_calls="together", results="never")
 
 

@@ -9,7 +9,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -39,17 +39,13 @@ from mlx_server.schemas.messages import (
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import View, pointer, refused
-
-LARGE = 16_384
-"""Characters of a grammar from which on its lexer may take long to build."""
+from mlx_server.schemas.view import Part, View, pointer, refused
 
 EXPRESSIONS = frozenset(
     ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
 )
 """Keywords that make regular expressions of any size. Without them a lexer reads names, constants
 and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
-
 
 LONG_TEXT = 500
 """The number of characters that a text may or must have from which on its pattern is tried together
@@ -64,7 +60,7 @@ def reply_to(request: Request) -> Reply:
         with time_limit(request.seconds):
             match request:
                 case Compile(schema):
-                    return _compiled(json.loads(schema))
+                    return _compiled(View(json.loads(schema), schema))
                 case Convert(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):
@@ -88,28 +84,31 @@ def _cut(text: str) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _compiled(schema: Any) -> Compiled:
-    view = View(schema)
+def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
-    is_plain = len(grammar) > LARGE and not _has_expressions(view)
-    if why := fault(f"start: {grammar}", reads_only=is_plain):
+    expressions = [
+        part
+        for part in view.reached()
+        if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
+    ]
+    if why := fault(f"start: {grammar}", reads_only=not expressions):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
-    _try_long_texts(view)
+    _try_long_texts(expressions)
     return Compiled(grammar, [*found])
 
 
-def _try_long_texts(view: View) -> None:
+def _try_long_texts(parts: Iterable[Part]) -> None:
     """Refuses texts whose pattern and length are too costly together.
 
     llguidance joins both into one expression, which it builds while the text is read: a row would
     fail at its first characters.
     """
     tried = set[str]()
-    for path, found in view.reached():
-        if not isinstance(found, Mapping) or "pattern" not in found:
+    for path, found in parts:
+        if isinstance(found, bool) or "pattern" not in found:
             continue
         text = {key: found[key] for key in ("pattern", *_LENGTHS) if key in found}
         if max(text.get(key, 0) for key in _LENGTHS) < LONG_TEXT:
@@ -119,13 +118,6 @@ def _try_long_texts(view: View) -> None:
             tried.add(source)
             if why := text_fault(source):
                 raise refused((*path, "pattern"), f"is too costly for such a length: {why}")
-
-
-def _has_expressions(view: View) -> bool:
-    return any(
-        isinstance(found, Mapping) and not EXPRESSIONS.isdisjoint(found)
-        for _, found in view.reached()
-    )
 
 
 def _place(why: str, view: View) -> str:

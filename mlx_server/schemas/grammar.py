@@ -72,20 +72,22 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
     parts = [
         (part, view.links(part).target, listed_names(view, part), names_pattern(view, part))
         for part in view.reached()
+        if isinstance(part.schema, dict)
+        and (part.path in dropped or not _SIMPLIFIED.isdisjoint(part.schema))
     ]
     changed = False
     for part, target, names, pattern in parts:
         path, found = part
-        if isinstance(found, dict):
-            if names is not None:
-                list_names(found, part, names)
-            if pattern is not None:
-                match_names(found, pattern)
-            removed = _simplify(found, dropped.get(path, _NOTHING))
-            changed = changed or not HOLDERS.isdisjoint(removed)
-            changed = changed or names is not None or pattern is not None
-            if target:
-                found["$ref"] = reference(target.path)
+        assert isinstance(found, dict)
+        if names is not None:
+            list_names(found, part, names)
+        if pattern is not None:
+            match_names(found, pattern)
+        removed = _simplify(found, dropped.get(path, _NOTHING))
+        changed = changed or not HOLDERS.isdisjoint(removed)
+        changed = changed or names is not None or pattern is not None
+        if target:
+            found["$ref"] = reference(target.path)
     if changed:
         view.forget()
 
@@ -94,6 +96,8 @@ Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
 _BOUNDS = frozenset(("minimum", "maximum"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames"))
+"""The keywords of which some uses are written in another way, or left out."""
 
 
 def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:

@@ -20,6 +20,8 @@ MOST_SUFFIXES = 64
 
 _NUMERIC = frozenset(NUMERIC)
 _DIGITS = ".0123456789"
+_ADDING = _NUMERIC.union(("pattern", "format", "const", "enum"))
+"""The keywords that say what a text or a number may end with."""
 
 
 class InstanceTexts:
@@ -56,7 +58,11 @@ class InstanceTexts:
         listed = (one.get("properties") for one in instances.schemas)
         self.width = max(self.width, *(len(one) for one in listed if isinstance(one, dict)), 0)
         for one in instances.schemas:
-            self._add_own(one, instances.text(one))
+            if (instance := instances.text(one)) is not None:
+                self.values.add(instance)
+                self.following.add(f",{instance}")
+            if not _ADDING.isdisjoint(one):
+                self._add_own(one)
         required = instances.required()
         names = dict[str, str]()
         for name, value in dict.fromkeys(instances.members()):
@@ -70,17 +76,14 @@ class InstanceTexts:
                 following.add(f",{written}:{value}")
         return instances.text(schema)
 
-    def _add_own(self, schema: Mapping[str, Any], instance: str | None) -> None:
-        if instance is not None:
-            self.values.add(instance)
-            self.following.add(f",{instance}")
+    def _add_own(self, schema: Mapping[str, Any]) -> None:
         for tails in patterns_of(schema):
             ends = {compact(tail)[1:] for tail in tails.tails}
             self.tails |= ends
             self.longest_tail = max(self.longest_tail, *ends, key=lambda text: (len(text), text))
-        for constant in islice(constants_of(schema) or (), MOST_TEXTS):
-            self.tails.update(_suffixes(compact(constant)))
-            self.values.add(compact(constant))
+        for constant in map(compact, islice(constants_of(schema) or (), MOST_TEXTS)):
+            self.tails.update(_suffixes(constant))
+            self.values.add(constant)
         for number in _bounds(schema):
             self.numbers |= {end for end in _suffixes(f"{number}") if end[0] in _DIGITS}
 

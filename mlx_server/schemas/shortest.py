@@ -89,18 +89,25 @@ class ShortestInstances:
         self._looks = 0
         self.schemas = list(islice(self._reached(), MOST_PARTS))
         """The root and all the schemas that it uses."""
+        unsettled = self.schemas
         for _ in range(PASSES):
             settled = self._known.keys() - self._unsettled
             self._before, self._known = self._known, {id: self._known[id] for id in settled}
             self._unsettled = set()
-            for schema in self.schemas:
+            for schema in unsettled:
                 self.text(schema)
             if not self._unsettled or self._known == self._before:
                 break
+            unsettled = [schema for schema in self.schemas if self._is_unsettled(schema)]
+
+    def _is_unsettled(self, schema: Mapping[str, Any]) -> bool:
+        followed = self._followed(schema) if "$ref" in schema else schema
+        return id(followed) in self._unsettled
 
     def text(self, schema: Any) -> str | None:
         """Returns the shortest instance, written compactly; None if none was found."""
-        schema = self._followed(schema)
+        if not isinstance(schema, bool) and "$ref" in schema:
+            schema = self._followed(schema)
         if isinstance(schema, bool):
             return "0" if schema else None
         if _LENGTHENING.isdisjoint(schema) and isinstance(type := schema.get("type", ""), str):
@@ -131,8 +138,7 @@ class ShortestInstances:
     def members(self) -> Iterator[tuple[str, str | None]]:
         """Yields the name and the shortest value of each member that a schema lists or requires."""
         for schema in self.schemas:
-            listed = schema.get("properties")
-            listed = listed if isinstance(listed, dict) else {}
+            listed = _mapping(schema, "properties")
             for name, inner in listed.items():
                 yield name, self.text(inner)
             for name in _names(schema):
@@ -153,8 +159,9 @@ class ShortestInstances:
             yield schema
             if LEADING.isdisjoint(schema):
                 continue
-            inner = [part.schema for part in children(Part((), schema))]
-            waiting += [*reversed(inner), self._target(schema)]
+            waiting += [part.schema for part in reversed(children(Part((), schema)))]
+            if "$ref" in schema:
+                waiting.append(self._target(schema))
 
     def _followed(self, schema: Any) -> Any:
         """Returns the schema, or the one to which its `$ref` leads if it says nothing else."""
@@ -320,7 +327,9 @@ def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _names(schema: Mapping[str, Any]) -> list[str]:
-    return [name for name in _list(schema.get("required")) if isinstance(name, str)]
+    if "required" not in schema:
+        return []
+    return [name for name in _list(schema["required"]) if isinstance(name, str)]
 
 
 def constants_of(schema: Mapping[str, Any]) -> list[Any] | None:

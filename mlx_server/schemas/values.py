@@ -182,7 +182,7 @@ class MemberSchema:
 
 
 def members(of: ValueSchema) -> list[MemberSchema]:
-    """The members that an object's schema lists itself."""
+    """Returns the members that an object's schema lists itself."""
     required = of.schema.get("required", ())
     listed = of.schema.get("properties", {})
     return [MemberSchema(key, of.of(schema), key in required) for key, schema in listed.items()]

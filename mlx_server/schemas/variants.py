@@ -23,7 +23,7 @@ class Variant(NamedTuple):
     """The paths of the choices that were made by additions to its `allOf`."""
 
     def choices(self) -> list[Alternatives]:
-        """The choices that are still to be made."""
+        """Returns the choices that are still to be made."""
         view = View(self.schema)
         listed, required = [*properties_of(self.schema)], required_of(self.schema)
         found: list[Alternatives] = []

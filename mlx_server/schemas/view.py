@@ -7,7 +7,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -38,7 +38,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 _OBJECT = (dict, Mapping)
 """`dict` first: to ask whether it is a Mapping takes ten times as long."""
-_SCHEMA = (*_OBJECT, bool)
+_SCHEMA = (dict, bool, Mapping)
 
 
 class Part(NamedTuple):
@@ -68,8 +68,10 @@ class View:
     What its parts lead to is found once. Code that changes the schema calls `forget` afterwards.
     """
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, text: str | None = None) -> None:
+        """text: the schema as JSON; a keyword that it does not have is not looked for."""
         self.root = root
+        self._text = text
         self._pointed_parts: dict[str, Part] = {}
         """The targets of pointers that were followed."""
         self._links: dict[Path, Links] = {}
@@ -84,15 +86,17 @@ class View:
             return _NO_LINKS
         found = self._links.get(part.path)
         if found is None:
-            inside, at = [*children(part, DEFINITIONS)], len(part.path)
-            defines = any(inner.path[at] in DEFINITIONS for inner in inside)
-            used = [p for p in inside if p.path[at] not in DEFINITIONS] if defines else inside
+            used = children(part)
+            defines = any(key in part.schema for key in DEFINITIONS)
+            inside = children(part, DEFINITIONS) if defines else used
             found = self._links[part.path] = Links(inside, used, self.target(part))
         return found
 
     @cached_property
     def _changes_base(self) -> bool:
         """Whether any object inside the schema has an `$id`."""
+        if self._text is not None and '"$id"' not in self._text:
+            return False
         waiting = [*_values_of(self.root)]
         while waiting:
             value = waiting.pop()
@@ -215,33 +219,33 @@ def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[P
     while waiting:
         part = waiting.pop()
         yield part
-        waiting += reversed(list(children(part, definitions)))
+        waiting += reversed(children(part, definitions))
 
 
-def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """Yields the schemas directly inside this one. Values of a wrong type are ignored (see
+def children(part: Part, definitions: tuple[str, ...] = ()) -> list[Part]:
+    """Returns the schemas directly inside this one. Values of a wrong type are ignored (see
     check.py)."""
     path, schema = part
-    if isinstance(schema, bool):
-        return
-    for key, value in schema.items():
+    found: list[Part] = []
+    for key, value in () if isinstance(schema, bool) else schema.items():
         shape = _SHAPES.get(key)
-        if shape is None:
+        if shape is None or (shape is DEFINITIONS and key not in definitions):
             continue
-        if shape is NAMED or (shape is DEFINITIONS and key in definitions):
-            if isinstance(value, _OBJECT):
-                yield from _schemas(path, key, value.items())
-        elif shape is LISTED or (key == "items" and isinstance(value, list)):
-            if isinstance(value, list):
-                yield from _schemas(path, key, enumerate(value))
-        elif shape is SINGLE and isinstance(value, _SCHEMA):
-            yield Part((*path, key), value)
-
-
-def _schemas(path: Path, key: str, found: Any) -> Iterator[Part]:
-    for name, schema in found:
-        if isinstance(schema, _SCHEMA):
-            yield Part((*path, key, str(name)), schema)
+        if isinstance(value, list):
+            if shape is LISTED or key == "items":
+                at = enumerate(value)
+                found += [
+                    Part((*path, key, str(n)), one) for n, one in at if isinstance(one, _SCHEMA)
+                ]
+        elif shape is SINGLE:
+            if isinstance(value, _SCHEMA):
+                found.append(Part((*path, key), value))
+        elif shape is not LISTED and isinstance(value, _OBJECT):
+            named = value.items()
+            found += [
+                Part((*path, key, str(n)), one) for n, one in named if isinstance(one, _SCHEMA)
+            ]
+    return found
 
 
 def _anchors_of(schema: Schema) -> Iterator[str]:
@@ -276,6 +280,7 @@ def pointer(path: Path) -> str:
     return "/".join(["#", *(step.replace("~", "~0").replace("/", "~1") for step in path)])
 
 
+@lru_cache(1024)
 def reference(path: Path) -> str:
     return quote(pointer(path), safe="#/~!$&'()*+,;=:@")
 

@@ -137,13 +137,13 @@ class ToolCallEmitter:
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
         """Writes a call whose arguments came at once; some models write them as text again."""
-        found, mistakes = self._object(arguments)
+        found, mistakes = self._as_object(arguments)
         call = self.start(name, id)
         if mistakes:
             call.add_repair("json", ARGUMENTS)
         call.finish_with(found)
 
-    def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
+    def _as_object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """Returns the arguments as an object, and whether they had to be repaired."""
         found, mistakes = arguments, arguments is None
         if arguments is None and self.allowed.json:

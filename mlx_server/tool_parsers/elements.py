@@ -61,13 +61,13 @@ class Elements:
         yield from source.space()
         found = yield from source.expect(self.invoke)
         while found == self.invoke:
-            yield from self._call(source, calls)
+            yield from self._read_call(source, calls)
             yield from source.space()
             found = yield from source.accept(self.invoke, self.block_end)
         if not found and (yield from source.peek()):
             raise Malformed("more than calls in a block")
 
-    def _call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
         pieces: list[str] = []
         if not (yield from source.up_to('">', self.sign, into=pieces.append)):
             raise Malformed("a tag has no end")
@@ -80,10 +80,10 @@ class Elements:
             if found == self.invoke_end:
                 call.finish()
                 return
-            yield from self._argument(source, call)
+            yield from self._read_argument(source, call)
 
-    def _argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
-        key, end = yield from self._opened(source)
+    def _read_argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
+        key, end = yield from self._read_opening_tag(source)
         opening = end.replace("/", "", 1)
         if call.streams(key):
             if not (yield from source.up_to(end, into=partial(call.text, key))):
@@ -91,16 +91,16 @@ class Elements:
             call.end_text(key)
         else:
             depth = limits.CALL_DEPTH.value
-            found = [(yield from self._value(source, call, end, depth))]
+            found = [(yield from self._read_value(source, call, end, depth))]
             while (yield from source.after_space(opening)):
                 yield from source.space()
                 yield from source.expect(opening)
-                found.append((yield from self._value(source, call, end, depth)))
+                found.append((yield from self._read_value(source, call, end, depth)))
             if len(found) > 1:  # a list whose items were written as elements of the same key
                 call.repaired("format")
             call.untyped_tree(key, found if len(found) > 1 else found[0])
 
-    def _opened(self, source: Source) -> Steps[tuple[str, str]]:
+    def _read_opening_tag(self, source: Source) -> Steps[tuple[str, str]]:
         """Returns the name in an opening tag, and the tag that closes the element."""
         pieces: list[str] = []
         if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
@@ -110,7 +110,7 @@ class Elements:
             raise Malformed("expected an element")
         return named.removesuffix('"') or tag, self.end(tag)
 
-    def _value(self, source: Source, call: ToolCallWriter, end: str, depth: int) -> Steps[Any]:
+    def _read_value(self, source: Source, call: ToolCallWriter, end: str, depth: int) -> Steps[Any]:
         """Returns the text, or the value of the elements, in an element."""
         if not depth:
             raise Malformed("nested too deep")
@@ -119,12 +119,12 @@ class Elements:
         opens = f"{self.sign}<"
         while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
             if delimiter == end:
-                return _folded(found, call) if found else _text("".join(pieces), call)
+                return _folded(found, call) if found else _text_or_word("".join(pieces), call)
             if word := (yield from source.accept(*(each[1:] for each in WORDS))):
                 pieces.append(f"<{word}")
                 continue
-            key, inner = yield from self._opened(source)
-            found.append((key, (yield from self._value(source, call, inner, depth - 1))))
+            key, inner = yield from self._read_opening_tag(source)
+            found.append((key, (yield from self._read_value(source, call, inner, depth - 1))))
         raise Malformed("a value has no end")
 
     # Writing
@@ -184,7 +184,7 @@ class Elements:
         return None
 
 
-def _text(written: str, call: ToolCallWriter) -> str:
+def _text_or_word(written: str, call: ToolCallWriter) -> str:
     if not (word := WORDS.get(written.strip())):
         return written
     call.repaired("format")

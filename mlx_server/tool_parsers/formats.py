@@ -197,7 +197,8 @@ def python_list(opens: str, closes: str) -> CallFormat:
 
 
 def python_lines(opens: str, closes: str) -> CallFormat:
-    """One call `f(a=1, b="x")` a line between delimiters, without brackets."""
+    """Returns the format of one call `f(a=1, b="x")` a line between delimiters, without
+    brackets."""
     return _python_block(opens, closes, listed=False, between="\n")
 
 

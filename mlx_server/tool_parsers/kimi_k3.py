@@ -68,20 +68,20 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             if (yield from source.peek()):
                 raise Malformed("more than calls among the tools")
             return
-        yield from _call(source, calls)
+        yield from _read_call(source, calls)
 
 
 def _read_calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Reads calls without a section around them, after the first one's opening."""
-    yield from _call(source, calls)
+    yield from _read_call(source, calls)
     while (yield from source.after_space(*_opens("call"))):
         yield from source.space()
         yield from source.expect(*_opens("call"))
-        yield from _call(source, calls)
+        yield from _read_call(source, calls)
 
 
-def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    attributes, has_slips = yield from _attributes(source)
+def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    attributes, has_slips = yield from _read_attributes(source)
     call = calls.start(attributes.get("tool", ""))
     if has_slips:
         call.repaired("format")
@@ -96,9 +96,9 @@ def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             call.repaired("format")
             yield from values.arguments(source, JSON, lambda: call, _ends("call"))
         elif found in _opens("argument"):
-            yield from _argument(source, call)
+            yield from _read_argument(source, call)
         else:
-            yield from _attributes(source)
+            yield from _read_attributes(source)
             yield from source.space()
             yield from source.expect("{")
             yield from values.arguments(source, JSON, lambda: call)
@@ -106,8 +106,8 @@ def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             yield from source.expect(*_ends("json"))
 
 
-def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
-    attributes, has_slips = yield from _attributes(source)
+def _read_argument(source: Source, call: ToolCallWriter) -> Steps[None]:
+    attributes, has_slips = yield from _read_attributes(source)
     if has_slips:
         call.repaired("format")
     key, type = attributes.get("key"), attributes.get("type", "string")
@@ -126,7 +126,7 @@ def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
         call.untyped(key, "".join(pieces))
 
 
-def _attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
+def _read_attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
     """Returns the attributes of an opening delimiter, and whether they are written with
     mistakes."""
     pieces: list[str] = []

@@ -24,7 +24,7 @@ def marked_json(
     blocks = [array_block(form, closes, before)]
     if closes and not fence:
         blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
-    read = partial(_block, delimiters)
+    read = partial(_read_block, delimiters)
     return CallFormat(
         read, (opens,), delimiters, repair=repaired, ends_answer=True, blocks=tuple(blocks)
     )
@@ -36,11 +36,11 @@ def marked_object(
     """Returns a format with one call after each delimiter, which ends with its JSON. follows:
     delimiters of other parts of an answer, which may come right after it."""
     block = BlockGrammar(form.call, read_on=READ_ON)
-    read = partial(_object, (*opens, *follows))
+    read = partial(_read_object, (*opens, *follows))
     return CallFormat(read, opens, repair=repaired, ends_answer=True, blocks=(block,))
 
 
-def _object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
+def _read_object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.expect("{")
     yield from call_object(source, calls, follows)
@@ -67,7 +67,7 @@ def bare_array(form: JsonCallForm) -> UnmarkedBlockGrammar:
     )
 
 
-def _block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
+def _read_block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.fence()
     yield from source.space()

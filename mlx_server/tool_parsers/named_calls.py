@@ -121,32 +121,32 @@ class NamedCallFormat:
         # a brace before the name would be taken for the object's
         has_brace = self.before_name.startswith("{")
         may_be_json = not (begun or has_brace) and (self.may_be_json or bool(self.opens))
-        if may_be_json and (yield from self._json_calls(source, calls)):
+        if may_be_json and (yield from self._read_json_calls(source, calls)):
             return
         found, is_closed = 0, False
-        while begun or (yield from self._goes_on(source, empty=not found)):
+        while begun or (yield from self._read_between_calls(source, empty=not found)):
             is_sure = not found or self.between is not None
             if not begun and not self.noisy:
-                is_sure = (yield from self._begins(source)) and is_sure
-            is_closed = yield from self._call(source, calls, name, is_sure=is_sure)
+                is_sure = (yield from self._read_before_name(source)) and is_sure
+            is_closed = yield from self._read_call(source, calls, name, is_sure=is_sure)
             begun, name, found = False, "", found + 1
             if self.between is None and not self.closes and is_closed:
                 return
 
-    def _begins(self, source: Source) -> Steps[bool]:
+    def _read_before_name(self, source: Source) -> Steps[bool]:
         """Reads the text before a name, which may be missing if it is plain text. Returns whether
         it was there."""
         if self.before_name in self.inner:
             return bool((yield from source.expect(self.before_name)))
         return not self.before_name or bool((yield from source.accept(self.before_name)))
 
-    def _goes_on(self, source: Source, *, empty: bool) -> Steps[bool]:
+    def _read_between_calls(self, source: Source, *, empty: bool) -> Steps[bool]:
         """Reads the text around calls. Returns whether a call comes, rather than the block's
         end."""
         may_end = not empty or bool(self.passed and self.opens)
         ends = (self.closes,) if self.closes and may_end else ()
         if self.noisy:
-            return (yield from self._noise(source, empty=empty))
+            return (yield from self._skip_noise(source, empty=empty))
         found = " "
         while found:
             yield from source.space()
@@ -155,8 +155,11 @@ class NamedCallFormat:
                 return False
         return bool((yield from source.peek())) or not may_end
 
-    def _noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """Skips the text that `_goes_on` reads, and reads the delimiter before a call's name."""
+    def _skip_noise(self, source: Source, *, empty: bool) -> Steps[bool]:
+        """Skips text up to the delimiter before a name, which is read, or to the block's end.
+
+        Returns whether a call comes.
+        """
         delimiters = (self.before_name, self.closes_call, self.closes)
         while True:
             pieces: list[str] = []
@@ -168,7 +171,7 @@ class NamedCallFormat:
             if delimiter != self.closes_call:
                 return False
 
-    def _json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
+    def _read_json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
         """Reads calls in JSON. Returns whether there were any, or an empty array."""
         closes = tuple(filter(None, (self.closes_call, self.closes))) if self.opens else ()
         yield from source.space()
@@ -184,13 +187,13 @@ class NamedCallFormat:
             return False
         return True
 
-    def _call(
+    def _read_call(
         self, source: Source, calls: ToolCallEmitter, name: str, *, is_sure: bool
     ) -> Steps[bool]:
         """Reads a call. Returns whether it was closed. is_sure: whether it certainly is a call."""
         id, arguments = None, self.arguments
         if not name:
-            name, id, arguments = yield from self._head(source, calls)
+            name, id, arguments = yield from self._read_head(source, calls)
         is_unnamed = self.numbered and name in NO_NAME
         if is_unnamed:
             found = yield from json_ahead(source)
@@ -220,11 +223,11 @@ class NamedCallFormat:
         call = yield from arguments.read(source, start, ends)
         if self.ends_answer and not self.closes_call:
             yield from _check_quotes(source, ends)
-        is_closed = not self.closes_call or (yield from self._end(source, call, ends))
+        is_closed = not self.closes_call or (yield from self._read_end(source, call, ends))
         call.finish()
         return is_closed
 
-    def _end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
+    def _read_end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
         """Reads the delimiter after a call. It may be missing at the end of the turn and before
         another delimiter. Returns whether there was one."""
         yield from source.space()
@@ -238,7 +241,7 @@ class NamedCallFormat:
             raise Malformed("more than arguments in a call")
         return False
 
-    def _head(
+    def _read_head(
         self, source: Source, calls: ToolCallEmitter
     ) -> Steps[tuple[str, str | None, CallArguments]]:
         """Reads what precedes the arguments. Returns the name, the call's id and the arguments'
@@ -247,11 +250,11 @@ class NamedCallFormat:
         while self.noisy and (yield from source.accept(self.before_name)):
             yield from source.space()
         if self.id_first:
-            return (yield from self._head_after_id(source))
+            return (yield from self._read_head_after_id(source))
         name = yield from values.run(source, self.name)
         yield from source.space()
         if self.id_delimiter:
-            return name, *(yield from self._id_after_name(source))
+            return name, *(yield from self._read_id_after_name(source))
         other, arguments = self.instead or ("", self.arguments)
         delimiters = tuple(filter(None, (self.after_name, other)))
         if not delimiters or (yield from source.expect(*delimiters)) == self.after_name:
@@ -269,7 +272,7 @@ class NamedCallFormat:
             name = name.removesuffix(".call")  # Llama's name of a built-in tool's call
         return name, None, arguments
 
-    def _id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
+    def _read_id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
         """Reads an id after a name. Returns it and the arguments' format; these may be missing at
         the end."""
         id = None
@@ -285,7 +288,7 @@ class NamedCallFormat:
         )
         return id, LEFT_OUT if has_none else self.arguments
 
-    def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
+    def _read_head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
         id = yield from values.run(source, CLIENT_ID)
         yield from source.expect(self.id_delimiter)
         name = yield from values.run(source, self.name)
@@ -331,7 +334,7 @@ class NamedCallFormat:
             "space": self.space,
         }
         if not self.opens:
-            return UnmarkedBlockGrammar(**parts, head=self._first, rest=self._rest)
+            return UnmarkedBlockGrammar(**parts, head=self._beginning_of, rest=self._rest)
         before = "[" if self.listed else f"\n```{self.code}\n" if self.code else ""
         return BlockGrammar(**parts, before=before, may_be_empty=self.listed)
 
@@ -340,7 +343,7 @@ class NamedCallFormat:
         """Whether a call has delimiters of its own, and stands in no block."""
         return bool(self.closes_call) and self.opens == self.before_name
 
-    def _first(self, tool: Tool) -> str:
+    def _beginning_of(self, tool: Tool) -> str:
         return literally(f"{self.begins}{self.before_name}{self._named(tool)}{self.after_name}")
 
     def _written(self, lark: Lark, tool: Tool) -> str:

@@ -31,13 +31,13 @@ def respelled(record: Delimiters) -> Iterator[Delimiters]:
     """Yields the record with all of its texts in each other spelling."""
     seen = [record]
     for bar, joint in product(BARS, JOINTS):
-        made = replace(record, **_texts(record, bar, joint))
+        made = replace(record, **_respelled_fields(record, bar, joint))
         if made not in seen:
             seen.append(made)
             yield made
 
 
-def _texts(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
+def _respelled_fields(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
     def spell(text: str) -> str:
         return text.replace(BAR, bar).replace(JOINT, joint)
 

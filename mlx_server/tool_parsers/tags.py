@@ -102,14 +102,15 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
         after=tags.block_end,
         unsupported=unsupported_as_text,
     )
-    read = partial(_block, tags=tags)
+    read = partial(_read_block, tags=tags)
     return CallFormat(read, (opens,), (tags.block_end,), ends_answer=True, blocks=(block,))
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The format without the block's delimiter. taught: whether models are taught to omit it."""
+    """Returns the format without the block's delimiter. taught: whether models are trained to omit
+    it."""
     return CallFormat(
-        partial(_functions, tags=tags),
+        partial(_read_functions, tags=tags),
         opens=(tags.function,),
         closes=(tags.block_end,) if tags.block_end else (),
         repairs=() if taught else ("unmarked",),
@@ -161,7 +162,7 @@ def _named(name: str, tags: TagSyntax) -> str:
 
 
 def _is_name_writable(name: str, tags: TagSyntax) -> bool:
-    """Whether `_head` can read the name."""
+    """Whether `_read_head` can read the name."""
     if not name or set(name) & {">", "\n"}:
         return False
     if tags.quote:
@@ -169,7 +170,7 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
     return name == name.strip() and name[0] not in "\"'" and name[-1] != "/"
 
 
-def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """Reads one function or several, and the end of the block."""
     yield from source.space()
     if (yield from source.accept("{")):
@@ -181,14 +182,14 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
     yield from source.space()
     if (yield from source.expect(*tags.functions)) != tags.function:
         calls.misplaced += ("format",)
-    yield from _functions(source, calls, tags)
+    yield from _read_functions(source, calls, tags)
 
 
-def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """Reads like `_block`, after the first opening tag."""
+def _read_functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+    """Reads like `_read_block`, after the first opening tag."""
     more = tags.function
     while more:
-        yield from _function(source, calls, tags)
+        yield from _read_function(source, calls, tags)
         if not (yield from _is_passed(source, tags.before)):
             calls.misplaced += ("format",)
         yield from source.space()
@@ -208,8 +209,8 @@ def _is_passed(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
     return is_whole
 
 
-def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    name, attributes, has_slip = yield from _head(source, calls.knows)
+def _read_function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+    name, attributes, has_slip = yield from _read_head(source, calls.knows)
     calls.check_name(name)
     if has_slip:
         calls.misplaced += ("format",)
@@ -232,7 +233,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     while tag in tags.parameters:
         if tag != tags.parameter:
             call.repaired("format")
-        tag = yield from _parameter(source, call, tags)
+        tag = yield from _read_parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(*tags.parameters, tags.function_end)
@@ -243,7 +244,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     call.finish()
 
 
-def _head(
+def _read_head(
     source: Source, knows: Callable[[str], bool], doubled: str = ""
 ) -> Steps[tuple[str, str, bool]]:
     """Returns the name in an opening tag, in quotes or not, what follows it there, and whether it
@@ -270,10 +271,10 @@ def _head(
     return text.removesuffix("/"), text[-1:], has_slip
 
 
-def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
+def _read_parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
     """Reads a parameter; returns the tag that ended it."""
     doubled = "" if tags.quote else tags.parameter.lstrip("<")
-    key, attributes, has_slip = yield from _head(source, call.known.__contains__, doubled)
+    key, attributes, has_slip = yield from _read_head(source, call.known.__contains__, doubled)
     if has_slip:
         call.repaired("format")
     yield from source.accept(tags.margin)
@@ -288,7 +289,7 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
     text = _without_margin("".join(pieces), call, tags)
     if is_text or 'string="true"' in attributes:
         call.value(key, text)
-    elif 'string="false"' in attributes and (found := _json(text)) is not None:
+    elif 'string="false"' in attributes and (found := _json_or_none(text)) is not None:
         call.value(key, found)
     else:
         call.untyped(key, text)
@@ -388,7 +389,7 @@ def discard(piece: str) -> None:
     """Ignores a piece of text."""
 
 
-def _json(text: str) -> Any:
+def _json_or_none(text: str) -> Any:
     """Returns the value of JSON text; None if it is no JSON, and for null."""
     try:
         return json.loads(text, parse_float=ExactFloat)

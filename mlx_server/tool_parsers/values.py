@@ -78,7 +78,7 @@ def arguments(
         call, first = call or start(), False
         if is_bare and call.known and key not in call.known:
             raise Malformed("text without quotes that may go on")
-        is_bare = yield from _argument(source, syntax, call, key, ends)
+        is_bare = yield from _read_argument(source, syntax, call, key, ends)
     call.repaired()
     return call
 
@@ -115,7 +115,7 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     return key
 
 
-def _argument(
+def _read_argument(
     source: Source, syntax: Syntax, call: ToolCallWriter, key: str, ends: tuple[str, ...]
 ) -> Steps[bool]:
     """Reads an argument; returns whether its value is text without quotes."""

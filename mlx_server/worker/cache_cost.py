@@ -34,8 +34,8 @@ def cache_cost(
     kv_bits: int | None = None,
     cut: Callable[[nn.Module], None] = lambda model: None,
 ) -> KvCost:
-    """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it, and
-    ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
+    """Returns the cost of one row of a model with this config.json. Raises what mlx-lm raises for
+    it, and ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
     if is_encoder(config):
         if kv_bits:
             raise ValueError("`kv_cache` has no effect: it keeps no keys and values. Leave it out.")
@@ -95,7 +95,8 @@ def _check_kv_bits(model: nn.Module, bits: int) -> None:
 
 
 def _activations(config: dict[str, Any]) -> mx.Dtype:
-    """The type that the model computes in; half precisions are loaded as float32 without Metal."""
+    """Returns the type in which the model computes; half precisions are loaded as float32 without
+    Metal."""
     types = {text.get(key) for text in texts(config) for key in ("dtype", "torch_dtype")}
     return mx.bfloat16 if mx.metal.is_available() and "float32" not in types else mx.float32
 

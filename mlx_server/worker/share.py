@@ -28,7 +28,7 @@ class WholeModel:
         return (yield from reading)
 
     def nbytes(self, model: nn.Module) -> int:
-        """The bytes of the weights, on the machine that has most of them."""
+        """Returns the bytes of the weights, on the machine that has most of them."""
         return sum(array.nbytes for array in arrays(model))
 
     def step_bytes(self, model: nn.Module) -> StepBytes:

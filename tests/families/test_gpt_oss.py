@@ -51,9 +51,3 @@ def test_the_family_is_found_by_the_models_type(gpt_oss: Checkpoint) -> None:
     assert family_of(gpt_oss) is GPT_OSS
     stops = {encoding().encode(t, allowed_special="all")[0] for t in GPT_OSS.stop_tokens}
     assert GPT_OSS.stops(gpt_oss) == stops == {199_999, 200_002, 200_012}
-
-
-# Difficult input
-
-
-# The vocabulary

@@ -46,8 +46,8 @@ def end_of_reasoning(spec: OutputSpec) -> str:
 
 
 def grammar_after_reasoning(spec: OutputSpec, constrains: bool) -> str | None:
-    """The grammar of what follows reasoning that was ended: a call, a preamble or the final
-    message, but no more reasoning. None: the grammar of the answer goes on.
+    """Returns the grammar of what follows reasoning that was ended: a call, a preamble or the final
+    message, but no more reasoning; None if the grammar of the answer goes on.
 
     constrains: whether calls have to follow their tool's schema.
     """

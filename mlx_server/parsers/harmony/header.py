@@ -42,7 +42,7 @@ class HarmonyHeader:
 
 
 def header_name(name: str) -> str:
-    """The name without characters that could end it within a header."""
+    """Returns the name without characters that could end it within a header."""
     return re.sub(r"[\s<|>]+", "_", name)
 
 

@@ -86,7 +86,8 @@ class HarmonyMessageReader:
         self._sink.end(cut=cut)
 
     def as_json(self) -> dict[str, Any]:
-        """The message so far, completed by what OpenAI's parser could not read in its header."""
+        """Returns the message so far, completed by what OpenAI's parser could not read in its
+        header."""
         message = self._read.model_copy()
         message.channel = message.channel or self._header.channel
         message.recipient = message.recipient or self._header.recipient
@@ -99,7 +100,7 @@ class HarmonyMessageReader:
 
 
 def message_json(message: HarmonyMessage) -> dict[str, Any]:
-    """The message as JSON values, without enumerations."""
+    """Returns the message as JSON values, without enumerations."""
     found: dict[str, Any] = json.loads(message.to_json())
     return found
 

@@ -81,7 +81,7 @@ def is_built_in(tool: Tool) -> bool:
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools as the model calls them: the browser is a namespace of several."""
+    """Returns the tools as the model calls them: the browser is a namespace of several."""
     own = [tool for tool in tools if not (is_built_in(tool) and tool.name == BROWSER)]
     if len(own) == len(tools):
         return own
@@ -268,7 +268,8 @@ class HarmonyParser:
         return parse_header((name, self._encoding.decode(tokens)) for name, tokens in sections)
 
     def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
-        """The section of a message and the sink of its content. Unknown recipients are ignored."""
+        """Returns the section of a message and the sink of its content. Unknown recipients are
+        ignored."""
         name = header.recipient or ""
         self._phase = header.phase
         if self._calls.knows(name):

@@ -210,7 +210,7 @@ class MarkupCallReader:
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
-    """The content of a block, after its opening delimiter or several of them."""
+    """Returns the content of a block, after its opening delimiter or several of them."""
     if not opens:
         return text
     inside = text.removeprefix(already)

@@ -91,6 +91,7 @@ class MarkupLayout:
         return replace(self, reasoning=tuple(dict.fromkeys((*self.reasoning, *pairs))))
 
     def inside(self, ends_with: str) -> str | None:
-        """The closing delimiter of the reasoning that the prompt's end opens, if it does."""
+        """Returns the closing delimiter of the reasoning that the prompt's end opens; None if it
+        opens none."""
         end = ends_with.rstrip()
         return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)

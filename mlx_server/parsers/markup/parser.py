@@ -354,7 +354,7 @@ class MarkupParser:
             reason(leading)
 
     def _goes_on(self, closes: tuple[str, ...]) -> Steps[bool]:
-        """Whether a thought in which another one was opened goes on after this closing delimiter:
+        """Whether a thought in which another one was opened continues after this closing delimiter:
         it is closed once more before any call."""
         begins = [begin for each in self._layout.call_formats for begin in each.begins]
         if self._formatted or (begins and (yield from self._source.after_space(*begins))):
@@ -397,4 +397,4 @@ class MarkupParser:
 
 
 def discard(piece: str) -> None:
-    """A sink that ignores what it is given."""
+    """Ignores a piece of text."""

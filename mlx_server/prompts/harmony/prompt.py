@@ -168,10 +168,10 @@ def _text_tokens(text: str) -> Iterator[int]:
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
     every = conversation.messages
     first = next((i for i, m in enumerate(every) if m.role not in INSTRUCTION_ROLES), len(every))
-    yield _message(Author(role=Role.SYSTEM), [_system(conversation)])
+    yield _harmony_message(Author(role=Role.SYSTEM), [_system(conversation)])
     instructions = "\n\n".join(m.content for m in every[:first] if m.content)
     if developer := list(_developer(instructions, conversation)):
-        yield _message(Author(role=Role.DEVELOPER), developer)
+        yield _harmony_message(Author(role=Role.DEVELOPER), developer)
     yield from _turns(every[first:], conversation.tools)
 
 
@@ -261,12 +261,12 @@ def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Harmo
                 yield from _answer(message, built_in, with_reasoning=i > closed)
             case "tool":
                 name = called.get(message.tool_call_id or "") or message.name or "tool"
-                yield _result(name, built_in, message.content)
+                yield _tool_result(name, built_in, message.content)
             case "user":
                 author = Author(role=Role.USER, name=message.name and _checked_name(message.name))
-                yield _message(author, _text_contents(message.content))
+                yield _harmony_message(author, _text_contents(message.content))
             case _:
-                yield _message(
+                yield _harmony_message(
                     Author(role=Role.DEVELOPER), _text_contents(_instructions(message.content))
                 )
 
@@ -288,19 +288,20 @@ def _answer(
 ) -> Iterator[HarmonyMessage]:
     author = Author(role=Role.ASSISTANT)
     if message.reasoning and with_reasoning:
-        yield _message(author, _text_contents(message.reasoning), "analysis")
+        yield _harmony_message(author, _text_contents(message.reasoning), "analysis")
     if message.content:
-        yield _message(author, _text_contents(message.content), _channel(message))
+        yield _harmony_message(author, _text_contents(message.content), _channel(message))
     for call in message.tool_calls:
         recipient, channel = _recipient_of(call.name, built_in)
-        made = _message(author, _text_contents(_arguments(call, recipient)), channel, recipient)
+        arguments = _text_contents(_arguments(call, recipient))
+        made = _harmony_message(author, arguments, channel, recipient)
         own = channel == "analysis"
         yield made.with_content_type("code" if own else "<|constrain|>json")
 
 
-def _result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
+def _tool_result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
     author, channel = _recipient_of(name, built_in)
-    return _message(
+    return _harmony_message(
         Author(role=Role.TOOL, name=author), _text_contents(content), channel, "assistant"
     )
 
@@ -323,7 +324,7 @@ def _arguments(call: ToolCall, recipient: str) -> str:
     return call.arguments or "{}"
 
 
-def _message(
+def _harmony_message(
     author: Author,
     content: Sequence[Content],
     channel: str | None = None,
@@ -358,7 +359,7 @@ def _long_words(text: str) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(text):
         check_wanted()
-        part = _part(text, at)
+        part = _window(text, at)
         if LONG.search(part):
             for word, (start, _) in splitter().pre_tokenize_str(part):
                 if len(word) > LONGEST_WORD:
@@ -366,7 +367,7 @@ def _long_words(text: str) -> Iterator[tuple[int, int]]:
         at += len(part)
 
 
-def _part(text: str, at: int) -> str:
+def _window(text: str, at: int) -> str:
     """Returns the next window of text, up to its last space, where a token can end, if it has
     one."""
     end = at + WINDOW

@@ -113,7 +113,7 @@ def entries(tokenizer: Tokenizer) -> bytes:
 
 @cache
 def real_tokenizer() -> tokenizers.Tokenizer:
-    """The tokenizer of the gpt-oss checkpoints."""
+    """Returns the tokenizer of the gpt-oss checkpoints."""
     return byte_level_tokenizer(_ranks(), PIECES, _special_tokens())
 
 

@@ -164,7 +164,7 @@ class CompletionProposals:
 
 def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
     """grammar: its source in Lark."""
-    schemas, own = _parts(grammar)
+    schemas, own = _schemas_and_rules(grammar)
     texts = InstanceTexts(value.decode() for value in SHORT_VALUES)
     instances = [texts.add(schema) for schema in schemas]
     spelled = Spelled()
@@ -206,7 +206,7 @@ def _own_texts(
     )
 
 
-def _parts(grammar: str) -> tuple[list[Any], str]:
+def _schemas_and_rules(grammar: str) -> tuple[list[Any], str]:
     """Returns the schemas in a grammar, and the rest of its source with `@0` in place of the first
     schema."""
     schemas, rest, at = list[Any](), list[str](), 0
@@ -233,7 +233,7 @@ def _controls(source: str, classes: TokenClasses) -> TokenSequences:
 
 
 def _literals(source: str) -> Iterator[str]:
-    """The texts that the grammar's rules spell out."""
+    """Yields the texts that the grammar's rules contain literally."""
     for _, text in _PIECE.findall(_rules(source)):
         if spelled := spelled_text(text) if text else "":
             yield spelled

@@ -189,7 +189,7 @@ class EndingSearch:
         self._escaped = [sequence for text in ESCAPED if (sequence := classes.cut(text))]
 
     def continuations(self, token: int) -> TokenSequences:
-        """Sequences that complete the last character of a token's text, or its escape."""
+        """Returns sequences that complete the last character of a token's text, or its escape."""
         missing = self._classes.missing(token)
         if missing and self._continuation:
             rest = self._continuation[0] * (missing - 1)
@@ -218,7 +218,7 @@ class EndingSearch:
         return ending if len(ending) <= limit else None
 
     def known_end(self, probe: Probe) -> list[int] | None:
-        """Returns what is known to end the grammar, without a search."""
+        """Returns a known ending of the grammar without a search; None if no known one fits."""
         return self._known_end(probe, [])
 
     def _tails(self, known: list[int], read: int, *, is_costly: bool = False) -> TokenSequences:
@@ -236,7 +236,7 @@ class EndingSearch:
         return [[*tail, self._classes.stop] for tail in tails]
 
     def _known_end(self, probe: Probe, tails: TokenSequences) -> list[int] | None:
-        """Returns what is known to end the grammar from here on."""
+        """Returns a known ending of the grammar from here on; None if no known one fits."""
         if probe.accepts:
             return []
         if probe.last_byte > 127 and any(map(probe.fits, self._continuation)):
@@ -381,7 +381,7 @@ class EndingSearch:
         return [sequence] if sequence and probe.fits(sequence) else []
 
     def _joined(self, tokens: list[int]) -> list[int]:
-        """The same text in longer tokens."""
+        """Returns the same text in fewer, longer tokens."""
         classes = self._classes
         if len(tokens) < 2:
             return tokens

@@ -102,8 +102,7 @@ def searched_hints(
 def known_hints(
     classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
 ) -> CompletionHints:
-    """Asks only whether what is proposed ends the grammar, so that few of the lexer's states
-    are used up."""
+    """Finds out whether a proposal is an ending of the grammar, with few of the lexer's states."""
     probe = Probe(matcher, classes)
     probe.allow(STEP_WORK)
     return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
@@ -334,7 +333,8 @@ class GrammarCompletion:
         return len(found) - len(ending)
 
     def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
-        """The rest of the token's final character or escape, if the ending fits after it."""
+        """Returns the rest of the token's final character or escape, if the ending fits after
+        it."""
         for rest in self._search.continuations(token):
             if self._probe.fits([token, *rest, *ending, self._classes.stop]):
                 return rest
@@ -353,7 +353,7 @@ class GrammarCompletion:
 
 
 def _sample(ids: Ids) -> list[int]:
-    """The places of three of a class's tokens."""
+    """Returns the positions of three of a class's tokens."""
     return [0, len(ids) // 2, -1]
 
 

@@ -205,7 +205,7 @@ class LogitConstraints:
         return self._compiler.pause
 
     def doing(self, model: str) -> str:
-        """The work that a row of the model is waiting for."""
+        """Returns the work that a row of the model is waiting for."""
         read = (known := self._vocabularies.get(model)) is not None and known.done()
         return "compiling a grammar" if read else f"reading the vocabulary of {model}"
 

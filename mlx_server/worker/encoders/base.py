@@ -86,7 +86,8 @@ def heads_of(projected: mx.array, heads: int) -> mx.array:
 
 
 def attended(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-    """Each of [rows, heads, tokens, width of a head]; returns [rows, tokens, width]."""
+    """Computes attention. All arguments are [rows, heads, tokens, width of a head]; the result is
+    [rows, tokens, width]."""
     rows, _, tokens, width = queries.shape
     found = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=width**-0.5, mask=mask

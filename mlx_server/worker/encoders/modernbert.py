@@ -47,7 +47,8 @@ class ModernBertArguments:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """The defaults are those of transformers, which leaves them out of its files."""
+        """Reads config.json. The defaults are those of transformers, which leaves them out of its
+        files."""
         layers = config.get("num_hidden_layers", 22)
         every = config.get("global_attn_every_n_layers", 3)
         alternating = [SLIDING if at % every else FULL for at in range(layers)]

@@ -261,6 +261,6 @@ def shapes_fit(wanted: Mapping[str, TensorShape], found: Mapping[str, Any]) -> b
 
 
 def rest_sizes(layer: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The sizes of a layer's arrays along the axis of tokens, for `check_numbers`."""
+    """Returns the sizes of a layer's arrays along the axis of tokens, for `check_numbers`."""
     own = _under(str(layer), shapes)
     return {name: shape[AXIS] if len(shape) > AXIS else 0 for name, shape in own.items()}

@@ -276,7 +276,7 @@ class PromptSaver:
         ids = prompt.tokens[begin : file.length].copy()
         pieces = encoded(file, ids, about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        write = partial(self._guarded, partial(self._write, file, pieces, ids))
+        write = partial(self._guarded, partial(self._write_file, file, pieces, ids))
         self._submit(model, write, nbytes)
 
     def _log_misfit(self, model: str) -> None:
@@ -288,7 +288,7 @@ class PromptSaver:
                 model,
             )
 
-    def _write(self, file: PromptFile, pieces: Sequence[memoryview], ids: Ids) -> None:
+    def _write_file(self, file: PromptFile, pieces: Sequence[memoryview], ids: Ids) -> None:
         """ids: the tokens that only this file stands for."""
         nbytes = self._folder.write(file, pieces)
         if file.tail:

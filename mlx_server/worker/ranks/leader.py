@@ -104,7 +104,7 @@ class Leader:
         ]
         self._comparison = Comparison(len(self._ranks))
         for rank in self._ranks:
-            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+            threading.Thread(target=self._read_reports, args=(rank,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property
@@ -144,7 +144,7 @@ class Leader:
         if differing is not None:
             self._lose(differing, "has computed other tokens than rank 0")
 
-    def _read(self, rank: _Rank) -> None:
+    def _read_reports(self, rank: _Rank) -> None:
         with suppress(OSError):
             while len(header := rank.output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
                 report = decode_report(rank.output.read(messages.length(header)))

@@ -138,12 +138,6 @@ def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
     assert heard(words) == [["text", words]]
 
 
-# Phases
-
-
-# Messages as OpenAI's parser has them
-
-
 # Where it is
 
 
@@ -180,9 +174,6 @@ def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
         reading.feed(token, "")
     assert reading.section == "text"
     assert not reading.awaits_answer
-
-
-# Characters in several tokens, and none at all
 
 
 # Anything at all
