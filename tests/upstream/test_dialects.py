@@ -23,7 +23,7 @@ from tests.upstream.playing import (
     in_chunks,
     in_one,
 )
-from tests.upstream.test_reading import CALL_JSON, NOW, PARIS, PARIS_JSON, ROME, TIME, WEATHER
+from tests.upstream.quirks import CALL_JSON, NOW, PARIS, PARIS_JSON, ROME, TIME, WEATHER
 
 COUNTED: Json = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 LAST: Json = {"choices": [], "usage": COUNTED}

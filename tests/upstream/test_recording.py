@@ -30,7 +30,7 @@ from tests.upstream.playing import (
     says,
     streamed,
 )
-from tests.upstream.test_reading import CALL_JSON, PARIS, WEATHER
+from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER
 
 ASKED = [{"role": "user", "content": "hi"}]
 
