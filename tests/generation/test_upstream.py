@@ -12,7 +12,7 @@ from mlx_server.events import Event, TextDelta
 from mlx_server.generation.upstream import merged, with_defaults
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.requests import GenerateRequest, JsonFormat
+from mlx_server.requests import GenerateRequest
 
 OWNED = ModelSpec(
     "m",
@@ -22,7 +22,7 @@ OWNED = ModelSpec(
     template_kwargs={"color": "red", "size": 1},
 )
 CHAT = Conversation(
-    (Message("user", "Hi"),), template_kwargs={"size": 2}, response_format=JsonFormat()
+    (Message("user", "Hi"),), template_kwargs={"size": 2}, response_format={"type": "json_object"}
 )
 
 

@@ -10,11 +10,7 @@ from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
-
-
 LIMITS = McpLimits(open_seconds=10, call_seconds=10)
-
-
 HASTY = McpLimits(open_seconds=0.5, call_seconds=0.5)
 
 

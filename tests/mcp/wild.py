@@ -10,14 +10,8 @@ from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
 LIMITS = McpLimits(open_seconds=10, call_seconds=10)
-
-
 HASTY = McpLimits(open_seconds=10, call_seconds=0.5)
-
-
 SMALL = McpLimits(message_bytes=1 << 16, session_bytes=1 << 18)
-
-
 TOOL = {"name": "look", "inputSchema": {"type": "object"}}
 
 

@@ -98,7 +98,8 @@ def reads(*quirks: Quirk) -> Callable[[Callable[..., None]], Callable[..., None]
     def marked(test: Callable[..., None]) -> Callable[..., None]:
         by_quirk = pytest.mark.parametrize("quirk", quirks, ids=lambda quirk: quirk.name)
         by_reader = pytest.mark.parametrize("read_answer", READERS)
-        return pytest.mark.tables(by_quirk(by_reader(test)))
+        marked_test: Callable[..., None] = pytest.mark.tables(by_quirk(by_reader(test)))
+        return marked_test
 
     return marked
 

@@ -5,7 +5,7 @@ import pytest
 from mlx_server.upstream.event_values import values_of
 from mlx_server.upstream.sse import END
 
-VALUE = {"choices": []}
+VALUE: dict[str, object] = {"choices": []}
 
 
 @pytest.mark.parametrize("text", ["ping", " Heartbeat\n", "null", '""', "[]", "[null]"])

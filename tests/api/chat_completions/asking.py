@@ -10,11 +10,7 @@ from tests.api import wire
 from tests.api.wire import Json
 
 USER: Json = {"role": "user", "content": "Where?"}
-
-
 FUNCTION: Json = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-
-
 TOOL: Json = {"type": "function", "function": FUNCTION}
 
 
