@@ -10,7 +10,7 @@ from mlx_server.cli.root import ConfigFile, app
 
 if TYPE_CHECKING:
     from mlx_server.config.connectors import ConnectorSettings
-    from mlx_server.mcp import KeptLogin
+    from mlx_server.mcp import StoredLogin
 
 connectors = typer.Typer(help="Log in to MCP servers of models.yaml, or out.", no_args_is_help=True)
 app.add_typer(connectors, name="connectors")
@@ -81,11 +81,11 @@ def logout(name: Name, config: ConfigFile = None) -> None:
     print(f"Logged out of {name}." if remove(kept.file) else f"There is no login of {name}.")
 
 
-def _login_of(config: Path | None, name: str) -> "tuple[ConnectorSettings, KeptLogin]":
+def _login_of(config: Path | None, name: str) -> "tuple[ConnectorSettings, StoredLogin]":
     from mlx_server.config.models_yaml import load_settings
     from mlx_server.config.specs import login_file
     from mlx_server.errors import SettingsError, served_names
-    from mlx_server.mcp import KeptLogin
+    from mlx_server.mcp import StoredLogin
 
     settings = load_settings(config)
     found = settings.connectors.get(name)
@@ -95,4 +95,4 @@ def _login_of(config: Path | None, name: str) -> "tuple[ConnectorSettings, KeptL
             f"No connector {name!r} has a `login` in models.yaml. "
             + served_names(name, of_logins).replace("Served", "These have")
         )
-    return found, KeptLogin(name, login_file(settings.store.data_dir, name))
+    return found, StoredLogin(name, login_file(settings.store.data_dir, name))

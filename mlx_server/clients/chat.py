@@ -37,18 +37,17 @@ Delta = TextDelta | ReasoningDelta
 @dataclass
 class Chat:
     client: httpx.Client
-    """Has the server's `base_url` and the key in its headers."""
+    """A client of the server, which sends its key with each request: see `client_of`."""
     model: str
     system: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    """Further fields of the request: `temperature`, `max_tokens`."""
+    """Fields added to each request, for example `temperature` and `max_tokens`."""
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str) -> Generator[Delta]:
-        """Streams the answer. Closing the generator early stops the answer.
+        """Sends the user's text and streams the answer. Closing the generator stops the answer.
 
-        A stopped answer stays in the conversation. After an error neither `text` nor the answer
-        does.
+        A stopped answer stays in the conversation; after an error neither it nor `text` does.
         """
         answer: list[str] = []
         try:
@@ -87,18 +86,18 @@ class Chat:
 
 
 def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
-    """The deltas in a stream of `data:` lines. Raises GenerationFailed if `[DONE]` is missing."""
+    """Parses the lines of an event stream. Raises GenerationFailed if it ends before `[DONE]`."""
     for line in lines:
         name, _, data = line.partition(":")
         if name != "data":
             continue
         if data.strip() == "[DONE]":
             return
-        yield from _delta(_parsed(data))
+        yield from _delta(_parsed_chunk(data))
     raise cut_off()
 
 
-def _parsed(data: str) -> dict[str, Any]:
+def _parsed_chunk(data: str) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except ValueError:
@@ -141,20 +140,20 @@ def _connection_errors() -> Iterator[None]:
 
 
 def client_of(url: str, key: str | None) -> httpx.Client:
-    """A client for the server at `url`, with or without `/v1` at the end."""
+    """An HTTP client that sends `key`. The server's `url` may end in `/v1`."""
     if key and not re.fullmatch(r"[!-~]+", key):
         raise BadRequest("The API key has characters other than visible ASCII. Check --api-key.")
     with _connection_errors():
         return httpx.Client(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(None, connect=5.0),  # a model may have to be loaded first
-            trust_env=False,  # requests to this machine must not go to a proxy
+            timeout=httpx.Timeout(None, connect=5.0),  # loading a model may take minutes
+            trust_env=False,  # else HTTP_PROXY would catch requests to this machine
         )
 
 
 def served_models(client: httpx.Client) -> list[str]:
-    """The ids of /v1/models."""
+    """The model ids that `/v1/models` lists. Raises ServerError if no server answers."""
     with _connection_errors():
         response = client.get("/v1/models")
     try:
@@ -167,9 +166,10 @@ def served_models(client: httpx.Client) -> list[str]:
 def connected(
     url: str | None, key: str | None, model: str | None
 ) -> Iterator[tuple[httpx.Client, str]]:
-    """A client, and the id of the model to chat with.
+    """Yields an HTTP client and the id of the model to chat with.
 
-    If no server listens at the default URL, one is started until the end of the block.
+    Without a `url`, and if no server listens at the default one, a server is started and runs
+    until the end of the block.
     """
     is_default = url in (None, DEFAULT_URL)
     if is_default and not _is_listening(DEFAULT_URL):
@@ -180,16 +180,17 @@ def connected(
     if is_default:
         key = key or key_at_home()
     with client_of(url or DEFAULT_URL, key) as client:
-        yield client, model or _first(served_models(client))
+        yield client, model or _default_model(served_models(client))
 
 
 def key_at_home() -> str:
-    """The first key of MLX_SERVER_API_KEYS, which a server on this machine is likely to share."""
+    """The first of MLX_SERVER_API_KEYS, since a server on this machine is probably started with the
+    same environment; empty if the variable is not set."""
     return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
 
 
 def _to_serve(model: str | None) -> tuple[list[str], str]:
-    """Arguments that make `mlx-server serve` serve `model`, and the id it has there."""
+    """Arguments with which `mlx-server serve` serves `model`, and the id of the model there."""
     listed = load_settings(None).models
     if model is None:
         return [], next(iter(listed))
@@ -199,7 +200,7 @@ def _to_serve(model: str | None) -> tuple[list[str], str]:
     return [model], model_id
 
 
-def _first(models: Sequence[str]) -> str:
+def _default_model(models: Sequence[str]) -> str:
     if models:
         return models[0]
     raise BadRequest("The server lists no models. Choose one with `mlx-server chat MODEL`.")
@@ -216,7 +217,10 @@ def _is_listening(url: str) -> bool:
 
 @contextmanager
 def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Runs `command` until the end of the block. Yields its URL and the key made for it."""
+    """Runs a server by `command` until the end of the block, with a new random key.
+
+    Yields its URL and the key.
+    """
     key = secrets.token_urlsafe()
     with _exit_on_signals():
         child = subprocess.Popen(
@@ -225,7 +229,7 @@ def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C in the terminal should stop an answer, not the server
+            start_new_session=True,  # Ctrl-C in the terminal stops an answer, not the server
         )
         assert child.stdout
         try:
@@ -259,7 +263,8 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Makes a closed terminal or `kill` raise SystemExit, so that every `finally` runs."""
+    """Turns SIGHUP and SIGTERM into SystemExit, so that every `finally` runs when the terminal
+    closes or the process is killed."""
     signals = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _exit) for number in signals}
     try:
@@ -285,7 +290,7 @@ def converse(
     show: Callable[[Delta], None],
     note: Callable[[str], None],
 ) -> None:
-    """Chats until /exit or the end of input. Ctrl-C and errors end an answer, never the chat."""
+    """Chats until `/exit` or the end of input. Ctrl-C and errors end an answer but not the chat."""
     while True:
         try:
             text = read().strip()
@@ -296,10 +301,10 @@ def converse(
             continue
         if text == "/exit":
             return
-        _take(chat, text, show, note)
+        _answer_input(chat, text, show, note)
 
 
-def _take(
+def _answer_input(
     chat: Chat, text: str, show: Callable[[Delta], None], note: Callable[[str], None]
 ) -> None:
     if text == "/reset":

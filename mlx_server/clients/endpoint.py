@@ -1,4 +1,4 @@
-"""A server of OpenAI's API, asked with OpenAI's own client: one body in, bodies out."""
+"""Sends request bodies to a server of the OpenAI API through OpenAI's own client."""
 
 import ipaddress
 import os
@@ -28,26 +28,26 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 LOCAL_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLE = "MLX_SERVER_API_KEY"
-"""The environment variable with the key of a server on this machine, as in the settings that
-`mlx-server connect` writes."""
+"""The environment variable with the key of a server on this machine. The settings that
+`mlx-server connect` writes refer to it."""
 
 NO_KEY = "none"
-"""Sent to servers that want no key, since OpenAI's client refuses to send none."""
+"""The key that is sent if there is none, since OpenAI's client refuses to work without a key."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     base_url: str = LOCAL_URL
-    """Includes `/v1`."""
+    """The URL before the route, `/v1` included."""
     api_key: str | None = None
     """A server on this machine gets the key of MLX_SERVER_API_KEY if none is given."""
     timeout: float = 600.0
+    """In seconds."""
     max_retries: int = 2
-    """The number of times that a request is sent again after a 408, 409, 429 or 5xx, or a lost
-    connection."""
+    """How often a request is sent again after a 408, 409, 429 or 5xx, or a lost connection."""
 
     def send(self, body: Body, route: str = CHAT) -> Wire:
-        return _object(self._client.post(route, body=dict(body), cast_to=object))
+        return _json_object(self._client.post(route, body=dict(body), cast_to=object))
 
     def stream(self, body: Body, route: str = CHAT) -> Iterator[Wire]:
         """The chunks of the answer. Closing the iterator early cancels the answer."""
@@ -59,11 +59,11 @@ class Endpoint:
             stream_cls=openai.Stream[object],
         ) as chunks:
             for chunk in chunks:
-                yield _object(chunk)
+                yield _json_object(chunk)
 
     async def asend(self, body: Body, route: str = CHAT) -> Wire:
         async with self._async_client() as client:
-            return _object(await client.post(route, body=dict(body), cast_to=object))
+            return _json_object(await client.post(route, body=dict(body), cast_to=object))
 
     async def astream(self, body: Body, route: str = CHAT) -> AsyncIterator[Wire]:
         async with (
@@ -77,17 +77,19 @@ class Endpoint:
             ) as chunks,
         ):
             async for chunk in chunks:
-                yield _object(chunk)
+                yield _json_object(chunk)
 
     @cached_property
     def _client(self) -> openai.OpenAI:
-        """The HTTP client; its connections are closed when the endpoint is no longer used."""
+        """The client for `send` and `stream`. Its connections close when the endpoint is garbage
+        collected."""
         http = openai.DefaultHttpxClient(**self._transport)
         weakref.finalize(self, http.close)
         return openai.OpenAI(**self._options, http_client=http)
 
     def _async_client(self) -> openai.AsyncOpenAI:
-        """A client for one request, since a connection belongs to the event loop that opened it."""
+        """A new client for each request, since a connection belongs to the event loop that opened
+        it, and an endpoint may be used from several."""
         http = openai.DefaultAsyncHttpxClient(**self._transport)
         return openai.AsyncOpenAI(**self._options, http_client=http)
 
@@ -103,7 +105,8 @@ class Endpoint:
 
     @property
     def _transport(self) -> Wire:
-        """Requests to this machine go to no proxy, and need no certificates."""
+        """Options of the HTTP client. Requests to this machine go to no proxy, and need not load
+        certificates."""
         return {"trust_env": False, "verify": False} if self._is_local else {"verify": _tls()}
 
     @cached_property
@@ -118,11 +121,11 @@ class Endpoint:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Read once, as reading the certificates takes 15 ms."""
+    """The TLS context, made once since reading the certificates takes 15 ms."""
     return ssl.create_default_context()
 
 
-def _object(answer: object) -> Wire:
+def _json_object(answer: object) -> Wire:
     if isinstance(answer, dict):
         return answer
     raise GenerationFailed("The answer is not in the format of OpenAI's API. Check the base URL.")

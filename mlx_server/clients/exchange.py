@@ -1,7 +1,7 @@
-"""How an answer is asked for: one request or several, without any I/O.
+"""An exchange: the one or several requests that make an answer, without any I/O.
 
-An exchange yields the bodies to send and is sent the answers to them; it returns the last answer.
-So it is written once, for callers that wait and for those that await.
+It is a generator that yields the bodies to send, receives their answers and returns the last
+answer. Being free of I/O, it serves synchronous and asynchronous callers alike.
 """
 
 from collections.abc import Awaitable, Callable, Generator

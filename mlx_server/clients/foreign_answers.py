@@ -1,7 +1,7 @@
-"""Reads answers of other servers with the gateway's reader, and writes them in OpenAI's form again.
+"""Parses answers of other servers as `upstream/` does, and writes them as chat completions again.
 
-Thoughts that leaked into the text, calls in the text or the thoughts, and mistakes in calls are put
-right, and reported in `mlx_server.repairs`.
+Reasoning that leaked into the text, calls in the text or the reasoning, and mistakes in calls are
+repaired, and the repairs are reported in `mlx_server.repairs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +44,10 @@ def reading_options(
     *,
     tools_in_prompt: bool = False,
 ) -> ReadingOptions:
-    """Options for reading the answer to a request. tools_in_prompt: whether the prompt describes
-    its tools, so that calls come as text."""
+    """Options for parsing the answer to the request `body`.
+
+    tools_in_prompt: whether the prompt describes the tools, so that the model writes calls as text.
+    """
     read_as = text_family(family)
     tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
     return ReadingOptions(
@@ -57,7 +59,7 @@ def reading_options(
 
 
 class ForeignAnswer:
-    """One answer of another server, as far as it was read."""
+    """One choice of another server's answer, parsed as far as it has arrived."""
 
     def __init__(self, options: ReadingOptions, index: int) -> None:
         self.collected = AccumulatedAnswer()
@@ -68,7 +70,7 @@ class ForeignAnswer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server has said how the answer ended."""
+        """Whether the server has sent a finish reason."""
         return self._reader.has_ended
 
     @property
@@ -76,7 +78,7 @@ class ForeignAnswer:
         return self._reader.finished
 
     def feed(self, value: Wire) -> list[Event]:
-        """value: a body or a chunk that has no other choice."""
+        """Parses a body or a chunk that has only this answer's choice."""
         return self._collect(self._reader.feed(read_piece(value)))
 
     def finish(self) -> list[Event]:
@@ -99,20 +101,20 @@ class ForeignAnswer:
         return replace(found, errors=(NO_ANSWER,))
 
     def accept(self, found: CheckedAnswer) -> None:
-        """Take the text as it was repaired."""
+        """Replaces the text by the repaired one, and reports the repairs and violations."""
         self.collected.texts = [found.text]
         self._collect(self._reports(found))
 
     def review(self, required: Requirements) -> list[Event]:
-        """The last events of a stream. Its text was sent and stays, unless there was none and the
-        reasoning is the answer."""
+        """Checks a streamed answer, and returns its last events. Text that was sent can't be
+        repaired; only if there was none, the answer may be taken from the reasoning."""
         found = self.checked(required)
         if ("reasoning", "content") not in found.repairs:
             return self._collect(self._reports(replace(found, repairs=())))
         return self._collect([TextDelta(self._index, found.text), *self._reports(found)])
 
     def _collect(self, events: Iterable[Event]) -> list[Event]:
-        # the usage is passed on as it comes, so that an estimate of it is no repair
+        # the server's usage is passed on unchanged, so an estimate in place of it is not reported
         found = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
         for event in found:
             self.collected.add(event)
@@ -136,7 +138,7 @@ def read_choices(body: Wire, options: ReadingOptions) -> list[ForeignAnswer]:
 
 
 def completion_of(body: Wire, answers: Sequence[ForeignAnswer]) -> Wire:
-    """The body of a chat completion, with the answers that were read from it."""
+    """The body of a chat completion, with the parsed answers in place of its choices."""
     collected = [each.collected for each in answers]
     choices = [
         {**choice, "message": _message(choice, answer), "finish_reason": answer.finish_reason}
@@ -150,10 +152,10 @@ def read_completion(body: Wire, options: ReadingOptions) -> Wire:
 
 
 class ForeignStreamReader:
-    """Turns the chunks of a stream into those of the same answers, read."""
+    """Turns the chunks of another server's stream into chunks of its parsed answers."""
 
     def __init__(self, options: ReadingOptions, required: Requirements | None = None) -> None:
-        """required: what the answers are checked against, if they are checked."""
+        """required: what the answers are checked for at their end; None if they are not checked."""
         self._options, self._required = options, required
         self._answers: dict[int, ForeignAnswer] = {}
 
@@ -161,11 +163,11 @@ class ForeignStreamReader:
         choices = choices_of(chunk)
         head = {name: value for name, value in chunk.items() if name != "usage"}
         made = [each for choice in choices for each in self._choice(chunk, head, choice)]
-        # one chunk has the usage, though several may be made of one
+        # several chunks may be made of one, but the usage must be counted once
         return [*made, {**chunk, "choices": []}] if chunk.get("usage") or not choices else made
 
     def end(self) -> None:
-        """Raises GenerationFailed for a stream that was cut off."""
+        """Raises GenerationFailed if the stream ended before an answer did."""
         if not self._answers or not all(each.finished for each in self._answers.values()):
             raise cut_off()
 
@@ -218,7 +220,8 @@ def _call(id: str, name: str, arguments: str) -> Wire:
 
 
 def _warnings(body: Wire, answers: Sequence[AccumulatedAnswer]) -> Wire:
-    """The `mlx_server` member; with what the server reported itself, if it is one of ours."""
+    """The body's `mlx_server` member: the repairs and violations found here, after those that the
+    server reported if it is an mlx-server itself."""
     repairs = [repair for each in answers for repair in each.repairs]
     violations = [violation for each in answers for violation in each.violations]
     found = warnings_body(repairs, (), violations)
@@ -232,7 +235,7 @@ def _warnings(body: Wire, answers: Sequence[AccumulatedAnswer]) -> Wire:
 
 
 def choices_of(body: Wire) -> list[Wire]:
-    """The choices that are objects; none for what is no list of them, such as null."""
+    """The body's choices that are objects; empty if `choices` is missing, null or not a list."""
     choices = body.get("choices")
     found = choices if isinstance(choices, list) else []
     return [each for each in found if isinstance(each, dict)]

@@ -1,4 +1,4 @@
-"""One configuration for a model, wherever it runs: `LLMProvider.invoke -> {response, thinking}`."""
+"""One interface to models of any server: `LLMProvider.invoke` returns `{response, thinking}`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 import yaml
 
-from mlx_server.clients.asking import checked_answer, two_passes
+from mlx_server.clients.emulation import checked_answer, two_passes
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
 from mlx_server.errors import GenerationFailed, SettingsError
@@ -39,7 +39,7 @@ URLS: Mapping[Backend, str] = MappingProxyType(
 SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "stop", "reasoning_effort")
 
 CONTINUING: tuple[Backend, ...] = ("vllm", "llama_cpp")
-"""Servers that can continue a message, so that thoughts can be limited by two requests."""
+"""Backends that can continue a message, so that two requests can limit the thoughts."""
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +50,8 @@ class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     stop: list[str] | None = None
     reasoning_effort: str | None = None
     two_pass: bool = False
-    """Whether thoughts and answer have limits of their own."""
+    """Whether thoughts and answer have separate limits, `max_thinking_tokens` and
+    `max_response_tokens`."""
     think_tag: ThinkTag = "think"
     max_thinking_tokens: int | None = None
     max_response_tokens: int | None = None
@@ -62,17 +63,19 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     provider: Backend = "mlx_server"
     base_url: str | None = None
     api_key_env: str | None = None
-    """The environment variable that has the key; a server on this machine needs none."""
+    """The name of the environment variable with the key; a server on this machine needs none."""
     parsing_format: Literal["think_tags", "direct_response"] = "direct_response"
-    """Whether the client's messages have thoughts in tags before their text, or the text alone."""
+    """Whether the messages of `LLMProvider.client` begin with the thoughts in tags, or have the
+    text alone."""
     tool_parser: Literal["openai", "hermes"] = "openai"
-    """`hermes`: tools are described in the prompt, for servers that have none."""
+    """With `hermes` the prompt describes the tools, for servers without tool calling."""
     family: str = "plain"
-    """The family by which the answers of other servers are read."""
+    """The family by which answers of backends other than mlx_server are parsed."""
     retries: int = 1
-    """The number of times that another server's answer is requested again if it is empty or breaks
-    its schema."""
+    """How often an answer of another backend is requested again if it is empty or breaks its
+    schema."""
     timeout: float = 600.0
+    """In seconds."""
     generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
 
     @property
@@ -87,11 +90,11 @@ class ProviderAnswer(TypedDict):
 
 class ProviderToolAnswer(ProviderAnswer):
     tool_calls: list[Wire]
-    """Each with `id`, `name` and `arguments`, as JSON text."""
+    """Each call has an `id`, a `name` and `arguments` as JSON text."""
 
 
 def load_providers(path: Path) -> dict[str, ProviderConfig]:
-    """The providers of a YAML file, by name: `providers:` and a list."""
+    """The providers, by name, of a YAML file with the list `providers`. Raises SettingsError."""
     try:
         listed = yaml.safe_load(path.read_text("utf-8"))
         found = msgspec.convert(listed["providers"], list[ProviderConfig])
@@ -104,38 +107,38 @@ def load_providers(path: Path) -> dict[str, ProviderConfig]:
 
 
 class LLMProvider:
-    """A model of any backend, asked in the same way."""
+    """A model of any backend, with the same methods for all."""
 
     def __init__(self, config: ProviderConfig) -> None:
         self.config = config
-        _limits(config)  # what the backend can't do is an error before the first request
+        _limits(config)  # raises now, not at the first request, for limits the backend can't set
 
     @cached_property
     def client(self) -> "ProvidedChat":
-        """LangChain's chat model: `bind_tools`, `invoke`, messages with calls and thoughts."""
+        """LangChain's chat model of this provider."""
         from mlx_server.clients.langchain.provided import ProvidedChat
 
         return ProvidedChat.of(self.config)
 
     def invoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
-        """fields: further fields of the request, such as `response_format`."""
-        return _parts(run(self._exchange(messages, fields), self._endpoint.send))
+        """Sends messages, or one user text. `fields` are added to the request."""
+        return _answer_parts(run(self._exchange(messages, fields), self._endpoint.send))
 
     async def ainvoke(self, messages: str | Sequence[Wire], **fields: Any) -> ProviderAnswer:
-        return _parts(await arun(self._exchange(messages, fields), self._endpoint.asend))
+        return _answer_parts(await arun(self._exchange(messages, fields), self._endpoint.asend))
 
     def invoke_tools(
         self, messages: str | Sequence[Wire], tools: Sequence[Wire], **fields: Any
     ) -> ProviderToolAnswer:
-        """Like `invoke`, with tools as OpenAI's API describes them."""
+        """Like `invoke`, with tools in the format of OpenAI's API."""
         exchange = self._exchange(messages, {"tools": list(tools), **fields})
         answer = run(exchange, self._endpoint.send)
         calls = answer["choices"][0]["message"].get("tool_calls") or ()
         found = [{"id": call["id"], **call["function"]} for call in calls]
-        return {**_parts(answer), "tool_calls": found}
+        return {**_answer_parts(answer), "tool_calls": found}
 
     def parse_response(self, content: str) -> ProviderAnswer:
-        """The parts of a message's content, as `parsing_format` says that `client` writes it."""
+        """Splits the content of a message of `client` into its text and its thoughts."""
         return parse_response(content, self.config)
 
     @cached_property
@@ -169,9 +172,9 @@ def endpoint_of(config: ProviderConfig) -> Endpoint:
 
 
 def provider_exchange(config: ProviderConfig, body: Wire) -> Exchange:
-    """The requests that answer `body`, which has messages and perhaps tools."""
+    """The exchange that answers `body`, which has no model and sampling parameters yet."""
     body = {"model": config.model_name, **_limits(config), **body}
-    if config.provider == "mlx_server":  # it reads, checks and repairs by itself
+    if config.provider == "mlx_server":  # it parses, checks and repairs answers by itself
         return sent(body)
     repair = replace(ALL_REPAIRS, retries=config.retries)
     ask, in_prompt = partial(_attempt, config), config.tool_parser == "hermes"
@@ -186,7 +189,8 @@ def _attempt(config: ProviderConfig, body: Wire) -> Exchange:
 
 
 def _limits(config: ProviderConfig) -> Wire:
-    """The request's fields of the generation settings, as this backend names them."""
+    """The generation settings as request fields of this backend. Raises SettingsError for limits
+    that it can't set."""
     found = msgspec.structs.asdict(config.generation_config)
     sampling = {name: found[name] for name in SAMPLING if found[name] is not None}
     thinking, response = found["max_thinking_tokens"], found["max_response_tokens"]
@@ -215,7 +219,7 @@ def _unsupported(config: ProviderConfig, why: str) -> SettingsError:
     )
 
 
-def _parts(answer: Wire) -> ProviderAnswer:
+def _answer_parts(answer: Wire) -> ProviderAnswer:
     if not answer.get("choices"):
         raise GenerationFailed("The answer has no `choices`, so that there is no message.")
     said = read_piece(answer)

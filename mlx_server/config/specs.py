@@ -16,7 +16,7 @@ from mlx_server.config.upstream import upstream_spec
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.rank_group import FIRST_PORT
 from mlx_server.errors import SettingsError
-from mlx_server.mcp import ClientCredentials, Connector, KeptLogin
+from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
 from mlx_server.mcp.login_file import path_in
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
@@ -100,7 +100,7 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
 
 
 def connector(name: str, found: ConnectorSettings, data_dir: Path | None) -> Connector:
-    login = KeptLogin(name, login_file(data_dir, name)) if found.login else None
+    login = StoredLogin(name, login_file(data_dir, name)) if found.login else None
     return Connector(
         url=found.url,
         command=(found.command, *found.args) if found.command else (),

@@ -12,7 +12,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.activity import EngineActivity
-from mlx_server.engine.engine_process import ON_THE_WAY_BYTES, EarlyProcess, EngineProcess
+from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EarlyProcess, EngineProcess
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
@@ -67,8 +67,9 @@ class EngineClient:
         group: RankGroup | None = None,
         early: EarlyProcess | None = None,
     ) -> None:
-        """wired: "auto", "never" or bytes, see `wiring`. group: set if the process is to start one
-        and be its rank 0. early: the process, if it runs already."""
+        """wired: "auto", "never" or a number of bytes, see `wiring`. group: the ranks that the
+        process starts, being rank 0 of them; None if it holds the model alone. early: a process
+        that runs already."""
         most, folder = disk.most_bytes, str(disk.folder)
         self._process = EngineProcess(
             WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group),
@@ -103,8 +104,8 @@ class EngineClient:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether the socket is closed, which a failed write may show before `_read_reports` does.
-        A write to it is lost, or with uvloop a RuntimeError."""
+        """Whether the socket is closed. A failed write may show this before `_read_reports` does; a
+        further write would be lost, or with uvloop raise RuntimeError."""
         return self._writer is not None and self._writer.is_closing()
 
     @property
@@ -113,7 +114,7 @@ class EngineClient:
 
     async def start(self) -> messages.Ready:
         ours = await self._process.start()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=ON_THE_WAY_BYTES)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=SOCKET_BUFFER_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read_reports(reader))
         self._watching = asyncio.create_task(self._watch())
@@ -161,7 +162,8 @@ class EngineClient:
         await self._ask(messages.UnloadModel(model), model)
 
     async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
-        """The memory that the rows of a model will take, which need not be loaded."""
+        """Returns the bytes that a row of the model takes by its tokens. The model need not be
+        loaded."""
         cost: KvCost = await self._ask(messages.MeasureCache(model, path, kv_bits), model)
         return cost
 
@@ -294,10 +296,10 @@ class EngineClient:
             ):
                 self._abandon(why)
 
-    def _wants(self) -> bool:
-        """Whether the process waits for nothing but processor time, or the disk."""
+    def _is_runnable(self) -> bool:
+        """Whether the process waits only for a processor or the disk: see `Vitals`."""
         found = vitals(self.pid) if self.pid else None
-        return found is not None and found.wants
+        return found is not None and found.runnable
 
     def _abandon(self, what: str, message: str = "") -> None:
         if not self._death:
@@ -315,7 +317,7 @@ class EngineClient:
                 self._liveness.record(report)
                 if line := self.doing.report(report.doing, asyncio.get_running_loop().time()):
                     log.info("%s", line)
-                if is_stuck_in_step(report, self._wants):
+                if is_stuck_in_step(report, self._is_runnable):
                     self._abandon("is stuck in a step")
             case messages.StepOutput(tokens=tokens):
                 for token in tokens:

@@ -19,8 +19,9 @@ from mlx_server.engine.worker_arguments import WorkerArguments, encode_arguments
 STOP_SECONDS = 0.5
 """How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
 
-ON_THE_WAY_BYTES = 8 << 10
-"""Size of the socket buffers for reports: it bounds what a row still sends after PauseRows."""
+SOCKET_BUFFER_BYTES = 8 << 10
+"""Size of each of the two buffers of reports, at the sender and at the receiver: they bound what a
+row still sends after PauseRows."""
 
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
 """Makes glibc return large blocks to the system as soon as they are freed. By default it raises
@@ -77,7 +78,7 @@ class EngineProcess:
             unless_it_is_tied.enter_context(ours)
             self._process = self._early or self._process
             assert self._process
-            self._lifeline = await Lifeline.tied(self._process.pid)
+            self._lifeline = await Lifeline.start(self._process.pid)
             unless_it_is_tied.pop_all()
         return ours
 
@@ -108,7 +109,7 @@ class EngineProcess:
                 await self._process.wait()
             self.kill()  # the other ranks on this machine, which end by themselves if they can
         if self._lifeline:
-            await self._lifeline.let_go()
+            await self._lifeline.release()
             self._lifeline = None
 
     def kill(self) -> None:
@@ -119,9 +120,9 @@ class EngineProcess:
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """The server's end, and the one of the process."""
+    """Returns the server's end of the socket and the engine process's end."""
     ours, theirs = socket.socketpair()
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_THE_WAY_BYTES)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     return ours, theirs
 
 
@@ -139,7 +140,8 @@ def _environment(group: RankGroup | None) -> dict[str, str]:
 
 
 def _group_variables(group: RankGroup | None) -> Mapping[str, str]:
-    """All ranks hash texts alike, so that their sets have the same order."""
+    """Returns variables that make all ranks hash strings alike, so that their sets have the same
+    order."""
     if group is None:
         return {}
     return {**dict(group.variables), "PYTHONHASHSEED": str(secrets.randbelow(2**32 - 1) + 1)}

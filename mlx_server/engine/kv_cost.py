@@ -7,7 +7,8 @@ STEP = 256
 """Number of tokens by which mlx-lm's KV caches grow."""
 
 PADDING_SHARE = 8
-"""Groups of decoding rows may be padded by the bytes that weights leave, divided by this."""
+"""Padding of groups of decoding rows may take one part in so many of the memory that the weights
+leave."""
 
 PREFILL_PADDING = 2400
 """The tokens by which prompts that are computed together may be padded."""
@@ -29,18 +30,20 @@ class KvCost:
         return self.per_token * slots + windowed + self.fixed
 
     def tokens_in(self, nbytes: int, at_most: int) -> int:
-        """The number of tokens that fit into `nbytes`, up to `at_most`."""
+        """Returns the number of tokens that fit into `nbytes`, up to `at_most`."""
         return max(0, bisect_right(range(at_most + 1), nbytes, key=self.for_tokens) - 1)
 
     def most_padding(self, room: int) -> int | None:
-        """The tokens by which groups of decoding rows may be padded; None: any number.
+        """Returns the tokens by which groups of decoding rows may be padded; None: any number.
 
-        room: the bytes of the budget that the model's weights leave."""
+        room: the bytes of the budget that the model's weights leave.
+        """
         each = self.per_token + self.windowed_per_token
         return max(0, room) // PADDING_SHARE // each if each else None
 
     def padding_bytes(self, most_padding: int) -> int:
-        """The bytes that padding takes at most, with that of prompts that are being computed."""
+        """Returns the most bytes of padding, in groups of decoding rows and in prompts computed
+        together."""
         return (self.per_token + self.windowed_per_token) * (most_padding + PREFILL_PADDING)
 
 

@@ -15,7 +15,7 @@ SCRIPT = 'read -r line || kill -s KILL -- "-$1"'
 """Kills the engine's process group: a process number that the system has reused for some other
 process is unlikely to be a group's number too."""
 
-LET_GO_SECONDS = 0.5
+RELEASE_SECONDS = 0.5
 
 
 class Lifeline:
@@ -23,7 +23,7 @@ class Lifeline:
         self._guard = guard
 
     @classmethod
-    async def tied(cls, group: int) -> "Lifeline":
+    async def start(cls, group: int) -> "Lifeline":
         """Starts a lifeline that kills this process group."""
         guard = await asyncio.create_subprocess_exec(
             SHELL,
@@ -37,7 +37,7 @@ class Lifeline:
         )
         return cls(guard)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Releases the lifeline once the engine has ended."""
         assert self._guard.stdin
         if not self._guard.stdin.is_closing():  # as it is if the shell was killed
@@ -46,7 +46,7 @@ class Lifeline:
                 await self._guard.stdin.drain()
             self._guard.stdin.close()
         try:
-            async with asyncio.timeout(LET_GO_SECONDS):
+            async with asyncio.timeout(RELEASE_SECONDS):
                 await self._guard.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):  # it may have ended just now

@@ -23,7 +23,7 @@ second from a thread that needs microseconds. They stop where a call keeps the G
 processor or reads pages, or where all threads are stopped or deadlocked, which does neither."""
 
 IMPORT_SECONDS = 30.0
-"""The same limit while MLX is imported: macOS verifies a new library in another process before it
+"""Limit on silence while MLX is imported: macOS verifies a new library in another process before it
 lets ours continue, and a disk may have to spin up."""
 
 STALLED_SECONDS = 5.0
@@ -55,19 +55,22 @@ class Vitals:
     """Seconds of processor time plus page-ins: it grows while the process does anything."""
     processor: float
     """Seconds of processor time."""
-    wants: bool
+    runnable: bool
     """Whether a thread is runnable but not scheduled, or waits for the disk."""
 
 
-def is_stuck_in_step(heartbeat: Heartbeat, wants: Callable[[], bool]) -> bool:
-    """Whether a step has taken so long that it is not expected to end. wants: see Vitals; asked
-    only if the step has got less processor time than a process gets that is only starved."""
+def is_stuck_in_step(heartbeat: Heartbeat, is_runnable: Callable[[], bool]) -> bool:
+    """Whether a step has taken so long that it is not expected to end.
+
+    is_runnable: looks up `Vitals.runnable`; called only if the step has used less processor time
+    than a step does that is merely starved.
+    """
     longest = heartbeat.longest_seconds
     patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
     if heartbeat.step_seconds <= patience:
         return False
     share = heartbeat.processor_seconds / heartbeat.step_seconds
-    starved = share < STARVED_SHARE and (share > STILL_SHARE or wants())
+    starved = share < STARVED_SHARE and (share > STILL_SHARE or is_runnable())
     return not starved or heartbeat.step_seconds > max(patience, FIRST_STEP_SECONDS)
 
 
@@ -99,7 +102,7 @@ class Liveness:
         before, self._before = self._before, now
         moved = before is not None and now.work - before.work > STILL_SHARE * seconds
         # One sample may be chance: a thread that waits for the GIL polls it 2000 times a second.
-        starved = before is not None and before.wants and now.wants
+        starved = before is not None and before.runnable and now.runnable
         # A runnable thread gets some processor time within this limit.
         starved = starved and self.silent < 2 * STALLED_SECONDS
         if now.state != "stopped" and (moved or starved):

@@ -20,14 +20,14 @@ def vitals(pid: int) -> Vitals | None:
             stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
             times = process.cpu_times()
             pageins = getattr(process.memory_info(), "pageins", 0)  # on a Mac
-        wants = sys.platform == "linux" and _wants(pid)
+        runnable = sys.platform == "linux" and _is_runnable(pid)
     except (psutil.Error, OSError):
         return None
     processor = times.user + times.system
-    return Vitals("stopped" if stopped else "running", processor + pageins, processor, wants)
+    return Vitals("stopped" if stopped else "running", processor + pageins, processor, runnable)
 
 
-def _wants(pid: int) -> bool:
+def _is_runnable(pid: int) -> bool:
     """Whether any thread is runnable or waits for the disk; psutil knows the first thread only."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # a thread that has ended

@@ -22,9 +22,10 @@ class RankHost(msgspec.Struct, frozen=True):
     ips: tuple[str, ...]
     """The addresses of this host on which its rank listens."""
     rdma: tuple[str | tuple[str, ...] | None, ...] = ()
-    """The devices that lead to each rank. Only JACCL uses them."""
+    """The RDMA devices that connect this host to each rank, in the order of the ranks. Only JACCL
+    uses them."""
     is_local: bool = False
-    """Whether no ssh is needed."""
+    """Whether this is the server's own machine, which is reached without ssh."""
 
 
 class RankGroup(msgspec.Struct, frozen=True):
@@ -46,7 +47,8 @@ class RankGroup(msgspec.Struct, frozen=True):
         return sum(len(host.ips) for host in self.hosts)
 
     def backend_files(self) -> dict[str, str]:
-        """The environment variables with the path of a file, and the files' text."""
+        """Returns the text of each file that the backend reads, by the environment variable for its
+        path."""
         if self.backend == "ring":
             return {"MLX_HOSTFILE": json.dumps(self.addresses())}
         return {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in self.hosts])}
@@ -58,7 +60,7 @@ class RankGroup(msgspec.Struct, frozen=True):
         return coordinator | ({"MLX_JACCL_RING": "1"} if self.backend == "jaccl-ring" else {})
 
     def addresses(self) -> list[list[str]]:
-        """The address of each rank, as `address:port`."""
+        """Returns the addresses on which each rank listens, as `address:port`."""
         port, found = self.port, []
         for host in self.hosts:
             found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])

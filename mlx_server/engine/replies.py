@@ -1,4 +1,4 @@
-"""The replies to commands that are still to come."""
+"""Waits for the engine's replies to the server's commands."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from mlx_server.errors import AdapterInvalid, ModelUnusable, ServerError
 
 
 class PendingReplies:
-    """Futures of replies by a key: a command's type and the names in it, of a model and an adapter.
+    """Futures of replies, by a key: the command's type, and the names of its model and adapter.
 
     The replies to one key come in the order of its commands. No two commands share a reply: what
     one of them loaded may be unloaded by the next.

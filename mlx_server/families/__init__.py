@@ -1,7 +1,8 @@
 """The table of model families. A checkpoint belongs to the family with the most evidence.
 
-The template outweighs the model type, since fine-tunes bring other call formats to an architecture:
-Hermes to Llama, DeepSeek to Qwen. Among families with equal evidence the first one is taken.
+The template outweighs the model type, since fine-tunes bring other call formats to an architecture,
+for example Hermes' to Llama and DeepSeek's to Qwen. Of families with equal evidence the first in
+the table is taken.
 """
 
 import logging
@@ -131,7 +132,11 @@ FAMILIES: tuple[ModelFamily, ...] = (
 
 
 def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
-    """The checkpoint's family; `named`, from `family:` in models.yaml, takes precedence."""
+    """The checkpoint's family, by its model type and chat template.
+
+    named: the `family:` of models.yaml, which takes precedence. Raises SettingsError if it is not
+    known.
+    """
     if named is not None:
         return family_named(named)
     found = max(FAMILIES, key=lambda family: family.evidence(checkpoint))
@@ -146,19 +151,21 @@ def family_of(checkpoint: Checkpoint, named: str | None = None) -> ModelFamily:
 
 
 def fitted(family: ModelFamily, checkpoint: Checkpoint) -> ModelFamily:
-    """The family, with tools in the system prompt if the chat template has no place for them."""
+    """The family, which describes tools in the system prompt if the chat template has no place for
+    them."""
     template = checkpoint.tool_template or checkpoint.template
     if template is None or family.renderer or family.overrides:
         return family
     try:
         has_place = template_capabilities(template, checkpoint.tokens).tools != "never"
-    except TemplateLimitExceeded:  # its requests are refused for the same reason
+    except TemplateLimitExceeded:  # rendering any request will raise it too
         return family
     return family if has_place else family.with_tools_in_prompt()
 
 
 AS_TEXT: Mapping[str, str] = {"gpt_oss": "harmony_text"}
-"""Families whose parser reads token ids only, and the family that reads the same as text."""
+"""Maps a family whose parser needs token ids to the family that parses the same format as text,
+for upstream models."""
 
 
 def family_named(name: str) -> ModelFamily:

@@ -1,4 +1,4 @@
-"""Apertus: marks for every part; a call is an object of the tool's name and its arguments."""
+"""Apertus: delimiters for every part; a call is an object of the tool's name and its arguments."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -1,4 +1,5 @@
-"""Apriel: reasoning in words up to a mark, then an array of calls in `<tool_calls>`."""
+"""Apriel: reasoning that begins with a sentence and ends with a delimiter, then an array of calls
+in `<tool_calls>`."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -35,7 +35,7 @@ TEXT = MarkupLayout(reasoning=())
 GrammarAfterReasoning = Callable[[OutputSpec, bool], str | None]
 
 Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
-"""Opening delimiters and closing delimiters."""
+"""The opening delimiters and the closing delimiters, any two of which may be paired."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class FamilyOverrides:
 
     parser: Callable[[ParseContext], Parser]
     write: Callable[[Message], str]
-    """Writes an answer as the model does."""
+    """Returns the raw output of an answer, as the model writes it."""
     grammar: Callable[[OutputSpec], str | None] = lambda spec: None
     thinking_delimiters: Delimiters = ((), ())
     end_of_reasoning: Callable[[OutputSpec], str] = lambda spec: ""
-    """The text between reasoning and the requested output."""
+    """Returns the text that ends reasoning and leads to the requested output."""
     opening: Callable[[Message], str] = lambda begun: ""
-    """The delimiter that precedes the text of a message that the answer continues."""
+    """Returns the delimiter before the text of a message that the answer continues."""
     grammar_after_reasoning: GrammarAfterReasoning = lambda spec, constrains: None
-    """The grammar of what follows reasoning that was ended by its budget, if it differs from the
-    rest of the answer's. `constrains`: whether calls have to follow their tool's schema."""
+    """Returns the grammar of the answer after reasoning that its budget has ended, if that differs
+    from the rest of the answer's grammar. constrains: whether calls must follow their schemas."""
 
 
 @dataclass(frozen=True)
@@ -62,37 +62,41 @@ class ModelFamily:
     layout: MarkupLayout | Callable[[Sequence[Tool]], MarkupLayout] = TEXT
     """The parts of an answer and their delimiters, which depend on the tools in some families."""
     overrides: FamilyOverrides | None = None
+    """The parser and grammars of a family whose format is not in `layout`."""
     model_types: tuple[str, ...] = ()
     """`model_type` values of config.json; empty if `template_markers` identify the family alone."""
     template_markers: tuple[str, ...] = ()
     """Texts that the chat template must contain, if the model type alone is ambiguous."""
     stop_tokens: tuple[str, ...] = ()
-    """Stop tokens besides the checkpoint's own; those not in the vocabulary are ignored."""
+    """Stop tokens in addition to the checkpoint's own. Those not in the vocabulary are ignored."""
     shapes: tuple[str, str] = ("", "")
-    """Reasoning and calls as the table of families shows them, if no layout describes them."""
+    """The formats of reasoning and of calls that the table of families shows, for a family whose
+    layout can't show them."""
     special_tokens: tuple[str, ...] = ()
-    """Special tokens for replay models, which have no vocabulary of their own."""
+    """The special tokens in the vocabulary of a replay model that has no tokenizer.json."""
     replay_tokenizer: Callable[[], tokenizers.Tokenizer] | None = None
-    """Tokenizer for replay models that need more than bytes and special tokens."""
+    """Makes the tokenizer of replay models, if bytes and special tokens are not enough."""
     renderer: Renderer | None = None
     """Renders the prompts of a family for which chat templates do not suffice."""
     answer_prefix: str = ""
-    """Text that continues an answer which stopped after its reasoning."""
+    """The text that leads from reasoning to the answer, to continue an answer that stopped between
+    them. It is empty for a family whose answers are never continued in this way."""
     roles: tuple[tuple[str, str], ...] = (("developer", "system"),)
-    """Roles that this family's templates know by another name, with that name."""
+    """Pairs of a role and the name that it has in this family's templates."""
     call_id: CallId = as_given
-    """Converts the ids of earlier calls, which another model or a client may have made."""
+    """Converts the ids of earlier calls, which another model or a client may have made, to ids that
+    this family's templates accept."""
     reasoning_tags: tuple[Pair, ...] | None = None
-    """Tags of reasoning that models.yaml adds to the family's own. None: those that models of any
-    family write are recognised at the beginning of an answer, and reported."""
+    """Tags of reasoning that models.yaml adds to the family's own. None: tags that models of any
+    family may write are recognised at the beginning of an answer, and reported as a repair."""
     write_calls: WriteCalls = in_hermes_tags
-    """Renders earlier calls as the model writes them, for templates that leave them out."""
+    """Renders earlier calls as the model writes them, for templates that can't."""
     tools_in_prompt: bool = False
     """Whether tools are described in the system prompt: see `with_tools_in_prompt`."""
 
     def evidence(self, checkpoint: Checkpoint) -> int:
-        """Rates how well the checkpoint matches: 1 by model type, 2 by template, 3 by both. 0 if
-        one of the family's conditions fails, or if it has none."""
+        """Rates how well the checkpoint matches: 1 by its model type, 2 by its template, 3 by both.
+        It is 0 if one of the family's conditions fails, or if the family has none."""
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0
@@ -111,7 +115,8 @@ class ModelFamily:
         return replace(layout, after_reasoning=after_reasoning, stops=self.stop_tokens)
 
     def _after_reasoning(self, layout: MarkupLayout) -> str:
-        """The white space that the family writes after reasoning, as in the answer prefix."""
+        """The white space that the model writes after its reasoning, taken from the answer
+        prefix."""
         trims = layout.trims and layout.trims_text
         return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
@@ -123,30 +128,31 @@ class ModelFamily:
         return MarkupParser(self.layout_with(context.tools), context)
 
     def grammar(self, spec: OutputSpec) -> str | None:
-        """The grammar of a whole answer, in Lark; None if any text is valid."""
+        """The Lark grammar of the whole answer; None if any text is valid."""
         if self.overrides:
             return self.overrides.grammar(spec)
         return markup_grammar(self.layout_with(spec.context.tools), spec, self.stop_tokens)
 
     def unsupported_keywords(self, tool: Tool) -> tuple[str, ...]:
-        """`keyword at #/path` of each schema keyword that a non-strict tool's grammar omits."""
+        """The schema keywords, each as `keyword at #/path`, that the grammar of a tool without
+        `strict` does not enforce."""
         return unsupported_keywords(
             () if self.overrides else self.layout_with((tool,)).call_formats, tool
         )
 
     def thinking_delimiters(self) -> Delimiters:
-        """Delimiters that open reasoning, and those that close it, in any combination."""
+        """The delimiters that open reasoning and those that close it."""
         if self.overrides:
             return self.overrides.thinking_delimiters
         layout = self.layout_with()
         return layout.opens_reasoning, layout.ends_of_reasoning
 
     def call_delimiters(self, tools: Sequence[Tool]) -> tuple[str, ...]:
-        """Delimiters that open a call within the text of an answer."""
+        """The delimiters that open a call within the text of an answer."""
         return () if self.overrides else self.layout_with(tools).calls
 
     def invisible_delimiters(self) -> tuple[str, ...]:
-        """Delimiters that are neither part of the text nor reported as an event."""
+        """The delimiters that are neither part of any text nor reported by an event."""
         opens, closes = self.thinking_delimiters()
         if self.overrides:
             return (*opens, *closes)
@@ -156,7 +162,8 @@ class ModelFamily:
         return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
 
     def end_of_reasoning(self, spec: OutputSpec) -> str:
-        """The text between reasoning and the requested output; empty if nothing ends reasoning."""
+        """The text that ends reasoning and leads to the requested output; empty if there is
+        none."""
         return self.overrides.end_of_reasoning(spec) if self.overrides else self.answer_prefix
 
     def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> str | None:
@@ -164,14 +171,15 @@ class ModelFamily:
         return overrides.grammar_after_reasoning(spec, constrains) if overrides else None
 
     def thinks(self, checkpoint: Checkpoint) -> bool:
-        """Whether the model may reason: its template or vocabulary has the delimiters."""
+        """Whether the model may reason, since its template or vocabulary has the delimiters."""
         opens, _ = self.thinking_delimiters()
         return any(_knows(checkpoint, delimiter) for delimiter in opens)
 
     def render(
         self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
     ) -> RenderedPrompt:
-        """Render and tokenise; a prompt of over `most` tokens is refused before the end."""
+        """Renders and tokenises a conversation. Raises ContextTooLong, before it is complete, for a
+        prompt of more than `most` tokens."""
         if self.renderer:
             if most is not None:
                 _check_contents(checkpoint, conversation, most)
@@ -186,8 +194,8 @@ class ModelFamily:
         return render_prompt(checkpoint, conversation, options, most)
 
     def with_tools_in_prompt(self) -> "ModelFamily":
-        """The family with its tools described as Hermes models are given them. Calls in Hermes'
-        format are read in addition to its own."""
+        """The family with tools described in the system prompt, as for Hermes models. Calls in
+        Hermes' format are parsed in addition to those in the family's own."""
 
         def layout(tools: Sequence[Tool]) -> MarkupLayout:
             own = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
@@ -197,19 +205,19 @@ class ModelFamily:
         return replace(self, layout=layout, write_calls=in_hermes_tags, tools_in_prompt=True)
 
     def reasoning_pairs(self, checkpoint: Checkpoint) -> tuple[tuple[str, str], ...]:
-        """The opening and closing delimiters of reasoning that the model knows."""
+        """The pairs of reasoning delimiters that the checkpoint's template or vocabulary has."""
         if self.overrides:
             return ()
         pairs = self.layout_with().reasoning
         return tuple(pair for pair in pairs if _knows(checkpoint, pair[0]))
 
     def reasons(self, checkpoint: Checkpoint) -> bool:
-        """Whether an answer may begin with reasoning that a client sends."""
+        """Whether an answer may continue reasoning that the client sends."""
         return bool(self.overrides or self.reasoning_pairs(checkpoint))
 
     def open_end(self, checkpoint: Checkpoint, begun: Message) -> str:
-        """The delimiter of the section in which a prompt ends whose last message is continued; ""
-        for the text of an answer that has none."""
+        """The delimiter that opened the section in which a continued message ends; "" if it ends in
+        text without a delimiter."""
         if self.overrides:
             return self.overrides.opening(begun)
         if begun.content or not begun.reasoning:
@@ -229,8 +237,9 @@ def _knows(checkpoint: Checkpoint, delimiter: str) -> bool:
 
 
 def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:
-    """Refuse a prompt that is too long for a renderer that tokenises all of it at once. Only
-    suspects are counted: ordinary text has fewer than 8 characters per token."""
+    """Raises ContextTooLong for a conversation of more than `most` tokens, since a renderer of its
+    own tokenises everything at once. Tokens are counted only if there are more than 8 characters
+    for each, which is rare for ordinary text."""
     contents = [message.content for message in conversation.messages]
     if sum(map(len, contents)) > 8 * most:
         found = 0

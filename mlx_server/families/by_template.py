@@ -1,8 +1,8 @@
-"""Recognizes a family by reading back what the chat template writes for calls.
+"""Recognises a family by parsing the calls that the chat template renders.
 
-A template that renders calls shows the notation that the model was taught, whatever its model type
-is called. So a family that can't read them is the wrong one, and a model of no known family gets
-the one that can, or a notation made from the template.
+A template that renders calls shows the format that the model was trained on, whatever its model
+type is. So a family that can't parse them is the wrong one. The model gets a family that can, or
+one with a call format made from the template.
 """
 
 import logging
@@ -29,15 +29,18 @@ LEARNED = "from_template"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The content that a family's parser finds in a sample."""
+class ReadBack:
+    """The result of parsing a sample with a family's parser."""
 
     is_right: bool
+    """Whether the calls are those of the sample."""
     text: str
+    """The text that is left next to the calls."""
     repairs: frozenset[str]
+    """The kinds of repairs that the parser made."""
 
 
-def read_back(family: ModelFamily, sample: CallSample) -> Reading:
+def read_back(family: ModelFamily, sample: CallSample) -> ReadBack:
     parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
     events = [*parser.feed(-1, sample.written), *parser.finish("", cut=False)]
     names = [event.name for event in events if isinstance(event, ToolCallStarted)]
@@ -47,7 +50,7 @@ def read_back(family: ModelFamily, sample: CallSample) -> Reading:
             texts[event.call] += event.arguments
     calls = list(zip(names, texts, strict=True))
     wanted = [(name, _json(arguments)) for name, arguments in sample.calls]
-    return Reading(
+    return ReadBack(
         is_right=calls == wanted,
         text="".join(event.text for event in events if isinstance(event, TextDelta)).strip(),
         repairs=frozenset(event.what for event in events if isinstance(event, Repaired)),
@@ -66,14 +69,15 @@ def samples_of(checkpoint: Checkpoint) -> TemplateSamples:
 def confirmed(
     found: ModelFamily, plain: ModelFamily, families: Iterable[ModelFamily], checkpoint: Checkpoint
 ) -> ModelFamily:
-    """`found` if it reads the template's own calls, or if no other family does."""
+    """The family `found` if it parses the calls of the checkpoint's template; else another family
+    that does, or one made from the template. If there is none, it is `found`."""
     samples = samples_of(checkpoint)
     if found.overrides or not samples.calls:
         return found
     if reads(found, samples.calls) or reads(found, samples.named or samples.calls):
         return found
     others = [family for family in families if not family.overrides and family is not found]
-    others.sort(key=lambda family: family.name != "hermes")  # the most general of those alike
+    others.sort(key=lambda family: family.name != "hermes")  # of equal formats the most general
     chosen = next(_readers(others, samples), None) or learned(plain, samples)
     chosen = chosen or next((other for other in others if reads(other, samples.calls[:1])), None)
     if chosen is None or reads(found, samples.calls[:1]):
@@ -97,25 +101,25 @@ def reads(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
 
 
 def reads_all(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
-    """Whether nothing is left of them."""
+    """Whether the family parses the samples and leaves no text of them."""
     return reads(family, samples) and not any(
         sample.is_whole and read_back(family, sample).text for sample in samples
     )
 
 
 def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
-    """A family with a notation that the template shows and no other family has."""
+    """A family with a call format made from the template's samples; None if none can be made."""
     for call_format in learned_formats(samples.calls):
         layout = MarkupLayout(call_formats=(call_format,))
         family = _with_thoughts(replace(plain, name=LEARNED, layout=layout), samples)
-        # with other ids too, or an id would be taken for a part of the delimiters
+        # checked with other ids too, since an id may have been taken for part of a delimiter
         if all(reads_all(family, calls) for calls in (samples.calls, samples.named)):
             return family
     return None
 
 
 def _with_thoughts(family: ModelFamily, samples: TemplateSamples) -> ModelFamily:
-    """The family, with the delimiters of thoughts that the template writes."""
+    """The family, with the reasoning delimiters that the template writes if it lacks them."""
     pair, layout = samples.thoughts, family.layout
     if pair is None or not isinstance(layout, MarkupLayout):
         return family

@@ -1,4 +1,4 @@
-"""Cohere's Command R and R+: a fenced array of calls after `Action:`."""
+"""Cohere's Command R and R+: an array of calls in a code fence after `Action:`."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.command import END, TURNS

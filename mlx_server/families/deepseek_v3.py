@@ -20,7 +20,10 @@ OUTPUTS = (
 LAYOUT = MarkupLayout(
     call_formats=(DEEPSEEK, DEEPSEEK_WITHOUT_SECTION),
     inline_formats=lambda tools: DEEPSEEK_RESPELLED,
-    transparent=(*OUTPUTS, *(each for mark in OUTPUTS for each in respelled_delimiter(mark))),
+    transparent=(
+        *OUTPUTS,
+        *(each for delimiter in OUTPUTS for each in respelled_delimiter(delimiter)),
+    ),
     calls_end_reasoning=True,
 )
 

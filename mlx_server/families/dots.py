@@ -1,4 +1,4 @@
-"""dots: `<think>`, calls as MiniMax-M2's in a block of their own."""
+"""dots: `<think>`, calls as MiniMax-M2 writes them, but in another block."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

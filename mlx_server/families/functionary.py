@@ -1,4 +1,4 @@
-"""Functionary v3.2: `>>>` and a name before each message, `all` where it is text."""
+"""Functionary v3.2: each message has the header `>>>` and a tool's name, or `all` for text."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers import line_named_calls
 
 TO_USER = ("all\n", "all \n", "all\r\n")
-"""The header of a message to the user, and its misspellings by models."""
+"""The header of a message to the user, and how models misspell it."""
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:

@@ -1,4 +1,4 @@
-"""FunctionGemma: config.json calls it Gemma 3, but its template has call delimiters."""
+"""FunctionGemma: the model type is that of Gemma 3, but its template has call delimiters."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -8,7 +8,8 @@ from mlx_server.tool_parsers.formats import inline_gemma4
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
 ANSWERS = (f"{CHANNEL}response\n", f"{CHANNEL}final\n")
-"""Channels of the answer itself, which no template has."""
+"""The headers of channels for the answer, which models sometimes write although no template has
+them."""
 
 LAYOUT = MarkupLayout(
     reasoning=((f"{CHANNEL}thought\n", CHANNEL_END), (CHANNEL, CHANNEL_END)),
@@ -17,7 +18,7 @@ LAYOUT = MarkupLayout(
     dropped=ANSWERS,
     ends_reasoning=ANSWERS,
     transparent=("<|tool_response>",),
-    worded_reasoning=(("thought\n", CHANNEL_END),),  # without the token that opens the channel
+    worded_reasoning=(("thought\n", CHANNEL_END),),  # some models leave out the opening token
     trims_text=False,
 )
 

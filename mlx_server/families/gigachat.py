@@ -7,7 +7,7 @@ from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
 from mlx_server.tool_parsers.tag_formats import GIGACHAT35_RESPELLED
 
 SEPARATORS = ROLE, MESSAGE = "<|role_sep|>\n", "<|message_sep|>\n\n"
-"""Control tokens, line breaks included."""
+"""The tokens between role and text and between messages, whose line breaks are part of them."""
 ENDS = (MESSAGE, MESSAGE.strip())
 
 GIGACHAT = ModelFamily(

@@ -9,7 +9,7 @@ from mlx_server.tool_parsers import line_named_calls
 from mlx_server.tool_parsers.glm import GLM
 
 TURN = "<|assistant|>"
-"""The header of every answer; a line break follows it."""
+"""The header of every answer, which models repeat; a line break follows it."""
 
 BOX = ("<|begin_of_box|>", "<|end_of_box|>")
 """Delimiters around the final answer of vision models."""

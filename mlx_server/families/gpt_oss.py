@@ -16,7 +16,8 @@ from mlx_server.prompts.harmony import prompt as harmony_prompt
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding, replay_tokenizer
 
 DELIMITERS = ((REASONING,), ("<|end|>", "<|start|>"))
-"""Delimiters of reasoning; a model may start the next message without ending the last one."""
+"""The delimiters of reasoning. `<|start|>` closes it too, since models may start the next message
+without ending the last one."""
 
 
 def _parser(context: ParseContext) -> HarmonyParser:

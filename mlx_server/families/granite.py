@@ -1,6 +1,6 @@
 """Granite 3 and 4: a JSON array after `<|tool_call|>`, or calls as Hermes writes them.
 
-Granite 3.2 says in words where its thoughts begin and end, 3.3 and later in tags.
+Granite 3.2 begins and ends its thoughts with sentences, 3.3 and later with tags.
 """
 
 from mlx_server.families.base import ModelFamily

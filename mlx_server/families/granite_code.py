@@ -1,4 +1,4 @@
-"""Granite 20B for functions: each call after a mark that nothing closes."""
+"""Granite 20B for functions: each call follows an opening delimiter that has no closing one."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

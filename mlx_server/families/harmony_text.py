@@ -1,6 +1,6 @@
 """gpt-oss on another server: Harmony as text, with its control tokens spelled out or dropped.
 
-No checkpoint is taken for one: a model belongs here only if models.yaml says so.
+Only `family:` in models.yaml or `AS_TEXT` chooses this family, never a checkpoint.
 """
 
 from mlx_server.families.base import FamilyOverrides, ModelFamily
@@ -19,7 +19,8 @@ def _parser(context: ParseContext) -> Parser:
 
 
 def _grammar(spec: OutputSpec) -> str | None:
-    """A required format is that of the whole answer. Calls are not constrained."""
+    """The grammar of a required format, which is then the whole answer; None without a format,
+    since calls are not constrained."""
     if spec.format is None:
         return None
     lark = Lark(spec.context.control)

@@ -1,4 +1,4 @@
-"""Fine-tunes of general models that write calls as Hermes does, as their templates show."""
+"""Fine-tunes of general models whose templates show that they write calls as Hermes does."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -1,4 +1,4 @@
-"""Hy3: `<think>`, calls of keys and values, all marks with a suffix or all without."""
+"""Hy3: `<think>`, calls of keys and values; all delimiters have a suffix, or none has."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout

@@ -1,4 +1,4 @@
-"""HyperCLOVA X SEED Think: thoughts and calls are turns of the assistant's of their own."""
+"""HyperCLOVA X SEED Think: thoughts and calls are separate turns of the assistant."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

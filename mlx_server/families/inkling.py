@@ -1,4 +1,4 @@
-"""Inkling: messages of one kind each, thoughts, text or a call."""
+"""Inkling: each message has either thoughts, text or a call."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""InternLM 2 to 3 and Intern-S1: ChatML, `<think>`, calls as actions of a plugin."""
+"""InternLM 2 to 3 and Intern-S1: ChatML, `<think>`, calls as actions of the `<|plugin|>`."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

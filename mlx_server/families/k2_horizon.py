@@ -1,4 +1,4 @@
-"""K2 Horizon: thoughts of three depths, calls of keys, types and values."""
+"""K2 Horizon: three pairs of thinking tags for three efforts, calls of keys, types and values."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
@@ -24,7 +24,7 @@ K2_HORIZON = ModelFamily(
         "<|ifm|endoftext|>",
         "<|ifm|im_start|>",
         "<|ifm|im_end|>",
-        *(mark for pair in THOUGHTS for mark in pair),
+        *(delimiter for pair in THOUGHTS for delimiter in pair),
         *CALLS.opens,
         *CALLS.inner,
         *CALLS.closes,

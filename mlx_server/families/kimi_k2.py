@@ -12,11 +12,11 @@ ID = re.compile(r"functions\.[^\s:]+:\d+")
 
 
 def numbered_call_id(id: str, name: str, number: int) -> str:
-    """The id as the model makes it; it numbers its calls throughout a conversation."""
+    """The call's id as the model writes it, by the number of the call within the conversation."""
     return id if ID.fullmatch(id) or not name else f"functions.{name}:{number}"
 
 
-# the template puts no white space between reasoning, text and calls
+# white space is not trimmed, since the template writes none between reasoning, text and calls
 LAYOUT = MarkupLayout(
     call_formats=(CALLS, WITHOUT_SECTION, KIMI_K2_SINGULAR),
     trims=False,

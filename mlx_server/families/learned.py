@@ -1,7 +1,7 @@
-"""A call format made from what a chat template writes for calls, for models of no known family.
+"""Makes a call format from the calls that a chat template renders, for models of no known family.
 
-Samples of one call and of two show which delimiters stand around a call's parts. A format counts
-only if it reads the samples back (see by_template.py).
+Samples of one call and of two show which delimiters stand around a call's parts. A format is used
+only if it can parse the samples (see by_template.py).
 """
 
 import json
@@ -28,7 +28,7 @@ FENCE = re.compile(r"(.*?)\s*(```\w*)\s*\Z", re.DOTALL)
 
 
 def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
-    """Formats that may be the one of these samples, the likeliest first."""
+    """Yields call formats that the samples may be written in, the likeliest first."""
     whole = [sample for sample in samples if sample.is_whole]
     if whole:
         one, several = whole[0], whole[1] if len(whole) > 1 else None
@@ -61,7 +61,7 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
-    """Finds where the objects in a text begin and end, the outer ones first."""
+    """Yields the start, the value and the end of each JSON object in a text, outer ones first."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r"\{", text):
         try:
@@ -76,21 +76,22 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
 
 @dataclass(frozen=True)
 class _Span:
-    """The position of a call's name and its arguments in a text."""
+    """The positions of a call's name and its arguments in a text."""
 
     name: int
     name_end: int
     arguments: int
     end: int
+    """The end of the arguments."""
 
 
 FindArguments = Callable[[str, int, dict[str, str]], tuple[int, int] | None]
-"""Finds where arguments begin and end in a text, from the end of a name on."""
+"""Finds the begin and end of the given arguments in a text, after the end of the name."""
 
 
 @dataclass(frozen=True)
-class _Around:
-    """The texts around calls."""
+class _CallDelimiters:
+    """The delimiters around calls and their names."""
 
     opens: str
     before_name: str
@@ -101,7 +102,7 @@ class _Around:
 
 
 def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
-    """Finds the position of each call; none if they are not written so."""
+    """The positions of each call; empty if one of them is not found."""
     found: list[_Span] = []
     end = 0
     for name, arguments in sample.calls:
@@ -114,20 +115,23 @@ def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
     return found
 
 
-def _around(sample: CallSample, spans: list[_Span], closing: str = "") -> _Around:
-    """closing: what belongs to the arguments after their end."""
+def _delimiters(sample: CallSample, spans: list[_Span], closing: str = "") -> _CallDelimiters:
+    """Splits the text around the calls of a sample into delimiters.
+
+    closing: a delimiter after the arguments that belongs to them, for example that of a value.
+    """
     text, first, last = sample.written, spans[0], spans[-1]
     before, after_name = text[: first.name], text[first.name_end : first.arguments]
     after = text[last.end :].lstrip().removeprefix(closing)
     if len(spans) == 1:
-        return _Around("", before.strip(), after_name, after.strip(), "", "")
+        return _CallDelimiters("", before.strip(), after_name, after.strip(), "", "")
     between = text[first.end : spans[1].name].lstrip().removeprefix(closing)
     ending = whole_delimiters(common_beginning(between, after))
     opening = common_beginning(before[::-1], between[len(ending) :][::-1])[::-1]
-    if ">" in opening and opening.find(">") < opening.find("<"):  # the rest of another delimiter
+    if ">" in opening and opening.find(">") < opening.find("<"):  # it begins within a delimiter
         opening = opening[opening.find(">") + 1 :]
     opening = opening.lstrip()
-    return _Around(
+    return _CallDelimiters(
         opens=before[: len(before) - len(opening)].strip(),
         before_name=opening,
         after_name=after_name,
@@ -138,35 +142,35 @@ def _around(sample: CallSample, spans: list[_Span], closing: str = "") -> _Aroun
 
 
 def _as_names_and_json(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named(several or one, _json_arguments, JSON)
+    yield from _named_formats(several or one, _json_arguments, JSON)
 
 
 def _as_python(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named(several or one, _python_arguments, PYTHON)
+    yield from _named_formats(several or one, _python_arguments, PYTHON)
 
 
-def _named(
+def _named_formats(
     sample: CallSample, find: FindArguments, arguments: CallArguments
 ) -> Iterator[CallFormat]:
     if not (spans := _spans(sample, find)):
         return
-    around = _around(sample, spans)
-    opens, before_name = around.opens, around.before_name
+    delimiters = _delimiters(sample, spans)
+    opens, before_name = delimiters.opens, delimiters.before_name
     if not (opens or before_name):
         return
-    after_name = around.after_name.strip()
+    after_name = delimiters.after_name.strip()
     if arguments is PYTHON:
-        arguments = python_arguments(*filter(None, (around.closes_call, around.closes)))
-    passed = tuple(filter(None, (around.between.strip(),)))
+        arguments = python_arguments(*filter(None, (delimiters.closes_call, delimiters.closes)))
+    passed = tuple(filter(None, (delimiters.between.strip(),)))
     yield NamedCallFormat(
         opens=opens or before_name,
         before_name=before_name,
         after_name=after_name,
-        before_arguments=around.after_name[len(around.after_name.rstrip()) :],
+        before_arguments=delimiters.after_name[len(delimiters.after_name.rstrip()) :],
         arguments=arguments,
-        closes_call=around.closes_call,
-        between=around.between if opens else None,
-        closes=around.closes,
+        closes_call=delimiters.closes_call,
+        between=delimiters.between if opens else None,
+        closes=delimiters.closes,
         passed=passed,
     ).call_format()
 
@@ -218,28 +222,28 @@ def _as_pairs(one: CallSample, several: CallSample | None) -> Iterator[CallForma
     following = text[first.end : spans[1].name] if len(spans) > 1 else text[first.end :]
     value_closes = whole_delimiters(common_beginning(between, following)).strip()
     key_opens = between.strip().removeprefix(value_closes).strip()
-    around = _around(sample, spans, value_closes)
-    head = around.after_name.rstrip()
+    delimiters = _delimiters(sample, spans, value_closes)
+    head = delimiters.after_name.rstrip()
     if not (value_closes and key_opens and head.endswith(key_opens)):
         return
-    around = replace(around, after_name=head.removesuffix(key_opens).strip())
+    delimiters = replace(delimiters, after_name=head.removesuffix(key_opens).strip())
     if key_opens.rstrip('"').endswith("="):
-        yield from _tagged(around, key_opens, inside, value_closes)
+        yield from _tagged_formats(delimiters, key_opens, inside, value_closes)
     else:
-        yield from _keyed(around, key_opens, inside.strip(), value_closes)
+        yield from _keyed_formats(delimiters, key_opens, inside.strip(), value_closes)
 
 
-def _tagged(
-    around: _Around, key_opens: str, inside: str, value_closes: str
+def _tagged_formats(
+    delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
 ) -> Iterator[CallFormat]:
     quote = '"' if key_opens.endswith('"') else ""
-    opens, function = around.opens, around.before_name
-    function_end, block_end = around.closes_call, around.closes
-    if not opens:  # a block for each call, or none
+    opens, function = delimiters.opens, delimiters.before_name
+    function_end, block_end = delimiters.closes_call, delimiters.closes
+    if not opens:  # each call has a block of its own, or there is none
         at, end = function.rfind("<"), function_end.find(">") + 1
         opens, function = function[:at].strip(), function[at:]
         function_end, block_end = function_end[:end], function_end[end:].strip()
-    if inside.strip() != f"{quote}>" or around.after_name != f"{quote}>" or not function_end:
+    if inside.strip() != f"{quote}>" or delimiters.after_name != f"{quote}>" or not function_end:
         return
     tags = TagSyntax(
         function=function.removesuffix(quote),
@@ -256,18 +260,20 @@ def _tagged(
         yield without_block(tags, taught=True)
 
 
-def _keyed(around: _Around, key_opens: str, inside: str, value_closes: str) -> Iterator[CallFormat]:
+def _keyed_formats(
+    delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
+) -> Iterator[CallFormat]:
     key_closes = inside[: inside.find(">") + 1] or inside
-    before = around.before_name or around.opens
-    if key_closes and before and around.closes_call:
+    before = delimiters.before_name or delimiters.opens
+    if key_closes and before and delimiters.closes_call:
         yield KeyedCallFormat(
-            opens=around.opens if around.before_name else "",
+            opens=delimiters.opens if delimiters.before_name else "",
             before_name=before,
-            after_name=around.after_name,
+            after_name=delimiters.after_name,
             key_opens=key_opens,
             key_closes=key_closes,
             value_opens=inside.removeprefix(key_closes).strip(),
             value_closes=value_closes,
-            closes_call=around.closes_call,
-            closes=around.closes,
+            closes_call=delimiters.closes_call,
+            closes=delimiters.closes,
         ).call_format()

@@ -1,5 +1,5 @@
-"""LFM2 and LFM2.5: ChatML, `<think>`, calls as Python (or, on request, as JSON), which the instruct
-models of LFM2.5 do not delimit."""
+"""LFM2 and LFM2.5: ChatML, `<think>`, calls as Python, or as JSON if the prompt asks for it. The
+instruct models of LFM2.5 write no delimiters around calls."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

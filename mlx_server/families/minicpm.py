@@ -1,4 +1,4 @@
-"""MiniCPM 3 and 4, which call in Python, and 5, which calls in tags."""
+"""MiniCPM 3 and 4, which write calls as Python, and 5, which writes them in tags."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout

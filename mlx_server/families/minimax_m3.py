@@ -1,4 +1,4 @@
-"""MiniMax-M3: as M2, with `<mm:think>`, and a sign before each tag of a call."""
+"""MiniMax-M3: like M2, but with `<mm:think>` and with a special token before each tag of a call."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -12,11 +12,11 @@ ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def nine_character_id(id: str, name: str, number: int) -> str:
-    """An id of nine letters or digits, which many of these models' templates require."""
+    """The call's id, or a digest of it, in nine letters or digits, which many templates require."""
     return id if ID.fullmatch(id) else sha256(id.encode()).hexdigest()[:9]
 
 
-# the first Magistral delimits its reasoning with plain text, not with control tokens
+# the first Magistral writes its reasoning between <think> tags, which are no control tokens there
 LAYOUT = MarkupLayout(
     reasoning=(("[THINK]", "[/THINK]"), THINK), call_formats=(CALLS,), new_id=new_short_id
 )

@@ -1,4 +1,4 @@
-"""Muse (Glimmer): messages to somebody, thoughts to the model itself, calls as tags."""
+"""Muse (Glimmer): each message has a recipient; thoughts go to the model itself, calls to tools."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ START, MESSAGE, END, TURN_END = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 TURN = f"{START}assistant "
 THOUGHTS = (f"to=self{MESSAGE}", END)
 NOTES = (f"to=developer{MESSAGE}", END)
-"""Messages that no user reads."""
+"""The delimiters of messages to the developer, which are reasoning for a client."""
 READERS = ("user", "commentary")
 
 
 def _layout(tools: Sequence[Tool]) -> MarkupLayout:
     to_user = _headers(READERS)
-    to_tools = _headers([name for tool in tools for name in _names(tool.name)])
+    to_tools = _headers([name for tool in tools for name in _recipients(tool.name)])
     return MarkupLayout(
         reasoning=(THOUGHTS, NOTES),
         call_formats=(CALLS,),
@@ -29,13 +29,14 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
 
 
 def _headers(readers: Sequence[str]) -> tuple[str, ...]:
-    """How messages begin, of which the first one's start may be the end of the prompt."""
+    """The headers of messages to these recipients, with and without the start of the turn, which
+    for the first message may be in the prompt."""
     return tuple(f"{start}to={name}{MESSAGE}" for name in readers for start in (TURN, ""))
 
 
-def _names(tool: str) -> tuple[str, ...]:
-    """The names that address a message to a tool. The template tells the model that a tool without
-    a namespace is one itself."""
+def _recipients(tool: str) -> tuple[str, ...]:
+    """The recipients that mean this tool. The template says that a tool without a namespace has its
+    own name as namespace."""
     return tool, f"{tool}.{tool}", f"functions.{tool}"
 
 

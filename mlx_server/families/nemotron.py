@@ -9,7 +9,7 @@ NEMOTRON = ModelFamily(
     name="nemotron",
     layout=MarkupLayout(call_formats=(CALLS,)),
     answer_prefix="\n</think>\n\n",
-    template_markers=CALLS.opens,  # the types are Llama's and Nemotron-H's
+    template_markers=CALLS.opens,  # their model types are also those of other families
     stop_tokens=("<|eot_id|>", "<SPECIAL_12>"),
     special_tokens=(
         "<|begin_of_text|>",

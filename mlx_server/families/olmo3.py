@@ -1,4 +1,4 @@
-"""OLMo 3: ChatML, `<think>`, Python calls between `<function_calls>` tags, one per line."""
+"""OLMo 3: ChatML, `<think>`, calls as Python between `<function_calls>` tags, one on each line."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

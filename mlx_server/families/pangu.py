@@ -1,4 +1,4 @@
-"""openPangu: reserved tokens as marks of thoughts and of an array of calls."""
+"""openPangu: reserved tokens as delimiters of thoughts and of an array of calls."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -1,4 +1,4 @@
-"""Phi 3 and 4: JSON between `<|tool_call|>` and `<|/tool_call|>`, or after `functools`."""
+"""Phi 3 and 4: calls as JSON between `<|tool_call|>` and `<|/tool_call|>`, or after `functools`."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

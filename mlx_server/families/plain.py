@@ -1,6 +1,6 @@
 """Models of no known family: their own chat template, `<think>`, calls as JSON.
 
-The JSON is in Hermes' tags, or the whole answer is a call, an object or an array.
+The JSON is in Hermes' tags, or it is the whole answer, as one object or as an array.
 """
 
 from mlx_server.families.base import ModelFamily

@@ -1,4 +1,4 @@
-"""PLaMo 3: marks of one form around every part of a call."""
+"""PLaMo 3: delimiters of one form, `<|plamo:begin_…:plamo|>`, around every part of a call."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -1,4 +1,4 @@
-"""Qwen3.5 and later, and Step 3.5: Qwen3-Coder's call format, after reasoning."""
+"""Qwen3.5 and later, and Step 3.5: reasoning, then calls in Qwen3-Coder's format."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Seed-OSS: `seed:` tags for every part, some of them for reflections on the thinking budget."""
+"""Seed-OSS: `seed:` tags for every part, also for the model's reflections on its budget."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
@@ -8,7 +8,7 @@ from mlx_server.tool_parsers.tag_formats import SEED_OSS_WITHOUT_BLOCK
 OPEN, CLOSE = "<seed:think>", "</seed:think>"
 BUDGET, BUDGET_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
 
-# a prompt without a thinking budget ends within a reflection
+# with a thinking budget of 0 the prompt ends within a reflection, which the second pair opens
 LAYOUT = MarkupLayout(
     reasoning=((OPEN, CLOSE), (OPEN + BUDGET, CLOSE)),
     call_formats=(CALLS, SEED_OSS_WITHOUT_BLOCK),

@@ -1,4 +1,4 @@
-"""SmolLM2, a Llama by its config.json: ChatML; the largest writes calls as Hermes does."""
+"""SmolLM2, whose model type is Llama's: ChatML; the largest one writes calls as Hermes does."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

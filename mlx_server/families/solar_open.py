@@ -1,4 +1,5 @@
-"""Solar Open, where a call's id stands before its name, and 2, where keys and values have marks."""
+"""Solar Open, whose calls have an id before the name, and Solar Open 2, whose keys and values have
+delimiters."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

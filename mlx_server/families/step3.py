@@ -1,4 +1,4 @@
-"""Step 3: `<think>`, calls in a section of control tokens, each of them tags."""
+"""Step 3: `<think>`, calls as tags, in a section between control tokens."""
 
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout

@@ -1,4 +1,4 @@
-"""The families as a table: for families/README.md and `mlx-server models --families`."""
+"""Shows the families as a table, in families/README.md and by `mlx-server models --families`."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 COLUMNS = ("Family", "Model types", "Template shows", "Reasoning", "Tool calls")
 
 PIPE_WIDTH = 1_000
-"""The width of lines that a program reads, so that none is cut."""
+"""The width of the table's lines in a pipe, where the program that reads them needs whole lines."""
 
 Row = tuple[str, list[str], list[str], list[str], list[str]]
 
@@ -24,14 +24,14 @@ def rows(families: Iterable[ModelFamily] = FAMILIES) -> list[Row]:
 
 
 def markdown() -> str:
-    """The table in Markdown, as families/README.md has it."""
+    """The table in Markdown, which families/README.md contains."""
     cells = ([_code([name]), *map(_code, lists)] for name, *lists in rows())
     lines = [COLUMNS, ["---"] * len(COLUMNS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def show(console: "Console") -> None:
-    from rich.table import Table  # the server, which has the rows of the table, starts without it
+    from rich.table import Table  # imported here, since the server imports this module for `rows`
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
@@ -69,10 +69,10 @@ def _delimited(opening: str, closing: str) -> str:
 
 
 def _code(items: Sequence[str]) -> str:
-    """A bar would end the cell, also inside of code."""
+    """The items as code. A bar is escaped, since it would end the cell even within code."""
     return ", ".join(_quoted(item).replace("|", "\\|") for item in items)
 
 
 def _quoted(item: str) -> str:
-    """Code that may contain code fences."""
+    """The item as code, even if it contains backticks itself."""
     return f"````` {item} `````" if "`" in item else f"`{item}`"

@@ -1,1 +1,1 @@
-"""Turns a request into the events of its answers, for every endpoint."""
+"""Turns a request into the events of its answers, which every endpoint folds into its response."""

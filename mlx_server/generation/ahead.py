@@ -1,4 +1,4 @@
-"""Has the engine compute the beginning of a conversation's next prompt while it is idle."""
+"""Lets the idle engine compute the beginning of a conversation's next prompt."""
 
 from dataclasses import dataclass, field
 
@@ -22,13 +22,13 @@ from mlx_server.requests import GenerateRequest
 
 @dataclass
 class AnswerMessage:
-    """The message that an answer's events make."""
+    """Accumulates the events of an answer into the message that the next prompt will have."""
 
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     is_whole: bool = False
-    """Whether the model has ended the answer itself, or with one of the client's stop strings."""
+    """Whether the answer has ended for any other reason than its limit."""
     _begun: dict[int, ToolCallStarted] = field(default_factory=dict)
     _arguments: dict[int, list[str]] = field(default_factory=dict)
 
@@ -64,8 +64,11 @@ def compute_ahead(
     row: Generate,
     answer: AnswerMessage,
 ) -> None:
-    """Has the next prompt computed, if the request has a conversation that can go on. row: the
-    request's first row."""
+    """Lets the engine compute the next prompt, if the request has one complete answer in a
+    conversation and models.yaml sets `compute_ahead`.
+
+    row: the request's first row, whose adapter and cache scope the next prompt will have.
+    """
     is_one = len(request.prompts) == request.n == 1
     if not (is_one and answer.is_whole and prepared.spec.compute_ahead):
         return

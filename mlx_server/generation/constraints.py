@@ -1,5 +1,6 @@
-"""Constraints that the engine applies to a row: a grammar of the whole answer and a reasoning
-budget. They are expressed in tokens, because the engine knows neither families nor tools.
+"""Sets a row's constraints: a grammar of the whole answer, and a reasoning budget.
+
+They are expressed in tokens, since the engine knows neither families nor tools.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 from mlx_server.schemas.grammar import on_one_line
 
 PROMPT_END = 64
-"""The number of the prompt's final tokens that a parser receives as text."""
+"""The number of the prompt's last tokens whose text a parser gets, to see what is open there."""
 
 
 def parse_context(
@@ -44,15 +45,16 @@ def parse_context(
 
 
 NO_TOOL = ("tools",)
-"""Reported as unenforced if no grammar constrains tool calls."""
+"""What is reported as unenforced if no grammar constrains tool calls."""
 
 
 def constrain_rows(
     prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, rows: Sequence[Generate]
 ) -> tuple[str, ...]:
-    """Set the constraints of all rows; return what their grammar leaves out of the tools' schemas.
+    """Set the constraints of all rows, and return the paths of the tools' schema keywords that
+    their grammar does not enforce. Raises InvalidGrammar.
 
-    Rows of the same prompt share them, since a grammar is long. Raises InvalidGrammar.
+    Rows of the same prompt share their constraints, since a grammar takes time to make.
     """
     left_out: dict[str, None] = {}
     for row in rows:
@@ -67,11 +69,8 @@ def constrain_rows(
 def _constrain(
     prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, row: Generate
 ) -> tuple[str, ...]:
-    """Set the row's grammar and budget; return what the grammar leaves out of the tools' schemas.
-
-    Raises InvalidGrammar.
-    """
-    if not isinstance(prompt, Conversation):  # a text completion is plain text
+    """Set the constraints of one row; see `constrain_rows`."""
+    if not isinstance(prompt, Conversation):  # a text completion has no reasoning or calls
         if request.format:
             lark = Lark(prepared.checkpoint.tokenizer.control_tokens)
             row.grammar = lark.source(format_rule(request.format, lark))
@@ -86,7 +85,7 @@ def _constrain(
         row.grammar_prefix = text_tokens(prepared.checkpoint, begun.content)
     if budget is not None or answer is not None:
         end = prepared.family.end_of_reasoning(spec)
-        # a grammar decides on the white space after reasoning itself
+        # a grammar has its own rule for the white space after reasoning
         row.thinking = _thinking(prepared, spec, end.rstrip() if row.grammar else end, budget)
     if row.thinking:
         row.thinking.answer = answer
@@ -94,7 +93,7 @@ def _constrain(
             row.thinking.rest = prepared.family.grammar_after_reasoning(
                 spec, constrains=row.grammar is not None
             )
-    elif answer is not None:  # without reasoning, the answer's limit is the row's
+    elif answer is not None:  # without reasoning the whole row is the answer
         row.end_within(answer)
     return left_out
 
@@ -107,7 +106,7 @@ def _choose_white_space(prepared: PreparedModel, row: Generate) -> None:
 
 
 def _share_constraints(request: GenerateRequest, first: Generate, row: Generate) -> None:
-    """Gives a row of the same prompt what `_constrain` has set in the first one."""
+    """Copy the constraints that `_constrain` has set in the first row of the same prompt."""
     row.grammar, row.grammar_prefix = first.grammar, first.grammar_prefix
     row.thinking = first.thinking
     if request.max_response_tokens is not None and row.thinking is None:
@@ -117,8 +116,9 @@ def _share_constraints(request: GenerateRequest, first: Generate, row: Generate)
 def constrain_continuation(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, row: Generate
 ) -> None:
-    """Replace the row's grammar, if it has one, by that of the rest after the new prompt."""
-    if row.grammar is not None:  # not Harmony's: no answer ends in its reasoning there
+    """Replace the grammar of a row that continues an answer by one that begins where the new
+    prompt ends."""
+    if row.grammar is not None:
         conversation = replace(conversation, continue_final_message=False)
         spec = _output_spec(prepared, request, conversation, row)
         row.grammar, _ = _grammar(prepared, request, spec)
@@ -126,14 +126,14 @@ def constrain_continuation(
 
 
 def is_format_required(request: GenerateRequest) -> bool:
-    """Whether the client requires a format, so that an unconstrained answer will not do."""
+    """Whether the request needs a grammar: it has a format, a forced call or a strict tool."""
     chats = (prompt for prompt in request.prompts if isinstance(prompt, Conversation))
     is_strict = any(tool.strict for conversation in chats for tool in conversation.tools)
     return request.format is not None or request.tool_choice != "auto" or is_strict
 
 
 def template_kwargs(prepared: PreparedModel, conversation: Conversation) -> Mapping[str, Any]:
-    """The request's template kwargs, completed by those of models.yaml."""
+    """The request's template kwargs, and for other variables those of models.yaml."""
     return {**prepared.spec.template_kwargs, **conversation.template_kwargs}
 
 
@@ -142,11 +142,11 @@ def budget_of(
 ) -> int | None:
     if request.thinking_budget is not None:
         return request.thinking_budget
-    # models.yaml's effort does not apply if the client sets the template's own switch
+    # an effort set in models.yaml does not apply if the client sets the template's own switch
     is_switched = not SWITCHES.keys().isdisjoint(conversation.template_kwargs)
     own = conversation.template_kwargs
     kwargs = own if is_switched else template_kwargs(prepared, conversation)
-    # "none" holds even if the template does not read the effort
+    # "none" applies even if the template does not read the effort
     return 0 if kwargs.get("reasoning_effort") == "none" else None
 
 
@@ -164,7 +164,7 @@ def _output_spec(
 def _grammar(
     prepared: PreparedModel, request: GenerateRequest, spec: OutputSpec
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The grammar, and what it leaves out of the tools' schemas."""
+    """The grammar, and the paths of the tools' schema keywords that it does not enforce."""
     if is_format_required(request):
         return _required_grammar(prepared, spec)
     by_default = prepared.transcript is None
@@ -173,7 +173,7 @@ def _grammar(
     try:
         return _required_grammar(prepared, spec)
     except (InvalidGrammar, CompilerTooSlow):
-        # the client requires no format: decode without constraints
+        # the client requires no format, so the answer is decoded without constraints
         return None, NO_TOOL
 
 
@@ -203,14 +203,17 @@ def _unenforced(prepared: PreparedModel, spec: OutputSpec) -> Iterator[str]:
 def _thinking(
     prepared: PreparedModel, spec: OutputSpec, end: str, budget: int | None
 ) -> Thinking | None:
-    """The reasoning budget as tokens; `end` is the text between reasoning and answer."""
+    """The reasoning budget in tokens; None if the family has no reasoning delimiters.
+
+    end: the text that is forced at the end of the budget, up to the beginning of the answer.
+    """
     family, tokenizer = prepared.family, prepared.checkpoint.tokenizer
     opens, closes = family.thinking_delimiters()
     if not closes:
         return None
     before, after = _split_at_delimiter(end, closes)
     lead, rest = tokenizer.encode(before), tokenizer.encode(after)
-    if budget is not None and len(lead) >= budget:  # the budget has no room for the lead-out
+    if budget is not None and len(lead) >= budget:  # the budget has no room for a lead-out
         lead = []
     return Thinking(
         budget=None if budget is None else budget - len(lead),
@@ -222,6 +225,6 @@ def _thinking(
 
 
 def _split_at_delimiter(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
-    """Split before the first closing delimiter: what precedes it still counts as reasoning."""
+    """Split before the first closing delimiter, since the text before it counts as reasoning."""
     at = min((end.find(delimiter) for delimiter in closes if delimiter in end), default=0)
     return end[:at], end[at:]

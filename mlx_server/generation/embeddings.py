@@ -1,4 +1,4 @@
-"""Embeddings of texts: tokenised, grouped by length and computed by the engine."""
+"""Computes embeddings: the texts are tokenised, grouped by length and sent to the engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import check_wanted, in_thread
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
-"""Limits on the texts that are computed together, and on their tokens with padding."""
+"""Limits of a group of texts that are computed together: the texts, and their padded tokens."""
 
 Input = str | tuple[int, ...]
-"""Text, or the ids of its tokens, which are used unchanged."""
+"""A text, or token ids, to which no special tokens are added."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class EmbedRequest:
     dimensions: int | None = None
     prompt_name: str | None = None
     truncate: bool = False
-    """Whether an input that is too long is cut; else it is refused."""
+    """Whether an input that is too long is truncated; else the request is refused."""
     param: str = "input"
-    """The client's name of the inputs, for error messages."""
+    """The inputs' parameter in the client's API, for error messages."""
     client: str = ""
 
 
@@ -42,11 +42,11 @@ class Embeddings:
     vectors: tuple[bytes, ...]
     """The vectors as little-endian 32-bit floats, in the order of the inputs."""
     tokens: int
-    """The number of tokens of all inputs together."""
+    """The tokens of all inputs together."""
 
 
 async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:
-    """Compute the embeddings. A caller that is cancelled cancels the rows."""
+    """Compute the embeddings. Cancelling the caller cancels the engine's rows."""
     with pool.row_slot(1, request.client):
         prepared = await _prepared(request, pool)
         texts = await in_thread(tokenized, prepared, request, model=prepared.id)
@@ -61,8 +61,10 @@ async def compute(
     texts: Sequence[Sequence[int]],
     second_from: Sequence[int] = (),
 ) -> tuple[bytes, ...]:
-    """The vectors of the texts, in their order. command: what all groups of them share.
-    second_from: see `Embed`."""
+    """The engine's results for the texts, in their order: vectors, or a reranker's scores.
+
+    command: a template for the commands of all groups. second_from: see `Embed`.
+    """
     groups = list(grouped(texts))
     rows = [_row(command, texts, second_from, group) for group in groups]
     found: dict[int, bytes] = {}
@@ -80,7 +82,7 @@ async def compute(
 
 
 def grouped(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Places of texts that are computed together: those of similar lengths."""
+    """Yields the indices of each group of texts, which have similar lengths."""
     group: list[int] = []
     for place in sorted(range(len(texts)), key=lambda place: len(texts[place])):
         tokens = (len(group) + 1) * len(texts[place])
@@ -106,7 +108,7 @@ def _row(
 
 
 def _demand(prepared: PreparedModel, command: Embed, rows: Sequence[Embed]) -> MemoryDemand:
-    """The memory of the largest group: a client's groups are computed one after the other."""
+    """The memory of the largest group, since the engine computes a client's groups one by one."""
     largest = max(rows, key=lambda row: padded_tokens(row.inputs))
     longest = max(map(len, largest.inputs))
     return MemoryDemand(prepared.kv, longest, longest, len(largest.inputs), command.client)
@@ -183,7 +185,7 @@ def check_total(tokens: int, param: str) -> None:
 
 
 class InputTokenizer:
-    """Tokenises inputs, special tokens included, within the length that the model takes."""
+    """Tokenises inputs with special tokens, and truncates or refuses those that are too long."""
 
     def __init__(self, prepared: PreparedModel, prompt: str, request: EmbedRequest) -> None:
         self._tokenizer = prepared.checkpoint.tokenizer
@@ -200,12 +202,12 @@ class InputTokenizer:
         if isinstance(text, tuple):
             found = list(self._fitting(text, self._most, place))
         else:
-            found = self._special(self._fitting(self._plain(text, place), self._room, place))
+            found = self._special(self._fitting(self._text_tokens(text, place), self._room, place))
         if not found:
             raise BadRequest(f"Input {place} is empty: it has no tokens.", param=self._param(place))
         return found
 
-    def _plain(self, text: str, place: int) -> list[int]:
+    def _text_tokens(self, text: str, place: int) -> list[int]:
         text = self._prompt + text
         if self._request.truncate:
             text = text[: self._room * self._tokenizer.longest]

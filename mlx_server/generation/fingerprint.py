@@ -1,4 +1,4 @@
-"""OpenAI's `system_fingerprint`: it changes when the same seed may give other tokens."""
+"""OpenAI's `system_fingerprint`, which changes whenever the same seed may give other tokens."""
 
 from functools import cache
 from hashlib import sha256
@@ -9,14 +9,14 @@ from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.prepare import PreparedModel
 
 PACKAGES = ("mlx", "mlx-lm")
-LETTERS = 10
+DIGITS = 10
 """The number of hexadecimal digits, the same as in OpenAI's fingerprints."""
 
 
 def system_fingerprint(prepared: PreparedModel, adapter: LeasedAdapter | None) -> str:
-    """A digest of what computes the answer: the software, the model's files and the adapter's."""
+    """A digest of the software's versions and of the files of the model and the adapter."""
     parts = (_software(), prepared.stamp, adapter.spec.digest if adapter else None)
-    return f"fp_{sha256(repr(parts).encode()).hexdigest()[:LETTERS]}"
+    return f"fp_{sha256(repr(parts).encode()).hexdigest()[:DIGITS]}"
 
 
 @cache

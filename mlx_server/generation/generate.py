@@ -43,8 +43,8 @@ log = logging.getLogger("mlx_server")
 
 
 def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
-    """Yield the events. Errors in the request are raised before `Started`; closing the generator
-    cancels its rows, or its requests to another server."""
+    """Yield the events of the request's answers. Errors in the request are raised before `Started`.
+    Closing the generator cancels the engine's rows, or the requests to another server."""
     events = _answered(request, pool)
     return pool.recorder.recorded(request, events) if pool.recorder else events
 
@@ -65,7 +65,7 @@ def _generated(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
 async def _first_to_answer(
     request: GenerateRequest, pool: Pool, names: Sequence[str]
 ) -> AsyncGenerator[Event]:
-    """The events of the first of these models that begins to answer."""
+    """Yield the events of the first of the named models that begins to answer."""
     for name in names:
         async with aclosing(_generated(replace(request, model=name), pool)) as events:
             try:
@@ -84,7 +84,7 @@ async def _first_to_answer(
 
 
 async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
-    """`generate` for a model that this server runs."""
+    """Yield the events, as `generate` does, for a model that this server runs."""
     with pool.row_slot(len(request.prompts) * request.n, request.client):
         name, its_adapter = pool.named(request.model)
         prepared = await pool.prepared(name)
@@ -147,7 +147,11 @@ async def _admit(
     planned: RequestPlan,
     request: GenerateRequest,
 ) -> tuple[RequestPlan, RowStream, list[Item]]:
-    """Wait until the engine has admitted every row, without optional constraints if they fail."""
+    """Send the rows and wait until the engine has admitted them all. If it can't compile a grammar
+    that the client did not require, send them again without it.
+
+    Returns the plan of the admitted rows, their stream, and the items that it has given so far.
+    """
     while True:
         feed = await on.enter_async_context(engine.generate(planned.rows))
         lease.began(planned.rows)
@@ -159,7 +163,7 @@ async def _admit(
                 raise
             await on.aclose()
             lease.left(lease.rows)
-        planned = planned.without_constraints()  # optional ones, or it would have raised
+        planned = planned.without_constraints()
 
 
 async def _adapter(
@@ -197,7 +201,7 @@ def _started(
 
 
 def _unfinished(answers: Iterable[RetryingAnswer]) -> TokenCounts:
-    """An answer that took several rows counts once."""
+    """The tokens of the unfinished answers. One that took several rows is counted once."""
     running = {id(answer): answer for answer in answers if not answer.finished}
     return total(answer.counts for answer in running.values())
 
@@ -211,7 +215,8 @@ async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:
 
 
 def _check_ids(model: LoadedModel, request: GenerateRequest) -> None:
-    """Raise BadRequest for token ids outside the vocabulary, whose size the loaded model has."""
+    """Raise BadRequest for token ids outside the vocabulary, whose size is known once the model is
+    loaded."""
     prompts = [prompt for prompt in request.prompts if isinstance(prompt, tuple)]
     for param, ids in [("logit_bias", request.logit_bias), *(("prompt", ids) for ids in prompts)]:
         for token in ids:

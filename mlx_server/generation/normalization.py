@@ -1,4 +1,5 @@
-"""Takes out of a request what its client changes each time and what means nothing to a model."""
+"""Removes lines that some clients change in every request and that mean nothing to a model. They
+would keep prompts out of the prompt cache."""
 
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from mlx_server.requests import GenerateRequest, Prompt
 def without_volatile_lines(
     spec: ModelSpec, request: GenerateRequest
 ) -> tuple[GenerateRequest, tuple[str, ...]]:
-    """Returns the request without such lines, and their names."""
+    """The request without volatile lines, and the names of those that were removed."""
     if spec.volatile_lines == "keep":
         return request, ()
     cleaned = [_cleaned(prompt) for prompt in request.prompts]

@@ -45,11 +45,12 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest, NamedTool
 
 LONGEST_DELIMITER = 32
-"""Bound, in tokens, on the length of a delimiter that ends reasoning."""
+"""The most tokens of a delimiter that closes reasoning."""
 
 
 class OutputProcessor:
-    """Parses the tokens of one answer, whose row may be continued by a second one."""
+    """Turns the tokens of one attempt at an answer into events. A second row may continue the
+    first one: see `next_row`."""
 
     def __init__(
         self, prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest
@@ -63,9 +64,9 @@ class OutputProcessor:
         self._echo = request.echo
         self._parallel = request.parallel_calls and not isinstance(request.tool_choice, NamedTool)
         self._limit = row.max_tokens - row.overflow_tokens
-        """Tokens after which the answer ends, unless it may finish a text in overflow tokens."""
+        """The tokens after which the answer ends, unless it may end its text in overflow tokens."""
         self._answer_tokens_left = request.max_response_tokens
-        """Tokens left for the answer, not counting reasoning; None means no limit."""
+        """The tokens left for the answer after its reasoning; None if they are not limited."""
         self._tokenizer = prepared.checkpoint.tokenizer
         self._detokenizer = self._tokenizer.detokenizer()
         self._parser = _parser(prepared, index, row, request)
@@ -73,7 +74,7 @@ class OutputProcessor:
         self._ids: list[int] = []
         self._tokens = self._reasoning = self._text = self._calls = 0
         self._raw_ids: list[int] = []
-        """All tokens of the model, stop tokens included."""
+        """All tokens that the model has generated, stop tokens included."""
         self._cached: int | None = None
         self._progress = request.progress
         self._has_output = self._has_text = self._is_forced = False
@@ -93,7 +94,7 @@ class OutputProcessor:
                 yield from self._token(item)
             case Prefilled(_, cached) if self._cached is None:
                 self._cached = cached
-                yield from self._all_cached(cached)
+                yield from self._progress_if_cached(cached)
             case PrefillProgress(_, computed) if self._progress:
                 prompt = len(self._row.prompt)
                 yield PromptProgress(self._index, prompt, self._cached or 0, computed)
@@ -102,8 +103,9 @@ class OutputProcessor:
             case RowLeftGrammar():
                 raise departure_error(self._prepared, self._request, self._row, item)
 
-    def _all_cached(self, cached: int) -> Iterator[Event]:
-        """The only progress of a prompt without a piece to compute: its last token is decoded."""
+    def _progress_if_cached(self, cached: int) -> Iterator[Event]:
+        """Yields the one progress event of a prompt that was cached except for its last token,
+        which needs no prefill."""
         prompt = len(self._row.prompt)
         if self._progress and cached == prompt - 1:
             yield PromptProgress(self._index, prompt, cached, cached)
@@ -129,12 +131,12 @@ class OutputProcessor:
         if self._request.continuous_usage:
             id = token.id if self._request.token_ids else None
             yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning, id)
-        if token.finish == "stop":  # the stop token itself is no part of the answer
+        if token.finish == "stop":  # the stop token itself is not part of the answer
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return
         self._ids.append(token.id)
         section = self._parser.section
-        if token.logprobs and section != "reasoning":  # what begins as a call may still be text
+        if token.logprobs and section != "reasoning":  # a call's beginning may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
         yield from self._forward(events)
@@ -143,8 +145,9 @@ class OutputProcessor:
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
         if self._parser.section != section and self._parser.section != "call":
-            # those of the delimiter, which may be known for one only by the first token of another
-            self._logprobs = self._logprobs[-1:] if self._begins_another(token.id) else []
+            # drops those of a delimiter, whose end may show only in the next delimiter's first
+            # token, which is kept
+            self._logprobs = self._logprobs[-1:] if self._is_other_control_token(token.id) else []
         self._count_answer_token(section)
         if self._stops.matched:
             yield self._finished("stop")
@@ -154,8 +157,8 @@ class OutputProcessor:
             yield from self._finish(token.finish or "length")
 
     def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the text's tokens. Those of earlier tokens, which are not text,
-        are dropped; those of later tokens are kept for the text to come."""
+        """Takes the log probabilities of the text's tokens out of those that are pending. Earlier
+        ones, of tokens that are not text, are dropped; later ones stay for the next text."""
         pending, wanted = self._pending_bytes(), text.encode()
         at = pending.find(wanted, self._delimiters_before(pending))
         if at < 0:
@@ -167,19 +170,19 @@ class OutputProcessor:
             begin, end = end, end + len(logprob.bytes)
             if wanted and begin >= at + len(wanted) and at >= 0:
                 later.append(logprob)
-            elif end > at or begin == at:  # a token may have no bytes
+            elif end > at or begin == at:  # begin == at for a token without bytes
                 taken.append(logprob)
         self._logprobs = later
         return tuple(taken)
 
-    def _begins_another(self, token: int) -> bool:
-        """Whether a control token is none of those that close reasoning."""
+    def _is_other_control_token(self, token: int) -> bool:
+        """Whether it is a control token, but not one of those that close reasoning."""
         text = self._tokenizer.control_tokens.get(token)
         return text is not None and not any(text in each for each in self._closes)
 
     def _delimiters_before(self, pending: bytes) -> int:
-        """The position after the delimiters at the beginning. Words in them may be those of the
-        text, and white space after them may be the text's."""
+        """The length of the delimiters at the beginning, within which the text is not searched. The
+        white space after them may be part of the text, so it is not counted."""
         found = self._invisible.match(pending)
         return len(found[0].rstrip()) if found else 0
 
@@ -187,14 +190,15 @@ class OutputProcessor:
         return b"".join(logprob.bytes for logprob in self._logprobs)
 
     def _is_reasoning(self, section: Section, events: Sequence[Event]) -> bool:
-        """Whether the last token is reasoning. Delimiters are not, but some are recognised only by
-        what follows them."""
+        """Whether the last token counts as reasoning. A delimiter does not, but one that is
+        recognised only by the text after it is counted first: see `_delimiter_tokens`."""
         if self._parser.section != "reasoning":
             return False
         return section == "reasoning" or any(isinstance(e, ReasoningDelta) for e in events)
 
     def _delimiter_tokens(self) -> int:
-        """Tokens counted as reasoning that turned out to begin the closing delimiter."""
+        """The number of tokens counted as reasoning that turned out to be the beginning of the
+        closing delimiter."""
         text = ""
         for before, token in enumerate(self._ids[: -LONGEST_DELIMITER - 1 : -1]):
             text = self._tokenizer.spelling(token) + text
@@ -203,20 +207,23 @@ class OutputProcessor:
         return 0
 
     def _count_answer_token(self, section: Section) -> None:
-        """Count a token of the answer, once it has had output: before, tokens may be delimiters
-        and white space. `section` is that of the last token when it was parsed."""
+        """Counts the last token towards the answer's limit. Tokens before the first output are not
+        counted, since they may be delimiters and white space.
+
+        section: the parser's section before the token.
+        """
         if self._answer_tokens_left is not None and self._has_output and section != "reasoning":
             self._answer_tokens_left -= 1
 
     def _is_cut(self) -> bool:
-        """Whether the limit is reached; only text may continue into the overflow tokens."""
+        """Whether the limit ends the answer. Only text may continue into the overflow tokens."""
         return self._tokens >= self._limit and not (
             self._has_output and self._parser.section == "text"
         )
 
     @property
     def reasoning_ran_out(self) -> bool:
-        """Whether the reasoning was cut off because it used its whole budget."""
+        """Whether the reasoning used its whole budget and was cut off."""
         thinking = self._row.thinking
         budget = thinking.budget if thinking else None
         return budget is not None and self._reasoning >= budget
@@ -232,12 +239,14 @@ class OutputProcessor:
         return self._parser.is_unterminated
 
     def next_row(self) -> Generate | None:
-        """The row that continues this answer, if any, still with the whole answer's grammar."""
+        """Takes the row that is to continue this answer, if there is one. Its grammar is still that
+        of the whole answer."""
         row, self._next = self._next, None
         return row
 
     def _is_only_reasoning(self) -> bool:
-        """Whether the model stopped after its reasoning and can be continued to an answer."""
+        """Whether the model stopped right after its reasoning, and an answer prefix can make it
+        continue."""
         return (
             self._parser.awaits_answer
             and bool(self._prepared.family.answer_prefix)
@@ -250,7 +259,8 @@ class OutputProcessor:
         return self._tokenizer.encode(self._prepared.family.answer_prefix)
 
     def _tokens_left_after(self, prefix: list[int]) -> int:
-        """Tokens that may follow the answer prefix. It uses context but none of `max_tokens`."""
+        """The tokens that may follow the answer prefix, which takes context but is not counted
+        towards `max_tokens`."""
         context = len(self._row.prompt) + len(self._ids) + len(prefix)
         return min(self._row.max_tokens - self._tokens, self._prepared.context_length - context)
 
@@ -271,7 +281,7 @@ class OutputProcessor:
         )
 
     def _thinking_left(self) -> Thinking | None:
-        """The row's reasoning budget for the continuation, which may reason once more."""
+        """The rest of the reasoning budget, for a continuation that may reason again."""
         if (thinking := self._row.thinking) is None:
             return None
         left = None if thinking.budget is None else max(0, thinking.budget - self._reasoning)
@@ -282,7 +292,7 @@ class OutputProcessor:
         yield from self._forward(
             self._parser.finish(self._detokenizer.finish(), cut=reason == "length")
         )
-        # log probabilities of final tokens without text
+        # the last tokens may have log probabilities but no text, for example an incomplete emoji
         if (
             self._logprobs
             and section == "text"
@@ -299,8 +309,8 @@ class OutputProcessor:
         yield self._finished("stop" if self._stops.matched else reason)
 
     def _was_forced_to_end(self) -> bool:
-        """Whether the limit came before the answer. A grammar that forbids an end within reasoning
-        spends the last tokens on leaving it, so the row still ends with a stop token."""
+        """Whether the limit was reached before any answer. A grammar that forbids an end within
+        reasoning uses the last tokens to leave it, so such a row ends with a stop token too."""
         is_constrained = self._row.grammar is not None
         return is_constrained and not self._has_output and self._tokens >= self._limit
 
@@ -308,7 +318,7 @@ class OutputProcessor:
         for event in events:
             if self._calls and not self._parallel:
                 return
-            if isinstance(event, Repaired | Violation):  # it is not output and ends no text
+            if isinstance(event, Repaired | Violation):  # a report is not output and ends no text
                 if not self._stops.matched:
                     yield event
                 continue
@@ -363,12 +373,12 @@ def _invisible(prepared: PreparedModel) -> re.Pattern[bytes]:
 
 def _parser(prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest) -> Parser:
     prompt = request.prompts[index // request.n]
-    if not isinstance(prompt, Conversation):  # a text completion is plain text
+    if not isinstance(prompt, Conversation):  # a text completion has no reasoning or calls
         return TextParser(ParseContext(index))
     context = parse_context(prepared, prompt, row.prompt, index)
     if row.grammar is None or prepared.spec.repair.streaming == "accumulate":
         context = replace(context, holds_calls=True)
-    if request.tool_choice == "none":  # what looks like a call is text
+    if request.tool_choice == "none":  # then a call in the output is text
         context = replace(context, tools=())
     if request.format and row.grammar:
         verbatim = is_verbatim(request.format)
@@ -385,5 +395,5 @@ def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLo
 
 
 def _with_top(tokens: Iterable[TokenLogprob], most: int) -> tuple[TokenLogprob, ...]:
-    """The tokens with this many alternatives at most."""
+    """The tokens, each with at most `most` alternatives."""
     return tuple(replace(token, top=token.top[:most]) for token in tokens)

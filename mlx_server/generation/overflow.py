@@ -1,4 +1,5 @@
-"""A prompt that exceeds the context, whose tokens are counted once the error is reported."""
+"""The error for a prompt that exceeds the context. Its tokens are counted only if an API reports
+their number."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,12 +13,13 @@ from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
 COUNTED_CHARACTERS = 2 << 20
-"""Longer texts are not tokenised only to be refused: it takes twenty times their memory."""
+"""The characters above which a prompt is not tokenised for the error message alone, since that
+takes twenty times the text's memory."""
 
 
 class PromptOverflow(ContextTooLong):
-    """Planning stops early at a long prompt, and does not know how long it is. The exact number
-    takes time, and a request that is shortened and tried again does without it."""
+    """A prompt is too long. Planning stops early and does not know its length, which takes time to
+    count and is not needed where the request is shortened and tried again."""
 
     def __init__(
         self, error: ContextTooLong, prepared: PreparedModel, request: GenerateRequest
@@ -31,8 +33,7 @@ class PromptOverflow(ContextTooLong):
         return self._prepared.context_length
 
     async def tokens(self) -> int:
-        """The tokens of the longest prompt. Of a text that is too long to be tokenised, the fewest
-        that there can be."""
+        """The tokens of the longest prompt, or a lower bound if it is too long to be tokenised."""
         return await in_thread(self._longest, model=self._prepared.id)
 
     def _longest(self) -> int:
@@ -48,4 +49,4 @@ class PromptOverflow(ContextTooLong):
 
 
 OverflowWords = Callable[[PromptOverflow, int], ContextTooLong]
-"""The error in the words of one API, from the overflow and its number of tokens."""
+"""Makes the error as one API words it, from the overflow and the prompt's number of tokens."""

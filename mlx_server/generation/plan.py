@@ -39,7 +39,7 @@ from mlx_server.requests import (
 )
 
 UNLIMITED = 2**53
-"""A context for prompts that are only counted."""
+"""A context length that no prompt reaches, for prompts that are only counted."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class RequestPlan:
     unenforced: tuple[str, ...]
     """Paths of the schema keywords that no grammar enforces."""
     unchecked: bool
-    """Whether some of them concern the answer's text, which must then be checked afterwards."""
+    """Whether some of these keywords concern the answer's text, which is then checked when it is
+    complete."""
     messages: tuple[Mapping[str, Any], ...]
     """The prompts as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
@@ -72,7 +73,8 @@ class RequestPlan:
 def plan(
     prepared: PreparedModel, request: GenerateRequest, adapter: LeasedAdapter | None = None
 ) -> RequestPlan:
-    """Plan the request. Call it in a thread: rendering and tokenising long prompts takes time."""
+    """Plan the request, in a thread since rendering and tokenising long prompts takes time. Raises
+    ServerError for what the model can't do."""
     check_task(prepared, "generate")
     check_text(prepared, request)
     _check_raw(prepared, request)
@@ -111,7 +113,7 @@ def plan(
 
 
 def _set_branches(prepared: PreparedModel, rows: list[Generate], rendered: RenderedPrompt) -> None:
-    if prepared.kv.window or prepared.kv.fixed:  # other caches can be cut back to any length
+    if prepared.kv.window or prepared.kv.fixed:  # other KV caches can be trimmed to any length
         found = rendered.branches()
         for row in rows:
             row.branches, row.shared = list(found.places), found.shared
@@ -119,7 +121,8 @@ def _set_branches(prepared: PreparedModel, rows: list[Generate], rendered: Rende
 
 
 def with_continued_messages(prepared: PreparedModel, request: GenerateRequest) -> GenerateRequest:
-    """Check the messages that answers continue, and separate their reasoning from their text."""
+    """Check the assistant messages that answers are to continue, and separate their reasoning from
+    their text."""
     prompts = (_continued(prepared, request, prompt) for prompt in request.prompts)
     return replace(request, prompts=tuple(prompts))
 
@@ -143,16 +146,16 @@ def _continued(prepared: PreparedModel, request: GenerateRequest, prompt: Prompt
 def shortened(
     planned: RequestPlan, prepared: PreparedModel, request: GenerateRequest, most: int
 ) -> RequestPlan:
-    """The plan with answers that fit into memory, unless the client set a limit of its own.
+    """The plan with limits for the answers so that they fit into memory, unless the client set a
+    limit. If not even the prompts fit, the plan is unchanged and the pool refuses the request.
 
-    `most` is the number of tokens per row that memory has room for. If not even the prompts fit,
-    the plan is returned unchanged and the pool refuses the request.
+    most: the tokens of each row that memory has room for.
     """
     is_final = request.max_tokens is not None and not request.may_end_early
     if is_final or planned.demand.most_tokens <= most:
         return planned
     if most >= prepared.context_length:
-        return planned  # memory has room for a whole context, which limits the row by itself
+        return planned  # the context limits a row before memory does
     answers = 2 if may_retry(prepared, request) else 1
     most_of_each = []
     for row in planned.rows:
@@ -179,8 +182,8 @@ def _messages(
 
 
 def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
-    """The prompts' tokens, also if the context has no room for them. Raises ContextTooLong for
-    more text than is read at all. Call it in a thread, as `plan`."""
+    """The number of the prompts' tokens, even if they exceed the context. It must be called in a
+    thread, as `plan`. Raises ContextTooLong for more text than `check_text` allows."""
     check_text(prepared, request)
     request, _ = without_volatile_lines(prepared.spec, request)
     request = with_continued_messages(prepared, request)
@@ -191,8 +194,8 @@ def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
 def retry_row(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation, first: Generate
 ) -> Generate | None:
-    """The row that generates a rejected answer again; None if there is no room for it, or if no
-    second answer was recorded."""
+    """The row that generates a rejected answer again. None if the context or the reserved memory
+    has no room for it, or if a replay model has no recording of a second answer."""
     prompt = tokenized(prepared, conversation).tokens
     room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
     if room <= 0:
@@ -210,7 +213,7 @@ def retry_row(
 
 
 def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -> int:
-    """Upper bound on the row's tokens, including a retry and an answer prefix."""
+    """An upper bound of the row's tokens, with a retry and an answer prefix."""
     once = len(row.prompt) + row.max_tokens
     if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return once
@@ -223,7 +226,7 @@ def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     """Whether an answer that breaks its format may be generated again."""
     repair = prepared.spec.repair
     if any(isinstance(each, Conversation) and each.continued for each in request.prompts):
-        return False  # the begun message would have to be taken back
+        return False  # the begun message can't be taken back
     is_buffered = request.buffered or repair.streaming == "accumulate"
     return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
 
@@ -240,14 +243,15 @@ def _check_raw(prepared: PreparedModel, request: GenerateRequest) -> None:
 def _ignored(
     prepared: PreparedModel, request: GenerateRequest, prompt: Prompt, rendered: RenderedPrompt
 ) -> Iterator[str]:
-    """Ignored parameters that the client set; those of models.yaml are not reported."""
+    """The parameters set by the client that have no effect. Those of models.yaml are not
+    reported."""
     if not isinstance(prompt, Conversation):
         return
     if has_extra_content(prompt):
         yield EXTRA_CONTENT
     own = prompt.template_kwargs
     budget = budget_of(prepared, request, prompt)
-    # the engine enforces these, even if the template does not read them
+    # the engine enforces these even if the template does not read them
     enforced = {"thinking_budget"} if request.thinking_budget is not None else set()
     if budget == 0 and own.get("reasoning_effort") == "none":
         enforced.add("reasoning_effort")
@@ -260,7 +264,8 @@ def _ignored(
 def _rows(
     prepared: PreparedModel, request: GenerateRequest, source: Prompt, prompt: list[int]
 ) -> tuple[list[Generate], tuple[str, ...]]:
-    """The rows, and what their grammar leaves out of the tools' schemas."""
+    """The rows of one prompt, and the paths of the tools' schema keywords that their grammar does
+    not enforce."""
     rows = [_row(prepared, request, source, prompt, choice) for choice in range(request.n)]
     return rows, constrain_rows(prepared, request, source, rows)
 
@@ -296,7 +301,8 @@ def _row(
 
 
 def _scores_prompt(request: GenerateRequest, choice: int) -> bool:
-    """With `echo` each answer has the prompt's log probabilities, else the first of each prompt."""
+    """Whether the answer has its prompt's log probabilities: with `echo` every answer, otherwise
+    the first of each prompt."""
     if request.echo and (request.logprobs is not None or request.max_tokens == 0):
         return True
     return request.prompt_logprobs is not None and choice == 0
@@ -311,7 +317,8 @@ def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:
 
 
 def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
-    """Tokens to complete JSON that models.yaml's limit cuts off; a client's limit is final."""
+    """The tokens in which JSON may be completed after the limit of models.yaml. A limit set by the
+    client is final."""
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
     limit = _limit(prepared, request)
@@ -321,7 +328,8 @@ def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
 
 
 def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) -> SamplingParams:
-    """Each parameter comes from the request, else models.yaml, the checkpoint or the default."""
+    """The sampling parameters, each from the first that sets it: the request, models.yaml, the
+    checkpoint, the default."""
     choices: SamplingChoices = {
         **prepared.checkpoint.sampling,
         **prepared.spec.choices,
@@ -330,7 +338,7 @@ def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) ->
     return SamplingParams(
         **choices,
         logit_bias=request.logit_bias,
-        # each of the n answers has a seed of its own
+        # each of the n answers needs another seed, or they would all be the same
         seed=None if request.seed is None else request.seed + choice,
         logprobs=request.logprobs,
     )

@@ -1,4 +1,4 @@
-"""Renders and tokenises a request's prompts within the limits of its model's context."""
+"""Renders and tokenises a request's prompts, and refuses those that exceed the context."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -13,11 +13,13 @@ from mlx_server.prompts.text_size import memory_of
 from mlx_server.requests import GenerateRequest, Prompt
 
 BYTES_PER_TOKEN = 24
-"""More than any text has on average, in memory: English with emoji has 18, four a character."""
+"""An upper bound of a text's bytes in memory for each token, on average. Of the texts measured,
+English with emoji has the most: 18, since each character takes four bytes."""
 
 
 def check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
-    """Limit the text of all the request's fields together, before rendering begins."""
+    """Raise ContextTooLong if the text of all the request's fields together takes more memory than
+    a full context could, so that no time is spent on rendering it."""
     most = max(limits.PROMPT_TEXT_BYTES.value, BYTES_PER_TOKEN * prepared.context_length)
     around = memory_of(replace(request, prompts=()))
     for prompt in request.prompts:
@@ -32,7 +34,8 @@ def check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
 
 
 def tool_output_tokens(prepared: PreparedModel, prompt: Prompt) -> int:
-    """Earlier results have been counted with the request that they were new to."""
+    """The tokens of the tool results at the end of the prompt. Earlier results were counted with
+    the request that first had them."""
     if not isinstance(prompt, Conversation):
         return 0
     new = takewhile(lambda message: message.role == "tool", reversed(prompt.messages))
@@ -47,7 +50,7 @@ def render(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
     param = _param(prompt)
     characters = _characters(prompt)
     if characters >= prepared.context_length:
-        # one that is far too long is refused before a minute is spent on tokenising it
+        # tokenising a prompt that is far too long could take a minute, so it is refused before
         _check_length(prepared, characters // prepared.checkpoint.tokenizer.longest, param)
     try:
         rendered = tokenized(prepared, prompt)

@@ -1,8 +1,8 @@
-"""Ranks documents by how well they answer a query, with models that say `yes` or `no` to each.
+"""Ranks documents by how well they answer a query.
 
-The prompt is that of Qwen3-Reranker. A document's score is the probability of `yes`, were `yes` and
-`no` the only tokens that can follow. Encoders give a score themselves: see
-`rerank_pairs`.
+A generative reranker gets the prompt of Qwen3-Reranker for each document. The document's score is
+the probability of `yes`, relative to that of `yes` or `no`. For encoders, which compute a score
+themselves, see `rerank_pairs`.
 """
 
 import math
@@ -38,7 +38,7 @@ class RerankRequest:
     query: str
     documents: tuple[str, ...]
     instruction: str | None = None
-    """Tells the model what makes a document relevant to a query; None stands for `INSTRUCTION`."""
+    """The instruction for the model on what makes a document relevant; None: `INSTRUCTION`."""
     client: str = ""
 
 
@@ -48,11 +48,11 @@ class Relevance:
     scores: tuple[float, ...]
     """The relevance of each document from 0 to 1, in the order of the documents."""
     tokens: int
-    """The number of tokens of all documents' prompts together."""
+    """The tokens of all documents' prompts together."""
 
 
 async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
-    """Compute the scores. A caller that is cancelled cancels the rows."""
+    """Compute the scores. Cancelling the caller cancels the engine's rows."""
     with pool.row_slot(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
         command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
@@ -91,7 +91,8 @@ def score(logits: bytes) -> float:
 
 
 def answers_of(prepared: PreparedModel) -> list[int]:
-    """The tokens of no and yes. Raises BadRequest for a model that can't read the prompt."""
+    """The ids of the tokens for no and yes, in this order. Raises BadRequest if the vocabulary
+    lacks one of them or a token of the prompt."""
     named = prepared.checkpoint.config.get("classifier_from_token") or NO_AND_YES
     if not isinstance(named, list) or [type(each) for each in named] != [str, str]:
         raise _no_reranker(prepared, "`classifier_from_token` in its config.json is not two tokens")
@@ -109,7 +110,7 @@ def _no_reranker(prepared: PreparedModel, reason: str) -> BadRequest:
 
 
 def tokenized(prepared: PreparedModel, request: RerankRequest) -> list[list[int]]:
-    """The prompt of each document. What the client wrote is text in it, and no control token."""
+    """The prompt of each document. Names of control tokens in the client's texts stay text."""
     tokenizer = prepared.checkpoint.tokenizer
     before, after = tokenizer.encode(BEFORE), tokenizer.encode(AFTER)
     room = prepared.context_length - len(before) - len(after)

@@ -1,4 +1,4 @@
-"""Ranks documents with an encoder that gives each pair of query and document one score."""
+"""Ranks documents with an encoder, which computes one score for a query and a document."""
 
 import math
 import struct
@@ -14,8 +14,8 @@ from mlx_server.request_threads import check_wanted
 def pairs(
     prepared: PreparedModel, query: str, documents: Sequence[str]
 ) -> tuple[list[list[int]], list[int]]:
-    """The tokens of each pair, and where the document begins in it. What the client wrote is text,
-    and no control token."""
+    """The tokens of each pair of query and document, and the index at which the document begins.
+    Names of control tokens in the client's texts stay text."""
     tokenizer = prepared.checkpoint.tokenizer
     room = prepared.context_length - len(tokenizer.pair([], [])[0])
     asked = _fitting(prepared, query, room, "the query", "query")
@@ -35,7 +35,8 @@ def pairs(
 
 
 def probability(score: bytes) -> float:
-    """The score from 0 to 1, as sentence-transformers and Text Embeddings Inference report it."""
+    """The sigmoid of the encoder's logit, which sentence-transformers and Text Embeddings Inference
+    report as the score."""
     (logit,) = struct.unpack("<f", score)
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 

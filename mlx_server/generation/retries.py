@@ -1,4 +1,4 @@
-"""Continues, repairs or retries an answer of the engine until it is final."""
+"""Continues, repairs or retries an answer of this server's engine until it is final."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -18,8 +18,8 @@ from mlx_server.requests import GenerateRequest
 class RetryingAnswer(ReviewedAnswer):
     """The answer to one prompt, across every row that was needed to produce it.
 
-    A row that stops right after its reasoning is continued with the answer prefix. An answer that
-    is rejected has another row.
+    A row that stops right after its reasoning is continued with the answer prefix. A rejected
+    answer is generated again by another row.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RetryingAnswer(ReviewedAnswer):
         *,
         unchecked: bool,
     ) -> None:
-        """`unchecked`: the grammar does not enforce all of the requested format."""
+        """unchecked: whether the grammar does not enforce all of the requested format."""
         super().__init__(index, request, prepared.family, prepared.spec.repair, unchecked=unchecked)
         self._prepared = prepared
         self._first_row = self._row = row
@@ -42,7 +42,7 @@ class RetryingAnswer(ReviewedAnswer):
         return self._answer.begin()
 
     def next_row(self) -> Generate | None:
-        """The row that continues this answer, if any."""
+        """Takes the row that is to continue this answer or generate it again, if there is one."""
         row, self._next = self._next, None
         self._row = row or self._row
         return row

@@ -1,4 +1,4 @@
-"""Reviews a complete answer: it is accepted, repaired, or generated again."""
+"""Reviews a complete answer, which is accepted, repaired or generated again."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ from mlx_server.repair.answers import (
 from mlx_server.requests import GenerateRequest, Prompt
 
 _checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
-"""Limits concurrent checks, since each may keep a process busy for seconds."""
+"""Limits the concurrent checks, each of which may keep a process busy for seconds."""
 
 
 class ReviewedAnswer(ABC):
@@ -55,14 +55,14 @@ class ReviewedAnswer(ABC):
         *,
         unchecked: bool,
     ) -> None:
-        """`unchecked`: no grammar enforces all of the requested format."""
+        """unchecked: whether no grammar enforces all of the requested format."""
         self.finished = False
         self._index, self._request = index, request
         self._family, self._policy = family, policy
         self._unchecked = unchecked
         self._begun = _begun_text(self._prompt)
-        """The text of a message that this answer continues. It can't be taken back, so such an
-        answer is neither repaired nor generated again."""
+        """The text of a message that this answer continues. It can't be changed any more, so the
+        answer is checked but neither repaired nor generated again."""
         is_held = request.buffered or policy.streaming == "accumulate"
         self._is_buffered = unchecked and not self._begun and is_held
         self._buffered: list[Event] = []
@@ -71,11 +71,11 @@ class ReviewedAnswer(ABC):
         self._calls = 0
         self._attempted_call = False
         self._phase: Phase | None = None
-        """Phase of the most recent text delta."""
+        """The Harmony phase of the most recent text delta."""
         self._rejected: Finished | None = None
-        """Token counts summed over the rejected attempts."""
+        """The token counts and raw output of all rejected attempts together."""
         self._rejection: RepairKind | None = None
-        """Why the most recent attempt was rejected."""
+        """The reason for which the last attempt was rejected."""
         self._attempts = 0
 
     @property
@@ -86,7 +86,7 @@ class ReviewedAnswer(ABC):
     @property
     @abstractmethod
     def _reasoning_ran_out(self) -> bool:
-        """Whether the attempt's reasoning was cut off because it used its whole budget."""
+        """Whether the attempt's reasoning used its whole budget and was cut off."""
 
     @property
     @abstractmethod
@@ -95,24 +95,26 @@ class ReviewedAnswer(ABC):
 
     @abstractmethod
     async def _begin_again(self, conversation: Conversation) -> bool:
-        """Begin another attempt; False if there can't be one."""
+        """Begin another attempt with this prompt. Returns False if that is not possible."""
 
     async def _nudged(self) -> bool:
-        """Begin another attempt in place of one that said nothing; False if there is none."""
+        """Begin another attempt after an empty one. Returns False if there is to be none, which is
+        the default."""
         return False
 
     @property
     def counts(self) -> TokenCounts:
-        """The tokens so far, those of rejected attempts included."""
+        """The tokens generated so far, with those of rejected attempts."""
         if (before := self._rejected) is None:
             return self._attempt_counts
         both = total([before.counts, self._attempt_counts])
         return replace(both, cached_tokens=before.cached_tokens)
 
     async def review(self, event: Event) -> AsyncIterator[Event]:
-        """Yield what is to be reported when the attempt yields this event."""
+        """Yield the events to report after this event of the attempt. Events of a buffered answer
+        are held back until it is accepted."""
         if isinstance(event, Finished):
-            async for last in self._end(event):
+            async for last in self._end_attempt(event):
                 yield last
         elif isinstance(event, PromptProgress | PromptScored):
             yield event
@@ -137,7 +139,7 @@ class ReviewedAnswer(ABC):
         if self._is_buffered:
             self._buffered.append(event)
 
-    async def _end(self, finished: Finished) -> AsyncIterator[Event]:
+    async def _end_attempt(self, finished: Finished) -> AsyncIterator[Event]:
         text = "".join(self._texts)
         is_empty = not (self._begun or text.strip() or self._calls)
         found = CheckedAnswer(text)
@@ -192,7 +194,7 @@ class ReviewedAnswer(ABC):
         return True
 
     def _forget(self, rejection: RepairKind) -> None:
-        """Forget the attempt that was rejected for this reason."""
+        """Clear what was collected of an attempt, which was rejected for this reason."""
         self._rejection = rejection
         self._buffered, self._texts, self._reasoning, self._calls = [], [], [], 0
         self._attempted_call = False

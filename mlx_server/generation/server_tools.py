@@ -1,4 +1,4 @@
-"""The tools of MCP servers that a conversation may use, under the names that the model sees."""
+"""The tools of MCP servers that a conversation may use, by the names that the model sees."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ from mlx_server.schemas.members import object_of
 
 class ServerTools:
     def __init__(self, toolset: Toolset, functions: Sequence[Tool]) -> None:
-        """functions: the tools of the conversation itself, whose names are taken."""
+        """functions: the conversation's own tools, whose names no other tool may get."""
         self._toolset = toolset
         self._names = ToolNames(functions)
         self._left_out: dict[str, list[str]] = {}
-        """The reason why a server's tools are left out, by server."""
+        """Error messages for the tools that are left out, by the server's label."""
         self.by_name = self._usable()
 
     def known_name(self, server: str, name: str) -> str:
@@ -36,7 +36,8 @@ class ServerTools:
             yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(errors) or None)
 
     def choice(self, choice: McpChoice) -> ToolChoice:
-        """The choice of one server's tools, by the names that the model sees."""
+        """A choice among one server's tools, in the names that the model sees. Raises BadRequest
+        for a tool that the server does not offer."""
         if choice.name is None and any(o.server == choice.server for o in self.by_name.values()):
             return "required"
         for shown, offered in self.by_name.items():
@@ -71,7 +72,7 @@ class ServerTools:
         )
 
     def renamed(self, message: Message) -> Message:
-        """The message with earlier calls renamed to the names that their tools have now."""
+        """The message with the current names of the tools in its earlier calls."""
         if not any(call.server for call in message.tool_calls):
             return message
         calls = (

@@ -1,4 +1,4 @@
-"""Finds models for what they do, and refuses requests for what they do not."""
+"""Prepares the model for a task, and refuses a request for a task that the model does not have."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,8 @@ ROUTES: Mapping[Task, str] = {
 
 
 async def prepared_for(task: Task, model: str, pool: Pool) -> PreparedModel:
-    """The model for a task that adapters have no part in. Raises BadRequest."""
+    """The model for embeddings or ranks. Raises BadRequest if it has another task, or if its name
+    includes an adapter, which these tasks can't use."""
     name, adapter = pool.named(model)
     prepared = await pool.prepared(name)
     log_model(prepared.id, prepared.family.name)
@@ -30,7 +31,8 @@ async def prepared_for(task: Task, model: str, pool: Pool) -> PreparedModel:
 
 
 def check_task(prepared: PreparedModel, wanted: Task) -> None:
-    """Raises BadRequest, as vLLM does, for example if a chat model is asked for embeddings."""
+    """Raises BadRequest if the model has another task, for example for embeddings of a chat model.
+    vLLM does so too."""
     if prepared.task != wanted:
         raise BadRequest(
             f"{prepared.id} {ROUTES[prepared.task]}. Its owner can change that: `task: {wanted}` "

@@ -1,4 +1,4 @@
-"""Tokenises texts and conversations, and turns tokens into text, without generating."""
+"""Tokenises texts and conversations and decodes tokens, for requests that generate nothing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,8 @@ from mlx_server.requests import GenerateRequest
 def text_tokens(
     prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
 ) -> list[int]:
-    """The tokens of the text that is this parameter."""
+    """The tokens of the text, in which names of special tokens become those tokens. Raises
+    BadRequest, which names `param`, for a text with too many tokens."""
     tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED.value
     try:
         found = tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
@@ -33,7 +34,7 @@ def text_tokens(
 def literal_tokens(
     prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
 ) -> list[int]:
-    """Like `text_tokens`, but names of special tokens in the text are text."""
+    """Like `text_tokens`, except that names of special tokens stay text."""
     checkpoint = prepared.checkpoint
     try:
         found = as_text(checkpoint, text, limits.TOKENIZED.value)
@@ -47,8 +48,11 @@ def literal_tokens(
 def chat_tokens(
     prepared: PreparedModel, request: GenerateRequest, *, add_special_tokens: bool
 ) -> list[int]:
-    """The tokens of the request's one conversation. add_special_tokens: whether to add those of a
-    text, too, although templates have their own."""
+    """The tokens of the request's one conversation.
+
+    add_special_tokens: whether to add also those of a plain text, although a chat template has its
+    own.
+    """
     check_text(prepared, request)
     request, _ = without_volatile_lines(prepared.spec, request)
     (conversation,) = with_continued_messages(prepared, request).prompts
@@ -64,7 +68,8 @@ def chat_tokens(
 
 
 def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
-    """The text of the tokens, special ones included. Raises BadRequest for ids of no token."""
+    """The text of the tokens, special ones included. Raises BadRequest for ids outside the
+    vocabulary."""
     tokenizer = prepared.checkpoint.tokenizer
     unknown = min((id for id in set(tokens) if tokenizer.entry(id) is None), default=None)
     if unknown is not None:
@@ -76,7 +81,7 @@ def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
 
 
 def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
-    """The plan of a request that is not run. A replay model does not advance to its next answer."""
+    """The plan of a request that is not run. A replay model does not count it as a request."""
     request, _ = without_volatile_lines(prepared.spec, request)
     request = with_continued_messages(prepared, request)
     return plan(replace(prepared, transcript=None), request)

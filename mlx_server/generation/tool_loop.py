@@ -1,9 +1,9 @@
 """The agentic loop of MCP tools: the model calls tools, the server runs them, and the model
-continues with the results. It runs `generate` round by round and reports one answer.
+continues with the results. Each round is a run of `generate`; all rounds make one answer.
 
 The rounds end with a turn that has nothing to run: an answer, or calls that the client must make or
-approve. When the limit of calls, rounds or seconds is reached, further calls are ignored and a last
-round has the model answer with the results that it has.
+approve. When the limit of calls, rounds or seconds is reached, further calls are ignored, and in a
+last round without tools the model answers from the results that it has.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ log = logging.getLogger("mlx_server.mcp")
 @dataclass(frozen=True, slots=True)
 class ToolLoopLimits:
     rounds: int = limits.MCP_ROUNDS.value
-    """Rounds in which calls are run."""
+    """The most rounds in which calls are run."""
     seconds: float = limits.MCP_ROUND_SECONDS.value
-    """Time after which a new round has no tools."""
+    """The time after which a new round has no tools."""
     calls: int = limits.MCP_CALLS.value
-    """Calls that are run, including approved ones."""
+    """The most calls that are run, approved ones included."""
 
 
 LIMITS = ToolLoopLimits()
@@ -61,10 +61,11 @@ def respond(
     pool: Pool,
     limits: ToolLoopLimits = LIMITS,
 ) -> AsyncGenerator[Event]:
-    """`generate`, with the tools of MCP servers in addition to those of the conversation.
+    """Yield the events, as `generate` does, with the tools of MCP servers in addition to those of
+    the conversation.
 
-    Errors in the request are raised before `Started`. The servers are queried before it, and their
-    tool lists and the approved calls are reported right after it.
+    Errors in the request are raised before `Started`. The servers list their tools and run the
+    approved calls before it too; both are reported right after it.
     """
     if not tools.servers and not tools.approvals:
         return generate(request, pool)
@@ -80,7 +81,7 @@ async def _respond(
 ) -> AsyncGenerator[Event]:
     _check(request, tools, limits)
     async with connectors.open(tools.servers) as toolset:
-        # in a thread, since the schemas of servers may be large
+        # in a thread, since checking the schemas of the servers' tools may take long
         rounds = await in_thread(_Rounds, request, tools, toolset, pool, limits)
         async with aclosing(rounds.events()) as events:
             async for event in events:
@@ -140,7 +141,7 @@ class _Rounds:
         before: list[Event] = [*self._tools.listed()]
         before += [event async for event in self._approved()]
         while True:
-            turn = ToolTurn(self._tools.by_name, self._calls, self._may_run())
+            turn = ToolTurn(self._tools.by_name, self._calls, self._calls_left())
             async with aclosing(self._round(turn, choice)) as events:
                 async for event in events:
                     yield event
@@ -157,7 +158,7 @@ class _Rounds:
                         yield event
             assert turn.finished
             is_cut = turn.finished.reason == "length" or bool(runs and self._tokens_left() == 0)
-            if not runs or is_cut or turn.is_the_clients:
+            if not runs or is_cut or turn.awaits_client:
                 yield self._end(turn, "length" if is_cut else None)
                 return
             choice = "none" if self._is_spent() or self._request.tool_choice == "none" else "auto"
@@ -195,7 +196,7 @@ class _Rounds:
                     yield replace(event, unfinished=self._unfinished)
 
     def _unfinished(self) -> TokenCounts:
-        """The tokens of all rounds, which are reported together when the final round ends."""
+        """The tokens so far of all rounds, which have one usage."""
         if self._ended:
             return TokenCounts()
         return total(
@@ -215,7 +216,7 @@ class _Rounds:
 
     def _first_choice(self) -> ToolChoice:
         if self._mcp.choice is None:
-            return self._request.tool_choice if self._may_run() else "none"
+            return self._request.tool_choice if self._calls_left() else "none"
         return self._tools.choice(self._mcp.choice)
 
     async def _approved(self) -> AsyncIterator[Event]:
@@ -253,7 +254,8 @@ class _Rounds:
         return call
 
     async def _run(self, calls: Sequence[TurnCall]) -> AsyncGenerator[Event]:
-        """Run all calls concurrently; the model gets their results in the order of the calls."""
+        """Run the calls concurrently, report each result as it comes, and add all results to the
+        conversation in the order of the calls."""
         self._runs += len(calls)
         running = {asyncio.create_task(self._result(call)): call for call in calls}
         results: dict[int, str] = {}
@@ -277,7 +279,7 @@ class _Rounds:
         arguments = "".join(call.arguments)
         try:
             return await self._toolset.call(call.offered.server, call.offered.name, arguments), None
-        except McpError as error:  # its message may quote the server or the client
+        except McpError as error:  # the log has no message, which may quote the server or client
             log.warning("a call of an MCP tool failed (%s)", error.kind)
             return None, str(error)
 
@@ -287,17 +289,16 @@ class _Rounds:
             self._conversation, messages=(*self._conversation.messages, result)
         )
 
-    def _may_run(self) -> int:
+    def _calls_left(self) -> int:
         most, requested = self._limits.calls, self._mcp.max_calls
         return max(0, min(most, most if requested is None else requested) - self._runs)
 
     def _is_spent(self) -> bool:
         late = time.monotonic() > self._ends
-        return late or self._rounds >= self._limits.rounds or not self._may_run()
+        return late or self._rounds >= self._limits.rounds or not self._calls_left()
 
     def _tokens_left(self) -> int | None:
-        """The rest of `max_tokens`, which all rounds share, for the next round; None means no
-        limit."""
+        """The rest of `max_tokens`, which all rounds share; None if there is no limit."""
         most = self._request.max_tokens
         used = sum(finished.completion_tokens for finished in self._finished)
         return None if most is None else max(0, most - used)
@@ -312,25 +313,26 @@ class _Rounds:
             reason or ended,
             **asdict(counts),
             answer_forced=any(each.answer_forced for each in rounds),
-            messages=(*self._between(), *rounds[-1].messages),
+            messages=(*self._added_messages(), *rounds[-1].messages),
             raw=tuple(text for each in rounds for text in each.raw),
         )
 
-    def _between(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages that the rounds before the last one added to the first prompt."""
+    def _added_messages(self) -> tuple[Mapping[str, Any], ...]:
+        """The messages that earlier rounds have added to the first prompt."""
         first, last = self._started[0], self._started[-1]
         return last.messages[len(first.messages) :]
 
 
-def _with(conversation: Conversation, message: Message) -> Conversation:
+def _with_message(conversation: Conversation, message: Message) -> Conversation:
     return replace(conversation, messages=(*conversation.messages, message))
 
 
 def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conversation:
-    """The calls go into the last turn, if it is the assistant's and has no calls yet."""
+    """The conversation with the calls in its last message, or in a new one if that is not the
+    assistant's or has calls already."""
     *before, last = conversation.messages
     if last.role != "assistant" or last.tool_calls:
-        return _with(conversation, Message("assistant", tool_calls=tuple(calls)))
+        return _with_message(conversation, Message("assistant", tool_calls=tuple(calls)))
     return replace(conversation, messages=(*before, replace(last, tool_calls=tuple(calls))))
 
 

@@ -1,4 +1,4 @@
-"""One turn of a model with MCP tools: collects its output and selects the events to report."""
+"""One turn of a model with MCP tools: it collects the output and selects the events to report."""
 
 import re
 import uuid
@@ -27,7 +27,7 @@ from mlx_server.events import (
 from mlx_server.messages import Message, Tool, ToolCall
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
-"""Matches the number of the call in `Repaired.where`."""
+"""Matches the number of the call in a path such as `tool_calls[0].arguments`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TurnCall:
     name: str
     """The tool's name as the model sees it."""
     offered: ServerTool | None
-    """None for a function tool, which the client runs."""
+    """The MCP tool; None for a function tool, which the client runs."""
     extra_content: Mapping[str, Any] | None = None
     arguments: list[str] = field(default_factory=list)
     is_made: bool = False
@@ -69,7 +69,7 @@ class ToolTurn:
     offered: dict[str, ServerTool]
     first_call: int
     may_run: int
-    """The number of calls that may be run in this turn; further ones are ignored."""
+    """The most calls that may be run in this turn; further ones are ignored."""
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, TurnCall] = field(default_factory=dict)
@@ -87,22 +87,22 @@ class ToolTurn:
                 yield event
             case ToolCallStarted(call=at):
                 call = self.calls[at] = self._begun(event)
-                yield from _started(event, call)
+                yield from _call_started(event, call)
             case ToolCallDelta(call=at):
                 self.calls[at].arguments.append(event.arguments)
-                yield from _went_on(event, self.calls[at])
+                yield from _call_delta(event, self.calls[at])
             case ToolCallFinished(call=at):
                 self.calls[at].is_made = True
-                yield from _made(event, self.calls[at])
+                yield from _call_finished(event, self.calls[at])
             case Repaired(where=where):
-                yield replace(event, where=self._numbered(where))
+                yield replace(event, where=self._renumbered(where))
             case Violation(what=what):
-                yield replace(event, what=self._numbered(what))
+                yield replace(event, what=self._renumbered(what))
             case Finished():
                 self.finished = event
 
-    def _numbered(self, path: str) -> str:
-        """The event with the number of the call among those of all rounds."""
+    def _renumbered(self, path: str) -> str:
+        """The path with the call's number among the calls of all rounds."""
         return CALL_PLACE.sub(lambda found: str(int(found[0]) + self.first_call), path)
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:
@@ -117,7 +117,7 @@ class ToolTurn:
         return [call for call in self.calls.values() if call.is_run]
 
     def message(self) -> Message:
-        """The turn as a message of the next round's prompt."""
+        """The turn as a message of the next round's prompt, with the calls that the server runs."""
         return Message(
             "assistant",
             "".join(self.texts),
@@ -126,7 +126,7 @@ class ToolTurn:
         )
 
     @property
-    def is_the_clients(self) -> bool:
+    def awaits_client(self) -> bool:
         """Whether the client has calls to make or to approve."""
         return any(
             call.is_made and not call.is_ignored and not call.is_run for call in self.calls.values()
@@ -137,7 +137,7 @@ class ToolTurn:
         return any(call.is_made and call.offered is None for call in self.calls.values())
 
 
-def _started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
+def _call_started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif not call.is_ignored and not call.offered.needs_approval:
@@ -147,14 +147,14 @@ def _started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
         )
 
 
-def _went_on(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:
+def _call_delta(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif not call.is_ignored and not call.offered.needs_approval:
         yield McpCallDelta(event.index, call.number, event.arguments)
 
 
-def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
+def _call_finished(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
     if call.offered is None:
         yield replace(event, call=call.number)
     elif call.is_ignored:
@@ -174,7 +174,8 @@ def _made(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
 
 
 class ToolNames:
-    """Names of MCP tools for the model: the server's own name where it is unique."""
+    """The names by which the model sees MCP tools: the server's own name where it is unique, else
+    one with the server's label."""
 
     def __init__(self, functions: Sequence[Tool]) -> None:
         self._taken = {tool.name for tool in functions}
@@ -192,7 +193,8 @@ class ToolNames:
 
 
 def callable_name(name: str, namespace: str = "") -> str:
-    """The name in characters that every family's call format allows in names."""
+    """The name, after the namespace if there is one, in at most 64 characters that every family's
+    call format allows."""
     joined = f"{namespace.removesuffix('__')}__{name}" if namespace else name
     return re.sub(r"[^A-Za-z0-9_-]", "_", joined)[:64]
 

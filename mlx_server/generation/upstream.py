@@ -1,4 +1,4 @@
-"""The events of a request to a model that another server has."""
+"""Generates the events of a request for an upstream model, which another server runs."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ EMPTY = "content: the upstream's answer is empty"
 async def generate_upstream(
     request: GenerateRequest, pool: Pool, model: UpstreamModel
 ) -> AsyncGenerator[Event]:
-    """Yield the events, as `generate` does for a model that this server runs."""
+    """Yield the events, as `generate` does, for an upstream model."""
     answers: list[UpstreamAnswer] = []
     with pool.row_slot(len(request.prompts) * request.n, request.client):
         log_model(model.id, model.family.name)
@@ -57,7 +57,7 @@ async def generate_upstream(
             await _all_begun(answers)
             yield Started(
                 model.id,
-                0,  # the upstream counts the prompt's tokens, and sends their number in the end
+                0,  # the upstream sends the number of the prompt's tokens only at the end
                 unused,
                 sampling=_sampling(request),
                 normalized=left_out,
@@ -80,14 +80,14 @@ def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
             param="adapter" if request.adapter else "model",
         )
     check(model.id, model.can, request, model.thoughts)
-    if isinstance(request.format, JsonFormat):  # no grammar has to enforce all of it
+    if isinstance(request.format, JsonFormat):  # the answer is checked, so no grammar is needed
         check_format(replace(request.format, strict=False), request.format_param)
     elif request.format:
         check_format(request.format, request.format_param)
 
 
 def with_defaults(spec: ModelSpec, request: GenerateRequest) -> GenerateRequest:
-    """The request, with what models.yaml says where the client says nothing."""
+    """The request, with the settings of models.yaml for what the client does not set."""
     choices: SamplingChoices = {**spec.choices, **request.choices}
     most = spec.max_tokens if request.max_tokens is None else request.max_tokens
     prompts = tuple(_with_kwargs(spec, prompt) for prompt in request.prompts)
@@ -111,7 +111,7 @@ def _unfinished(answers: Sequence["UpstreamAnswer"]) -> TokenCounts:
 
 
 async def _all_begun(answers: Sequence["UpstreamAnswer"]) -> None:
-    """Wait until every answer has begun; raise the first error if one has not."""
+    """Wait until every answer has begun. If one fails, cancel the others and raise its error."""
     begun = [asyncio.create_task(answer.begin()) for answer in answers]
     try:
         await asyncio.gather(*begun)
@@ -122,7 +122,7 @@ async def _all_begun(answers: Sequence["UpstreamAnswer"]) -> None:
 
 
 async def merged(streams: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Event]:
-    """The events of all streams, each as soon as it comes."""
+    """Yield the events of all streams as they come. The first error is raised and ends all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as events:
             async for event in events:
@@ -157,7 +157,7 @@ async def merged(streams: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Eve
 
 
 class UpstreamAnswer(ReviewedAnswer):
-    """The answer to one prompt, across every request that was needed to get it."""
+    """An upstream model's answer to one prompt, across every request that was needed for it."""
 
     def __init__(self, model: UpstreamModel, index: int, request: GenerateRequest) -> None:
         must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
@@ -173,12 +173,13 @@ class UpstreamAnswer(ReviewedAnswer):
         self._nudges = 0
 
     async def begin(self) -> None:
-        """Wait until the answer begins. Raises a ServerError if it does not."""
+        """Send the request and wait until its answer begins. Raises ServerError if it does not."""
         self._attempt = await self._begun_attempt(self._prompt)
 
     @property
     def estimated_prompt_tokens(self) -> int:
-        """0 for all but the first of `n` answers, whose prompt is counted once."""
+        """The estimated tokens of the prompt. They are 0 for all but the first of `n` answers,
+        whose prompt is counted once."""
         if self._attempt is None or self._index % self._request.n:
             return 0
         return self._attempt.estimated_prompt_tokens
@@ -210,7 +211,7 @@ class UpstreamAnswer(ReviewedAnswer):
     async def _begin_again(self, conversation: Conversation) -> bool:
         try:
             self._attempt = await self._begun_attempt(conversation, again=True)
-        except ServerError as error:  # the answer is what there is already
+        except ServerError as error:  # the rejected answer is kept
             log.warning("%s could not be asked again: %s", self._model.id, error.code)
             return False
         return True

@@ -31,12 +31,12 @@ class _BytesAndControlTokens:
 
 
 def control_ids(control: Sequence[str]) -> dict[int, str]:
-    """The ids by which a grammar for `first_text` has to name these control tokens."""
+    """Returns the ids by which a grammar for `first_text` has to name these control tokens."""
     return dict(enumerate(control, FIRST_CONTROL))
 
 
 def first_text(grammar: str, control: Sequence[str]) -> str:
-    """The text up to the first place where the grammar lets it end. Raises InvalidGrammar."""
+    """Returns the text up to the first place where the grammar may end. Raises InvalidGrammar."""
     vocabulary = _BytesAndControlTokens(control)
     tokens = vocabulary.tokens
     tokenizer = LLTokenizer(
@@ -56,8 +56,8 @@ def first_text(grammar: str, control: Sequence[str]) -> str:
 
 
 def _plainest(mask: int, last: int) -> int:
-    """A control token, which ends what could go on; else the first byte that is no white space,
-    except for the space that models write after a comma or colon."""
+    """Returns a control token, which ends what could go on; else the first byte that is no white
+    space, except for the space that models write after a comma or colon."""
     assert mask, "a grammar has no dead ends"
     if not mask & (mask - 1):
         return mask.bit_length() - 1

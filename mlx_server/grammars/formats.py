@@ -10,7 +10,7 @@ from mlx_server.schemas.compiled import compiled
 
 
 def format_rule(format: Format, lark: Lark) -> str:
-    """The rule of an answer in this format, with nothing before or after it."""
+    """Returns the rule of an answer in this format, with nothing before or after it."""
     match format:
         case JsonFormat(schema=found):
             return lark.rule(compiled(found).grammar)

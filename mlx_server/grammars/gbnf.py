@@ -27,9 +27,9 @@ def is_gbnf(source: str) -> bool:
 
 
 def lark_of(source: str) -> str:
-    """The grammar in Lark. Raises InvalidGrammar."""
+    """Returns the grammar in Lark. Raises InvalidGrammar."""
     twice = [name for name, times in Counter(_HEAD.findall(source)).items() if times > 1]
-    if twice:  # llguidance would take the last one
+    if twice:  # llguidance would use the last definition
         raise _refused(f"{twice[0]} is defined twice")
     return converted(_WITHIN_RULE.sub(" ", _PIECE.sub(_plain, source)))
 

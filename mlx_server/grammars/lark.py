@@ -36,7 +36,8 @@ class Lark:
         return self.rule(text_of(schema))
 
     def text(self, literal: str) -> str:
-        """The body of a rule of exactly this text, whose control tokens are matched as tokens."""
+        """Returns the body of a rule of exactly this text, whose control tokens are matched as
+        tokens."""
         parts, at = [], 0
         for match in self._marks.finditer(literal):
             parts += [quoted(literal[at : match.start()]), f"<[{self._ids[match[0]]}]>"]
@@ -45,7 +46,7 @@ class Lark:
         return " ".join(part for part in parts if part) or '""'
 
     def first_control(self, literal: str) -> str:
-        """The first control token in the text; empty if it has none."""
+        """Returns the first control token in the text; empty if it has none."""
         found = self._marks.search(literal)
         return found[0] if found else ""
 
@@ -74,7 +75,7 @@ class Lark:
         return name
 
     def later(self) -> str:
-        """The name of a rule that others may use before it is defined."""
+        """Returns the name of a rule that others may use before it is defined."""
         name = f"r{len(self._names)}"
         self._names[name] = name  # reserves it
         return name
@@ -111,5 +112,5 @@ def quoted(text: str) -> str:
 
 
 def literally(text: str) -> str:
-    """A regular expression of exactly this text, to stand between slashes."""
+    """Returns a regular expression of exactly this text, to stand between slashes."""
     return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda sign: "\\" + sign[0], text)

@@ -1,6 +1,6 @@
 """Rewrites a grammar in Lark as one regular expression, where its rules don't call themselves.
 
-A text within JSON can be held to a regular expression, as its `pattern`, and to no other grammar.
+JSON Schema can restrict a string by a regular expression, in `pattern`, but by no other grammar.
 """
 
 import ast
@@ -51,7 +51,8 @@ class _RegexToken:
 
 
 def regex_of(source: str) -> str:
-    """Raises InvalidGrammar for what is not Lark, and NotRegular."""
+    """Returns the grammar as one regular expression. Raises NotRegular, and InvalidGrammar for what
+    is not Lark."""
     definitions = dict(_definitions([*_tokens(source)]))
     if "start" not in definitions:
         raise InvalidGrammar("The grammar can't be used: it has no rule `start`.")
@@ -71,7 +72,7 @@ def _tokens(source: str) -> Iterator[_RegexToken]:
 
 
 def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexToken] | str]]:
-    """The bodies of the rules and terminals, by name; imported terminals as expressions."""
+    """Yields the bodies of the rules and terminals, by name; imported terminals as expressions."""
     for statement in _statements(tokens):
         head, *rest = statement
         if head.kind == "directive":
@@ -85,7 +86,7 @@ def _definitions(tokens: list[_RegexToken]) -> Iterator[tuple[str, list[_RegexTo
 
 
 def _statements(tokens: list[_RegexToken]) -> Iterator[list[_RegexToken]]:
-    """The tokens of each rule. A line that begins with | goes on with the rule before."""
+    """Yields the tokens of each rule. A line that begins with | continues the rule before."""
     statement: list[_RegexToken] = []
     for i, token in enumerate(tokens):
         if token.kind != "line":
@@ -119,7 +120,7 @@ class _Expansion:
     _depth: int = 0
 
     def of(self, name: str, line: int) -> str:
-        """The expression of a rule or terminal."""
+        """Returns the expression of a rule or terminal."""
         body = self.definitions.get(name)
         if body is None:
             raise _refused(line, f"{name[:40]} is not defined")
@@ -190,14 +191,14 @@ class _RuleReader:
         raise _refused(token.line, f"{token.text[:20]!r} has no place here")
 
     def _literal(self, token: _RegexToken) -> str:
-        text = _text(token)
+        text = _literal_text(token)
         if (following := self._next()) and following.kind == "range":
             self._at += 1
             last = self._next()
-            if not last or last.kind != "text" or len(text) != 1 or len(_text(last)) != 1:
+            if not last or last.kind != "text" or len(text) != 1 or len(_literal_text(last)) != 1:
                 raise _refused(token.line, "a range needs two characters")
             self._at += 1
-            return f"[{_escaped(text)}-{_escaped(_text(last))}]"
+            return f"[{_escaped(text)}-{_escaped(_literal_text(last))}]"
         flag = "(?i:{})" if token.text.endswith("i") else "{}"
         return flag.format("".join(map(_escaped, text)))
 
@@ -226,7 +227,7 @@ def _check_length(parts: list[str]) -> None:
         raise NotRegular("an expression that is too long")
 
 
-def _text(token: _RegexToken) -> str:
+def _literal_text(token: _RegexToken) -> str:
     try:
         return str(ast.literal_eval(token.text.removesuffix("i")))
     except (ValueError, SyntaxError):

@@ -51,7 +51,7 @@ def unenforced(schema: Schema) -> tuple[str, ...]:
 
 
 def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False) -> str:
-    """The rule of a tool's arguments: a JSON object, even if the schema does not say so."""
+    """Returns the rule of a tool's arguments: a JSON object, even if the schema does not say so."""
     schema = object_of(parameters)
     check(schema, strict=strict)
     return lark.rule(compiled(schema).grammar)

@@ -1,4 +1,4 @@
-"""Makes a grammar that a client wrote one rule of ours. It is nested, so that no names collide.
+"""Turns a grammar that a client wrote into one rule. It is nested, so that no names collide.
 
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -35,7 +35,7 @@ class _LarkToken(NamedTuple):
 
 @lru_cache(maxsize=limits.COMPILED_SCHEMAS.value)
 def user_grammar_body(source: str) -> str:
-    """The body of a rule for a client's grammar in Lark or GBNF."""
+    """Returns the body of a rule for a client's grammar in Lark or GBNF."""
     if len(source) > limits.GRAMMAR_CHARACTERS.value:
         raise InvalidGrammar(
             f"The grammar has {len(source)} characters, more than "

@@ -1,10 +1,10 @@
-"""Sessions with MCP servers, over the official SDK.
+"""Sessions with MCP servers, by the official SDK.
 
-Whatever a server does, it can only fail the listing or a call of the request that names it; other
+Whatever a server does, only the tool list or the calls of the request that names it can fail; other
 requests are not affected.
 """
 
-from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors, KeptLogin
+from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors, StoredLogin
 from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.toolset import Toolset
@@ -13,8 +13,8 @@ __all__ = [
     "ClientCredentials",
     "Connector",
     "Connectors",
-    "KeptLogin",
     "McpError",
     "McpLimits",
+    "StoredLogin",
     "Toolset",
 ]

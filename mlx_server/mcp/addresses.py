@@ -1,4 +1,4 @@
-"""The addresses to which a request may connect the server: none in a private network."""
+"""Checks the addresses to which a request makes this server connect: none may be private."""
 
 import asyncio
 import ipaddress
@@ -11,15 +11,16 @@ from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.special_networks import IPV4, IPV4_MAPPED, IPV6, IPV6_UNICAST, NAT64
 
 RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS.value, "mcp-resolver")
-"""Threads for DNS only, because some names take very long and would block other work."""
+"""Threads for DNS only, since a lookup may take very long and would block other work."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Returns the checked addresses of a host. Raises McpError.
+    """Resolves a host, and checks that its addresses are allowed. Raises McpError.
 
-    The caller connects to these only, because the name may resolve differently a moment later.
+    The caller must connect to these addresses, since the name may resolve differently a moment
+    later.
     """
     try:
         found = await asyncio.get_running_loop().run_in_executor(
@@ -39,7 +40,8 @@ async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """address: a resolved one, in which 2130706433 or 0x7f.1 has become 127.0.0.1."""
+    """Whether the address is public. It must be resolved, so that 2130706433 or 0x7f.1 has become
+    127.0.0.1."""
     found = _unwrapped(ipaddress.ip_address(address))
     if isinstance(found, ipaddress.IPv4Address):
         return not any(found in network for network in IPV4)
@@ -49,7 +51,7 @@ def is_public(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host, which is not resolved, is this machine."""
+    """Whether the host is this machine, by its name or address alone: it is not resolved."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -57,7 +59,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address embeds, or else the address itself."""
+    """The IPv4 address embedded in an IPv6 address; without one, the address itself."""
     if isinstance(address, ipaddress.IPv4Address) or address.scope_id is not None:
         return address
     if address in IPV4_MAPPED or address in NAT64:

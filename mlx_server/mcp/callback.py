@@ -1,4 +1,5 @@
-"""The address on this machine to which the authorization server sends the owner's browser back."""
+"""An HTTP server on this machine to which the authorization server redirects the owner's browser
+after a login."""
 
 import asyncio
 import hmac
@@ -14,7 +15,7 @@ from mlx_server.mcp.texts import cut
 HOST = "127.0.0.1"
 PATH = "/callback"
 WAIT_SECONDS = 600.0
-"""How long a login waits for the owner."""
+"""How long a login waits for the owner to finish it in the browser."""
 READ_SECONDS = 10.0
 HEAD_BYTES = 16 << 10
 ERROR_CHARACTERS = 300
@@ -23,11 +24,11 @@ Query = dict[str, str]
 
 
 class LoginFailed(McpError):
-    """The login has no tokens as its result."""
+    """The login ended without tokens."""
 
 
 class Callback:
-    """Waits for the one answer that has the state of the request; others are refused."""
+    """Waits for the redirect that has the `state` of the login; other requests are refused."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -43,7 +44,8 @@ class Callback:
         self._state = state
 
     async def result(self) -> AuthorizationCodeResult:
-        """Raises LoginFailed for an error, and if no answer comes in time."""
+        """The authorization code of the redirect. Raises LoginFailed for an error, and if no
+        redirect comes in time."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 found = await self._answer
@@ -109,7 +111,8 @@ def _page(status: str, text: str) -> bytes:
 
 @asynccontextmanager
 async def callback(port: int = 0) -> AsyncIterator[Callback]:
-    """port: 0 for any free one. Raises LoginFailed if it is taken."""
+    """Listens on the port, or on any free one for 0, until the block is left. Raises LoginFailed if
+    the port is in use."""
     found = Callback()
     try:
         server = await asyncio.start_server(found.accept, HOST, port, limit=HEAD_BYTES)

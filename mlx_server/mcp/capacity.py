@@ -1,4 +1,4 @@
-"""A semaphore that is taken several units at a time, in order of arrival."""
+"""A semaphore of which several units are taken at once, in order of arrival."""
 
 import asyncio
 from collections import deque
@@ -8,14 +8,15 @@ from mlx_server.errors import Overloaded
 
 class CountingSemaphore:
     def __init__(self, most: int, wait_seconds: float, what: str) -> None:
-        """what: the resource in words, for the error message."""
+        """what: the name of the resource, for the error message."""
         self._free = most
         self._wait_seconds = wait_seconds
         self._resource = what
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, count: int) -> None:
-        """Takes `count` units at once. Raises Overloaded after `wait_seconds`."""
+        """Takes `count` units together. Raises Overloaded if they are not free within
+        `wait_seconds`."""
         if not count:
             return
         taken = asyncio.get_running_loop().create_future()

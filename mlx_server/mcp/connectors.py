@@ -1,4 +1,4 @@
-"""The MCP servers that requests may name, and all open connections."""
+"""The MCP servers that requests may name, and all open sessions with them."""
 
 import asyncio
 import re
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 HEADER_VALUE = re.compile(r"[\t -~]{0,8192}")
-OURS = re.compile(
+TRANSPORT_HEADERS = re.compile(
     r"host|connection|upgrade|te|trailer|transfer-encoding|content-.*|accept.*|proxy-.*|mcp-.*",
     re.IGNORECASE,
 )
-"""Headers that a request can't set because the transport sets them."""
+"""Matches headers that a request can't set since the transport sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """The credentials by which the authorization server at `issuer` knows the connector's owner."""
+    """OAuth client credentials that the connector's owner has at the authorization server
+    `issuer`."""
 
     issuer: str
     client_id: str
@@ -42,8 +43,8 @@ class ClientCredentials:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLogin:
-    """The connector's owner has logged in, which a file keeps."""
+class StoredLogin:
+    """A login of the connector's owner, whose tokens are in a file."""
 
     name: str
     file: Path
@@ -51,14 +52,14 @@ class KeptLogin:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """A server from models.yaml: a URL, or a command to start."""
+    """An MCP server from models.yaml: a URL, or a command that starts it."""
 
     url: str | None = None
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     allow_private: bool = False
-    oauth: ClientCredentials | KeptLogin | None = None
+    oauth: ClientCredentials | StoredLogin | None = None
 
 
 class Connectors:
@@ -88,9 +89,9 @@ class Connectors:
 
     @asynccontextmanager
     async def open(self, requested: Sequence[McpServer]) -> AsyncIterator[Toolset]:
-        """Connects to the servers; one that fails has no tools.
+        """Connects to the servers until the block is left. A server that fails has no tools.
 
-        Raises BadRequest for invalid servers, and Overloaded.
+        Raises BadRequest for invalid servers, and Overloaded if too many are in use.
         """
         self._check(requested)
         await asyncio.to_thread(_import_sdk)
@@ -110,7 +111,8 @@ class Connectors:
 
     @asynccontextmanager
     async def _room_for(self, servers: Sequence["McpConnection"]) -> AsyncIterator[None]:
-        """Keeps a unit for each server until it is closed, which may outlast the block."""
+        """Takes a unit of capacity for each server, and frees it when the server is closed, which
+        may be after the block."""
         places = [self._places_for(server.requested) for server in servers]
         processes = places.count(self._processes)
         await self._processes.take(processes)
@@ -131,7 +133,7 @@ class Connectors:
         return self._processes if is_process else self._http_sessions
 
     async def stop(self) -> None:
-        """Ends all connections, and waits until every server is closed."""
+        """Ends all sessions, and waits until every server is closed."""
         while self._sessions:
             for session in self._sessions:
                 session.stop()
@@ -140,9 +142,9 @@ class Connectors:
     def _server(self, requested: McpServer) -> "McpConnection":
         from mlx_server.mcp.server import McpConnection
 
-        return McpConnection(requested, self._connection(requested), self.limits, self._keep)
+        return McpConnection(requested, self._connection(requested), self.limits, self._register)
 
-    def _keep(self, session: "Session") -> None:
+    def _register(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
 
@@ -205,7 +207,7 @@ class Connectors:
 
 
 def _import_sdk() -> None:
-    """Imports the SDK; it takes most of a second, so it is not done at start or on the loop."""
+    """Imports the SDK. It takes most of a second, so it is done when first needed, in a thread."""
     for transport in ("http", "stdio"):
         import_module(f"mlx_server.mcp.{transport}")
 
@@ -216,7 +218,7 @@ def _headers(server: McpServer) -> Iterable[tuple[str, str]]:
     if server.authorization is not None:
         yield "authorization", f"Bearer {_header_value(server, server.authorization)}"
     for name, value in server.headers.items():
-        if not HEADER_NAME.fullmatch(name) or OURS.fullmatch(name):
+        if not HEADER_NAME.fullmatch(name) or TRANSPORT_HEADERS.fullmatch(name):
             raise _request_error(server, f"can't have the header {name[:64]!r}")
         yield name.lower(), _header_value(server, value)
 
@@ -228,7 +230,7 @@ def _header_value(server: McpServer, value: str) -> str:
 
 
 def _checked_url(server: McpServer, url: str) -> str:
-    """Checks the URL's form; the address is checked when the transport connects."""
+    """Checks the URL's syntax. The transport checks its addresses when it connects."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

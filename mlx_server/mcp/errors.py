@@ -1,22 +1,22 @@
-"""Failures of MCP servers. Their messages are shown to the model and to people."""
+"""Failures of MCP servers. Their messages are shown to the model and to the client."""
 
 
 class McpError(Exception):
-    """A failure of one server, which does not fail the request."""
+    """A failure of one server. It does not fail the request."""
 
     @property
     def kind(self) -> str:
-        """The error's kind for the log: unlike the message, it quotes neither the server nor the
+        """The kind of error for the log. Unlike the message, it quotes neither the server nor the
         client."""
         return type(self).__name__
 
 
 class ToolFailed(McpError):
-    """The server ran the tool, which reported an error."""
+    """The tool reported an error."""
 
 
 class McpRefused(McpError):
-    """The server answered with an HTTP status that means an error."""
+    """The server responded with an HTTP error status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -28,11 +28,12 @@ class McpRefused(McpError):
 
 
 class ConnectionLost(McpError):
-    """The connection can't be used any more."""
+    """The connection broke, or was closed since the server broke the protocol or a limit."""
 
 
 def cause(error: BaseException) -> BaseException:
-    """The first leaf of nested exception groups: the SDK's task groups wrap every error."""
+    """The first error within nested exception groups, in which the SDK's task groups wrap every
+    error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,15 +1,15 @@
 """Runs one MCP server over its own stdin and stdout: `guard.py LIFELINE_FD MARK COMMAND ...`.
 
-The MCP server and all processes that it started end when the lifeline breaks, which happens
-however our own process ends, or when the MCP server exits after its stdin was closed.
+The MCP server and all processes that it started are ended when the lifeline breaks, which happens
+however mlx-server's process ends, and when the MCP server exits after its stdin was closed.
 
 The MCP server could kill or stop its guard. So there are two guards, and each ends everything if
-the other is gone or does not act; our own process does the same if it sees that a guard was
-killed. On Linux the kernel helps: the MCP server dies with the guard that started it, and orphaned
-processes become children of the guard.
+the other one is gone or does not act; mlx-server does so too if it sees that a guard was killed. On
+Linux the kernel helps: the MCP server dies with the guard that started it, and orphaned processes
+become children of the guard.
 
 The MCP SDK's `terminate_posix_process_tree` reaches only the MCP server's process group, and only
-while our own process lives: two of three processes survived where this leaves none.
+while mlx-server lives: in a test two of three processes survived it, and none survives the guards.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 MARK = "MLX_SERVER_MCP_MARK"
-"""An environment variable of the MCP server, by which those of its processes are found that have
-left its session and lost their parents."""
+"""An environment variable of the MCP server. It identifies those of its processes that have left
+its session and lost their parents."""
 
 GRACE_SECONDS = 0.35
 SECOND_SECONDS = 2.0
 """How long the second guard waits for the first one to end everything."""
 SWEEPS = 3
-"""The number of searches for remaining processes: one may start another during a search."""
+"""The number of searches for remaining processes, since one may start another during a search."""
 
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 """Option numbers of Linux's prctl."""
@@ -47,20 +47,21 @@ def main() -> None:
         _run_second_guard(lifeline, pulse[0], first, mark)
         os._exit(0)
     try:
-        server = _started(command, mark)
+        server = _start_server(command, mark)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         _report_and_exit(lifeline, second)
     _silence_stdio()
     threading.Thread(target=_end_with, args=(lifeline, server.pid), daemon=True).start()
-    while os.wait()[0] not in (server.pid, second):  # others are orphans that we adopted
+    while os.wait()[0] not in (server.pid, second):  # others are orphans, adopted as a subreaper
         pass
     sweep(first, mark, spared={first, second})
     _report_and_exit(lifeline, second)
 
 
 def _report_and_exit(lifeline: int, second: int) -> NoReturn:
-    """Sends a byte that means that no process remains; a killed guard can't send it."""
+    """Sends a byte, which means that no process remains, and exits. A guard that is killed sends
+    none."""
     with suppress(ProcessLookupError):
         os.kill(second, signal.SIGKILL)
     with suppress(OSError):
@@ -68,8 +69,9 @@ def _report_and_exit(lifeline: int, second: int) -> NoReturn:
     os._exit(0)
 
 
-def _started(command: list[str], mark: str) -> "subprocess.Popen[bytes]":
-    """Starts the command in our session, which identifies its processes, and its own group."""
+def _start_server(command: list[str], mark: str) -> "subprocess.Popen[bytes]":
+    """Starts the MCP server in the guard's session, by which its processes are found, but in its
+    own process group."""
     prctl = _prctl()
     prctl(SET_CHILD_SUBREAPER, 1)
     return subprocess.Popen(
@@ -88,7 +90,8 @@ def _prctl() -> Callable[[int, int], Any]:
 
 
 def _silence_stdio() -> None:
-    """Drops our copies of stdin and stdout, so that the client sees the server close its own."""
+    """Closes the guard's copies of stdin and stdout, so that the client sees when the server closes
+    its own."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nowhere, stream)
@@ -103,16 +106,17 @@ def _end_with(lifeline: int, group: int) -> None:
 
 
 def _run_second_guard(lifeline: int, pulse: int, first: int, mark: str) -> None:
-    """Runs the second guard, which the first one kills when it is done."""
+    """Waits, as the second guard, until the lifeline breaks or the first guard is gone, and ends
+    everything. Normally the first guard kills it before."""
     select.select([lifeline, pulse], [], [])
     select.select([pulse], [], [], SECOND_SECONDS)
     sweep(first, mark, spared={first, os.getpid()})
     with suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)  # it did not act, so it has been stopped
+        os.kill(first, signal.SIGKILL)  # it did not act, so a signal has stopped it
 
 
 def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
-    """Kills the remaining processes of a server, whose first guard leads the session."""
+    """Kills the remaining processes of an MCP server, whose first guard leads the session."""
     for _ in range(SWEEPS):
         remaining = [process for process in _remaining(session, mark) if process not in spared]
         if not remaining:
@@ -123,7 +127,7 @@ def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
 
 
 def _remaining(session: int, mark: str) -> Iterator[int]:
-    import psutil  # imported late, because it would delay the start of the MCP server
+    import psutil  # imported here since it would delay the start of the MCP server
 
     ours = set[int]()
     with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Streamable HTTP to an untrusted server."""
+"""The transport to an untrusted server over streamable HTTP."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ async def http_transport(
         headers={"accept-encoding": "identity", **headers},
         timeout=httpx2.Timeout(limits.open_seconds, read=None),  # each call has its own timeout
         auth=authorization(url, oauth) if oauth else None,
-        trust_env=False,  # a proxy would connect to addresses that we can't check
+        trust_env=False,  # the addresses to which a proxy connects can't be checked
     )
     async with (
         client,
@@ -43,7 +43,7 @@ async def http_transport(
 
 
 class CheckedTransport(httpx2.AsyncBaseTransport):
-    """Connects to checked addresses only, also after redirects, and counts received bytes."""
+    """Connects only to checked addresses, also after redirects, and limits the received bytes."""
 
     def __init__(self, limits: McpLimits, *, allow_private: bool) -> None:
         self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
@@ -70,7 +70,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         return await explained(counted, request, self._limits.error_characters)
 
     def _alone(self, response: httpx2.Response) -> list[Meter]:
-        """The limit on a body, which is one message; for streams the SDK limits each message."""
+        """The limit of a body, which is one message. In a stream the SDK limits each message."""
         is_stream = response.headers.get("content-type", "").startswith(EVENT_STREAM)
         return [] if is_stream else [Meter(self._limits.message_bytes)]
 
@@ -89,12 +89,12 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
 
 def _is_message(request: httpx2.Request) -> bool:
-    """Whether it is one of MCP, and not one for a token."""
+    """Whether the request has an MCP message, and is not an OAuth request."""
     return request.method == "POST" and EVENT_STREAM in request.headers.get("accept", "")
 
 
 def _to(request: httpx2.Request, address: str) -> httpx2.Request:
-    """The same request to this address; certificates are still checked against the host name."""
+    """The request, sent to this address. Certificates are still checked for the host's name."""
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),

@@ -1,4 +1,4 @@
-"""The limits on MCP servers, as a record in which tests can lower them."""
+"""The limits of MCP servers, in a record so that tests can lower them."""
 
 from dataclasses import dataclass
 

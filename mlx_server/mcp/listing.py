@@ -1,4 +1,4 @@
-"""A server's list of tools, reduced to those that the model gets."""
+"""A server's list of tools, without those that the request or the limits exclude."""
 
 import json
 from collections.abc import Iterable
@@ -18,10 +18,11 @@ from mlx_server.schemas.view import remote_reference
 class Listing:
     tools: dict[str, ListedTool] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    """The bytes of each tool's name, description and schema."""
+    """The bytes of each tool's name, description and schema together."""
     left_out: list[str] = field(default_factory=list)
-    """Sentences that say which tools were left out and why."""
+    """Sentences that say which tools were left out, and why."""
     failure: str | None = None
+    """The reason why the server has no tools at all."""
 
     @property
     def error(self) -> str | None:
@@ -78,7 +79,7 @@ class Lister:
 
 
 def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
-    """Leaves out tools by which the servers of a request together exceed the limits."""
+    """Leaves out tools until those of all servers of a request together are within the limits."""
     tools, size = 0, 0
     for listing in listings:
         for name in list(listing.tools):

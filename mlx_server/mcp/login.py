@@ -1,4 +1,4 @@
-"""A connector's owner logs in: OAuth's authorization code with PKCE, by the SDK's own client."""
+"""Logs a connector's owner in, by OAuth's authorization code with PKCE and the SDK's client."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from mlx_server import __version__
 from mlx_server.mcp import login_file
 from mlx_server.mcp.addresses import is_loopback
 from mlx_server.mcp.callback import Callback, LoginFailed, callback
-from mlx_server.mcp.connectors import KeptLogin
+from mlx_server.mcp.connectors import StoredLogin
 from mlx_server.mcp.http import http_transport
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.login_file import Json, Login
@@ -28,22 +28,23 @@ from mlx_server.mcp.oauth import tokens_of
 from mlx_server.mcp.session import Session
 
 Show = Callable[[str], object]
-"""Shows the owner the page of the authorization server."""
+"""Shows the owner the URL of the authorization server's page."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginClient:
-    """The client that the authorization server knows. A client without an id is registered."""
+    """The client's registration with the authorization server. Without an id, a new client is
+    registered."""
 
     id: str | None = None
     secret: str | None = field(default=None, repr=False)
     issuer: str | None = None
     port: int = 0
-    """The port to which the browser returns; 0 stands for any free one."""
+    """The local port to which the browser is redirected; 0 means any free one."""
 
 
-class _Nothing:
-    """A login begins with nothing: it replaces what there was."""
+class _NoStorage:
+    """Token storage that is always empty, since a login replaces all earlier tokens."""
 
     async def get_tokens(self) -> OAuthToken | None:
         return None
@@ -57,13 +58,14 @@ class _Nothing:
 
 
 class LoginProvider(OAuthClientProvider):
-    """Asks for what the server wants, and what it wanted in vain since the last login."""
+    """Requests the scopes that the server requires, and any that it has missed since the last
+    login."""
 
     def __init__(
         self, url: str, client: LoginClient, back: Callback, show: Show, wanted: str | None
     ) -> None:
         self._client, self._back, self._show, self._wanted = client, back, show, wanted
-        super().__init__(url, _metadata(back.url), _Nothing(), self._open, back.result)
+        super().__init__(url, _metadata(back.url), _NoStorage(), self._open, back.result)
 
     async def _initialize(self) -> None:
         await super()._initialize()
@@ -104,9 +106,10 @@ def _metadata(redirect: str) -> OAuthClientMetadata:
 
 
 async def log_in(
-    url: str, kept: KeptLogin, client: LoginClient, show: Show, *, allow_private: bool
+    url: str, kept: StoredLogin, client: LoginClient, show: Show, *, allow_private: bool
 ) -> int:
-    """Keeps the tokens in the file, and returns how many tools the server then offers.
+    """Logs the owner in and writes the tokens to the file. Returns the number of tools that the
+    server then offers.
 
     Raises LoginFailed.
     """
@@ -137,7 +140,7 @@ async def _tools(url: str, provider: OAuthClientProvider, *, allow_private: bool
         await asyncio.wait([session.task])
 
 
-async def _wanted_scope(kept: KeptLogin) -> str | None:
+async def _wanted_scope(kept: StoredLogin) -> str | None:
     try:
         before = await asyncio.to_thread(login_file.read, kept.file)
     except login_file.LoginUnusable:

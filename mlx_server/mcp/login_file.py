@@ -1,4 +1,4 @@
-"""The file with what a login has left for the server: its tokens, and where they are refreshed."""
+"""The file of a login, with its tokens and the server that refreshes them."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 FOLDER = "logins"
 PRIVATE = 0o600
 FILE_BYTES = 1 << 20
-"""A larger file is damaged and is not read."""
+"""The size above which a file is taken to be damaged, and is not read."""
 
 
 class LoginUnusable(McpError):
@@ -25,25 +25,28 @@ class LoginUnusable(McpError):
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
     url: str
-    """The server that the tokens are for."""
+    """The MCP server that the tokens are for."""
     tokens: Json = msgspec.field(default_factory=dict)
     expires_at: float | None = None
     client: Json
     """The registration of this client with the authorization server."""
     authorization_server: Json | None = None
+    """The metadata of the authorization server."""
     resource: Json | None = None
-    """The server's description of itself as a protected resource."""
+    """The MCP server's metadata as a protected resource."""
     wanted_scope: str | None = None
-    """The scope that the server required and did not get; the next login requests it."""
+    """A scope that the server required and the tokens lack. The next login requests it."""
 
 
 def path_in(data_dir: Path, name: str) -> Path:
-    """The file of this connector's login; its name may have characters that no file has."""
+    """The file of this connector's login. The connector's name is quoted, since it may have
+    characters that a file's name can't have."""
     return data_dir / FOLDER / f"{quote(name, safe='')}.json"
 
 
 def read(path: Path) -> Login | None:
-    """None if there is no file. Raises LoginUnusable for one that others could read or write."""
+    """The login in a file; None if there is no file. Raises LoginUnusable for a damaged file, or
+    one that other users could read or write."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -72,7 +75,7 @@ def _check(found: os.stat_result, path: Path) -> None:
 
 
 def write(path: Path, login: Login) -> None:
-    """Replaces the file by one that only its owner can read. It appears whole."""
+    """Replaces the file atomically by one that only its owner can read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
@@ -88,7 +91,7 @@ def write(path: Path, login: Login) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Whether there was one."""
+    """Removes the file. Returns whether there was one."""
     try:
         path.unlink()
     except FileNotFoundError:

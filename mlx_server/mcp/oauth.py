@@ -1,5 +1,5 @@
-"""Authorization of connectors by OAuth, with the SDK's own clients: by client credentials, or by
-the login of their owner."""
+"""Authorizes connectors by OAuth with the SDK's clients: by client credentials, or by the tokens of
+their owner's login."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -21,7 +21,7 @@ from mcp.shared.auth import (
 )
 
 from mlx_server.mcp import login_file
-from mlx_server.mcp.connectors import ClientCredentials, KeptLogin
+from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
 from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.login_file import Login
 from mlx_server.mcp.texts import cut
@@ -30,20 +30,20 @@ SCOPE_CHARACTERS = 1000
 
 
 class LoginNeeded(McpError):
-    """The owner has to log in, which no request can do."""
+    """The connector's owner has to log in, which can't be done within a request."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{why} Its owner runs `mlx-server connectors login {name}`.")
 
 
-Authorization = ClientCredentials | KeptLogin | httpx2.Auth
+Authorization = ClientCredentials | StoredLogin | httpx2.Auth
 
 
 def authorization(url: str, by: Authorization) -> httpx2.Auth:
     match by:
         case ClientCredentials():
             return _by_credentials(url, by)
-        case KeptLogin():
+        case StoredLogin():
             return LoggedIn(url, by)
     return by
 
@@ -53,7 +53,7 @@ def authorization(url: str, by: Authorization) -> httpx2.Auth:
 
 @dataclass
 class RememberedToken:
-    """The token of one connector, until the server ends: a new one costs only a request."""
+    """The token of one connector, in memory: after a restart, a new one takes only one request."""
 
     token: OAuthToken | None = field(default=None, repr=False)
 
@@ -64,19 +64,19 @@ class RememberedToken:
         self.token = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return None  # the owner has registered the client
+        return None  # the client was registered by the owner, not by the SDK
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         pass
 
 
 _tokens: dict[tuple[str, ClientCredentials], RememberedToken] = {}
-"""The token of each connector of models.yaml, so no client can add to them. A token is for one
-server: others that the owner has registered with the same credentials never get it."""
+"""The token of each connector of models.yaml, to which clients can't add. It is only for one URL:
+other servers with the same credentials never get it."""
 
 
 def _by_credentials(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
-    """Asks for a token when the server refuses a request without one, or with an old one."""
+    """Requests a token after the server has refused a request without one, or with an old one."""
     return ClientCredentialsOAuthProvider(
         url,
         _tokens.setdefault((url, credentials), RememberedToken()),
@@ -90,14 +90,14 @@ def _by_credentials(url: str, credentials: ClientCredentials) -> ClientCredentia
 
 
 class LoggedIn(OAuthClientProvider):
-    """Sends the tokens of a login and refreshes them, at the place that the login has found.
+    """Sends the tokens of a login, and refreshes them at the authorization server of the login.
 
-    The SDK's own flow would register a client and show a page to a person at the first refusal.
+    The SDK's own flow would register a client and open a page at the first refusal.
     """
 
-    requires_response_body = False  # or events would arrive only once the last one is there
+    requires_response_body = False  # else an event stream would be read to its end first
 
-    def __init__(self, url: str, kept: KeptLogin) -> None:
+    def __init__(self, url: str, kept: StoredLogin) -> None:
         super().__init__(url, OAuthClientMetadata(redirect_uris=None), RememberedToken())
         self._kept = kept
         self._login: Login | None = None
@@ -107,9 +107,9 @@ class LoggedIn(OAuthClientProvider):
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         async with self._refreshing:
-            await self._read()
+            await self._load_login()
             if not self.context.is_token_valid():
-                await self._keep((yield await self._refresh_request()))
+                await self._store_tokens((yield await self._refresh_request()))
         self._add_auth_header(request)
         response = yield request
         if _lacks_scope(response):
@@ -119,15 +119,16 @@ class LoggedIn(OAuthClientProvider):
             return
         async with self._refreshing:
             refused = request.headers["authorization"]
-            await self._read()
+            await self._load_login()
             self._add_auth_header(request)
-            if request.headers["authorization"] == refused:  # no other connection has refreshed it
-                await self._keep((yield await self._refresh_request()))
+            if request.headers["authorization"] == refused:  # not refreshed by another connection
+                await self._store_tokens((yield await self._refresh_request()))
                 self._add_auth_header(request)
         yield request
 
-    async def _read(self) -> None:
-        """Reads the file each time: the owner may have logged in, another connection refreshed."""
+    async def _load_login(self) -> None:
+        """Reads the login from its file, which the owner or another connection may have changed
+        since the last request. Raises LoginNeeded if it has no tokens for this server."""
         found = await asyncio.to_thread(login_file.read, self._kept.file)
         if found is None or found.url != self.context.server_url or not found.tokens:
             raise LoginNeeded(self._kept.name, "The connector needs a login.")
@@ -147,7 +148,7 @@ class LoggedIn(OAuthClientProvider):
             raise self._expired()
         return await self._refresh_token()
 
-    async def _keep(self, response: httpx2.Response) -> None:
+    async def _store_tokens(self, response: httpx2.Response) -> None:
         if not await self._handle_refresh_response(response):
             raise self._expired()
         assert self._login
@@ -166,11 +167,11 @@ class LoggedIn(OAuthClientProvider):
 
 
 _locks: dict[Path, asyncio.Lock] = {}
-"""A lock for each connector with a login: a refresh token may be good for a single use."""
+"""A lock for each login, since its refresh token may be usable only once."""
 
 
 def tokens_of(provider: OAuthClientProvider) -> Mapping[str, Any]:
-    """The fields of a Login that a refresh changes."""
+    """The fields of `Login` that a refresh changes."""
     tokens = provider.context.current_tokens
     assert tokens
     found = tokens.model_dump(mode="json", exclude_none=True)

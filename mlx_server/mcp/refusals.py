@@ -1,5 +1,4 @@
-"""Keeps the reason for which a server refuses a request: the SDK keeps neither the status nor the
-text."""
+"""Preserves the status and the text with which a server refuses a request, which the SDK drops."""
 
 import asyncio
 import json
@@ -14,24 +13,26 @@ from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.texts import cut
 
 READ_SECONDS = 2.0
-"""How long the text of an error may take."""
+"""How long the reader waits for the body of an error."""
 
 STATUS = "httpStatus"
-"""The key of a refusal's status, within JSON-RPC's `data`."""
+"""The key of the HTTP status in the `data` of a JSON-RPC error."""
 
 TEXTS = ("message", "error_description", "detail", "title", "error")
-"""The keys under which servers put the text of an error, OAuth's and problem details among them."""
+"""The keys that may have the text of an error, among them those of OAuth and of problem details."""
 
 
 async def explained(
     response: httpx2.Response, request: httpx2.Request, longest: int
 ) -> httpx2.Response:
-    """The refusal as an error of JSON-RPC, which the SDK passes on; one that is JSON-RPC already
-    stays as it is. Raises McpError for a text that is too long."""
+    """The refusal as a JSON-RPC error, which the SDK passes on. A body that is JSON-RPC already is
+    not changed. Raises McpError for a body that is too long."""
     body = await _body(response)
-    found = _parsed(body)
+    found = _json_or_none(body)
     if not (isinstance(found, dict) and "jsonrpc" in found and "error" in found):
-        message = _sentence(response, found if found is not None else _plain(response, body))
+        message = _refusal_sentence(
+            response, found if found is not None else _plain_text(response, body)
+        )
         error = {
             "code": _code(response.status_code, request.headers),
             "message": cut(message, longest),
@@ -46,7 +47,7 @@ async def explained(
 
 
 def status_of(data: object) -> int | None:
-    """The status in the `data` of an error of JSON-RPC, if it has one."""
+    """The HTTP status in the `data` of a JSON-RPC error; None if it has none."""
     status = data.get(STATUS) if isinstance(data, dict) else None
     return status if type(status) is int and 400 <= status < 600 else None
 
@@ -61,27 +62,27 @@ async def _body(response: httpx2.Response) -> bytes:
         await response.aclose()
 
 
-def _parsed(body: bytes) -> Any:
+def _json_or_none(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
 
 
-def _plain(response: httpx2.Response, body: bytes) -> str:
+def _plain_text(response: httpx2.Response, body: bytes) -> str:
     is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
     return body.decode(errors="replace") if is_plain else ""
 
 
-def _sentence(response: httpx2.Response, said: object) -> str:
-    text = " ".join(_text(said).split())
+def _refusal_sentence(response: httpx2.Response, said: object) -> str:
+    text = " ".join(_error_message(said).split())
     status = response.status_code
     name = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
     answered = f"The server answered {status} {name}".rstrip()
     return f"{answered}: {text}" if text else f"{answered}."
 
 
-def _text(said: object) -> str:
+def _error_message(said: object) -> str:
     match said:
         case str():
             return said
@@ -93,7 +94,8 @@ def _text(said: object) -> str:
 
 
 def _code(status: int, headers: Mapping[str, str]) -> int:
-    """The code that the SDK uses for this status; some of them make it try an older protocol."""
+    """The code that the SDK itself uses for this status. For some of them it tries an older
+    protocol."""
     if status != HTTPStatus.NOT_FOUND:
         return INTERNAL_ERROR
     return INVALID_REQUEST if "mcp-session-id" in headers else METHOD_NOT_FOUND

@@ -1,4 +1,4 @@
-"""Turns the result of a tool into text for the model."""
+"""Converts the result of a tool to text for the model."""
 
 import json
 
@@ -8,13 +8,13 @@ from mlx_server.mcp.texts import cut
 
 
 def text_of(result: types.CallToolResult, longest: int) -> str:
-    parts = [_part(part) for part in result.content]
-    if not parts and result.structured_content is not None:  # else the parts hold it as text
+    parts = [_part_text(part) for part in result.content]
+    if not parts and result.structured_content is not None:  # parts contain it as text too
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return cut("\n".join(parts), longest)
 
 
-def _part(part: types.ContentBlock) -> str:
+def _part_text(part: types.ContentBlock) -> str:
     match part:
         case types.TextContent(text=text):
             return text

@@ -1,4 +1,4 @@
-"""`python -m mlx_server.mcp.sample`: a small MCP server, for the example of the documents."""
+"""A small MCP server for the example in the documents: `python -m mlx_server.mcp.sample`."""
 
 from mcp.server.mcpserver import MCPServer
 

@@ -1,4 +1,5 @@
-"""One MCP server of one response: its tools, and its session, which may be reopened once."""
+"""One MCP server of one response: its tools, and its session, which is reopened once if it is
+lost."""
 
 import asyncio
 import json
@@ -32,7 +33,7 @@ class McpConnection:
     def __init__(
         self, requested: McpServer, connect: Connect, limits: McpLimits, opened: Opened
     ) -> None:
-        """opened: called with every session, which may outlast this connection."""
+        """opened: called with each new session, whose task may end later than the response."""
         self.requested = requested
         self.listing = Listing()
         self._connect = connect
@@ -41,7 +42,7 @@ class McpConnection:
         self._session: Session | None = None
         self._openings = 0
         self._last: asyncio.Task[None] | None = None
-        """The task of the most recent session; the next session waits until it has ended."""
+        """The task of the last session, for whose end the next session waits."""
 
     def needs_approval(self, tool: str) -> bool:
         listed = self.listing.tools[tool]
@@ -50,7 +51,7 @@ class McpConnection:
         return always.holds(tool, **hint) or not never.holds(tool, **hint)
 
     async def open(self) -> None:
-        """Opens the session and lists its tools; a failure is recorded in the listing."""
+        """Opens the session and lists the server's tools. A failure is recorded in `listing`."""
         try:
             self.listing = await self._within(self._limits.open_seconds, self._list)
         except McpError as error:
@@ -64,18 +65,18 @@ class McpConnection:
         self._session = None
 
     def on_closed(self, then: Callable[[], None]) -> None:
-        """Calls `then` when the server's process or connection has ended."""
+        """Calls `then` when the server's process or connection has ended, or now if it has."""
         if self._last is None or self._last.done():
             then()
         else:
             self._last.add_done_callback(lambda _: then())
 
     async def call(self, tool: str, arguments: str) -> str:
-        """Returns the tool's result as text. Raises McpError."""
-        given = _object(arguments)
+        """Calls the tool, and returns its result as text. Raises McpError."""
+        given = _arguments_object(arguments)
 
         async def call(session: Session) -> types.CallToolResult:
-            # The SDK's `call_tool` is avoided: it checks the result with the server's schema.
+            # the SDK's `call_tool` would validate the result by a schema of the untrusted server
             request = types.CallToolRequest(
                 params=types.CallToolRequestParams(name=tool, arguments=given)
             )
@@ -148,7 +149,7 @@ class McpConnection:
                 return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _arguments_object(arguments: str) -> dict[str, Any]:
     try:
         given = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""A connection to a server, kept by its own task.
+"""A connection to a server, which has its own task.
 
-The SDK must close a connection in the task that opened it, but the events of a response may be
-consumed by several tasks.
+The SDK has to close a connection in the task that opened it, but several tasks may consume the
+events of a response.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ US = Implementation(name="mlx-server", version=__version__)
 CLOSE_SECONDS = 2.0
 END_SECONDS = 1.0
 
-# Failures of a server are reported to its request; the SDK would fill our log with tracebacks.
+# failures are reported to the request that names the server; the SDK would log each traceback
 for _chatty in ("mcp", "client", "httpx2"):
     logging.getLogger(_chatty).setLevel(logging.CRITICAL + 1)
 
 
 class Session:
     def __init__(self, connect: Connect, before: "asyncio.Task[None] | None" = None) -> None:
-        """before: the task of an earlier session, which has to end first."""
+        """before: the task of an earlier session, which has to end before this one opens."""
         self._connect = connect
         self._before = before
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -35,14 +35,15 @@ class Session:
         self._scope = anyio.CancelScope()
         self._failure: BaseException | None = None
         self.task = asyncio.create_task(self._hold())
-        """This task ends some time after `stop`, when the server has been closed."""
+        """The task that has the connection. It ends after `stop`, when the server is closed."""
 
     async def client(self) -> Client:
         return await asyncio.shield(self._opened)
 
     async def failure(self) -> BaseException | None:
-        """Returns why the session ended by itself, which a pending call does not learn."""
-        if self._closing.is_set():  # we ended it
+        """The error that ended the session, which a pending call does not get from the SDK; None if
+        `stop` ended it."""
+        if self._closing.is_set():
             return None
         self.stop()
         await asyncio.wait([self.task], timeout=END_SECONDS)
@@ -51,7 +52,7 @@ class Session:
     def stop(self) -> None:
         self._closing.set()
         if not self._opened.done():
-            # a pending call fails at once, however long it takes to end the server
+            # a pending call fails at once, although it may take long to end the server
             self._fail(ConnectionLost("The connection was closed."))
             self._scope.cancel()
 
@@ -75,4 +76,4 @@ class Session:
         if self._opened.done():
             return
         self._opened.set_exception(error)
-        self._opened.exception()  # marks it as retrieved, in case no call waits any more
+        self._opened.exception()  # retrieves it, in case no call waits for it any more

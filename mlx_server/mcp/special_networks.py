@@ -3,8 +3,8 @@
 https://www.iana.org/assignments/iana-ipv4-special-registry
 https://www.iana.org/assignments/iana-ipv6-special-registry
 
-They are listed here because the standard library's table differs between its patch releases. All
-entries are listed, also those that the registries call globally reachable: those addresses belong
+They are listed here since the standard library's table differs between its patch releases. All
+entries are listed, even those that the registries call globally reachable: those addresses belong
 to protocols (relays, sinks, anycast of the nearest router), not to MCP servers.
 """
 
@@ -54,4 +54,4 @@ IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 
 NAT64 = IPv6Network("64:ff9b::/96")
 """Addresses through which a network without IPv4 reaches the embedded IPv4 address. The local-use
-prefix 64:ff9b:1::/48 is not treated so, because only its network knows where it leads."""
+prefix 64:ff9b:1::/48 is not unwrapped, since only its own network knows where it leads."""

@@ -1,7 +1,7 @@
 """The transport to a server that is a child process, over its stdin and stdout.
 
-The SDK's own transport reads lines of any length, leaves the children of a server running, and
-leaves the server itself running when we are killed.
+The SDK's own transport reads lines of any length. It leaves the children of a server running, and
+the server itself too if mlx-server is killed.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.streams import Meter, Streams
 
 GONE_SECONDS = 5.0
-"""How long the guards get to end a server; they need less than half even if one is stopped."""
+"""How long the guards may take to end a server. They need less than half of it even if one of them
+is stopped."""
 CHUNK = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -67,14 +68,15 @@ async def _wait_until_gone(
             group.start_soon(_drained, stdout)
             await _guarded(process, lifeline, mark)
             await process.wait()
-    if scope.cancelled_caught:  # then both guards were stopped
+    if scope.cancelled_caught:  # both guards were stopped
         await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
         with anyio.move_on_after(GONE_SECONDS):
             await process.wait()
 
 
 async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: str) -> None:
-    """Waits until server and guards have ended; ends the server if the guards were killed."""
+    """Waits until the server and its guards have ended. Ends the server if the guards were
+    killed."""
     await anyio.wait_readable(lifeline)
     with suppress(OSError):
         if lifeline.recv(1, MSG_PEEK):  # MSG_PEEK leaves the byte for the next call
@@ -86,11 +88,12 @@ async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: 
 async def _started(
     command: Sequence[str], environment: Mapping[str, str], mark: str
 ) -> tuple[asyncio.subprocess.Process, socket]:
-    """Starts the process; returns it and our end of its lifeline, which ends it when closed."""
+    """Starts the guards and the server. Returns the first guard's process and this end of its
+    lifeline; closing that ends the server."""
     ours, theirs = socketpair()
     ours.setblocking(False)
     try:
-        with anyio.CancelScope(shield=True):  # a guard killed during its start would end nothing
+        with anyio.CancelScope(shield=True):  # a guard that is killed at its start ends no server
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", guard.__file__, str(theirs.fileno()), mark, *command),
                 stdin=asyncio.subprocess.PIPE,
@@ -98,7 +101,7 @@ async def _started(
                 stderr=None if log.isEnabledFor(logging.DEBUG) else asyncio.subprocess.DEVNULL,
                 env={**get_default_environment(), **environment},
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that Ctrl-C reaches us only
+                start_new_session=True,  # so that Ctrl-C reaches only mlx-server
             )
     except (OSError, ValueError) as error:
         ours.close()
@@ -115,7 +118,7 @@ async def _read_messages(
     async with into:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for line in _lines(stdout, meter, limits.message_bytes):
-                with suppress(ValueError):  # a line that is no message is ignored
+                with suppress(ValueError):  # lines that are not messages are ignored
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                     await into.send(SessionMessage(message))
 
@@ -148,10 +151,10 @@ async def _write_messages(
             stdin.write(text.encode() + b"\n")
             await stdin.drain()
         return
-    await into.aclose()  # the server reads no more, so it is not going to answer either
+    await into.aclose()  # a server that reads no more will not answer either
 
 
 async def _drained(stdout: asyncio.StreamReader) -> None:
-    """Reads to the end: a server can't exit while its output pipe is full."""
+    """Reads stdout to its end, since a server can't exit while its output pipe is full."""
     while await stdout.read(CHUNK):
         pass

@@ -1,4 +1,4 @@
-"""The streams between a transport and the SDK's session, and the limit on received bytes."""
+"""The streams between a transport and the SDK's session, and the limit of received bytes."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +18,7 @@ class Meter:
         self._remaining = limit
 
     def count(self, size: int) -> None:
-        """Counts received bytes. Raises ConnectionLost beyond the limit."""
+        """Counts received bytes. Raises ConnectionLost if there are more than the limit."""
         self._remaining -= size
         if self._remaining < 0:
             raise ConnectionLost(f"The server sent more than {self._limit} bytes.")

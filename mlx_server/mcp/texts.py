@@ -1,4 +1,4 @@
-"""Truncation of texts that servers send."""
+"""Truncates texts that servers send."""
 
 
 def cut(text: str, longest: int) -> str:

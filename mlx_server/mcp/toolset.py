@@ -1,4 +1,4 @@
-"""The MCP servers of one response, and calls to their tools."""
+"""The MCP servers of one response, and the calls of their tools."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Toolset:
         return found is not None and tool in found.listing.tools
 
     async def call(self, server: str, tool: str, arguments: str) -> str:
-        """Returns the tool's result as text. Raises McpError."""
+        """Calls a server's tool, and returns its result as text. Raises McpError."""
         if not self.has(server, tool):
             raise McpError("There is no such tool.")
         async with self._call_slots:

@@ -1,4 +1,4 @@
-"""Blocks of code in Markdown, in which a text shows what it is about."""
+"""Finds out whether a text ends in a block of code in Markdown: what stands there is an example."""
 
 import re
 
@@ -12,16 +12,16 @@ block."""
 
 
 def open_fence(text: str) -> str:
-    """The fence that would close the block of code in which a text ends; empty if it ends in none.
-    A longer one closes it as well.
-    """
+    """Returns the fence that would close the block of code in which a text ends; empty if it ends
+    in none. A longer fence closes the block as well."""
     fence = CodeFence()
     fence.feed(text)
     return fence.open
 
 
 class CodeFence:
-    """The same of a text that is still being written. It remembers one line's beginning at most."""
+    """Finds the open fence of a text that is still being written. It keeps one line's beginning at
+    most."""
 
     def __init__(self) -> None:
         self._open = ""

@@ -18,9 +18,10 @@ class FreeTextRule:
     ignored_delimiters: Sequence[str] = ()
     """Delimiters that are allowed in the text, although their control token alone is not."""
     first: str = field(default="", kw_only=True)
-    """A terminal: the text allowed before the first of those, if it is restricted further."""
+    """A terminal: the text allowed before the first of these control tokens and delimiters, if it
+    is restricted further."""
     first_before_control: str = field(default="", kw_only=True)
-    """A terminal: the text allowed before them if there is any of them."""
+    """A terminal: the same, for text after which such a control token or delimiter follows."""
 
     def starting_with(self, first: str, before_control: str = "") -> "FreeTextRule":
         return replace(self, first=first, first_before_control=before_control or first)
@@ -29,11 +30,11 @@ class FreeTextRule:
         return self._ended(lambda text: self.lark.up_to(delimiter, text))
 
     def rest(self) -> str:
-        """The rule of free text to the end of the answer."""
+        """Returns the rule of free text to the end of the answer."""
         return self._ended(lambda text: text)
 
     def _ended(self, end: Callable[[str], str]) -> str:
-        """The rule of free text; `end` makes its last part from a terminal."""
+        """Returns the rule of free text; `end` makes its last part from a terminal."""
         steps = self._steps(self.text)
         run = self.lark.rule(f"({one_of(steps)})*") if steps else ""
         later = f"{run} {end(self.text)}"
@@ -44,7 +45,7 @@ class FreeTextRule:
         return self.lark.rule(one_of([end(self.first), *longer]))
 
     def _steps(self, text: str) -> list[str]:
-        """Alternatives for text up to and including the next control token."""
+        """Returns alternatives for text up to and including the next control token."""
         free = [f"{text} <[{_ranges(self.free)}]>"] if self.free else []
         return free + [self.lark.up_to(ignored, text) for ignored in self.ignored_delimiters]
 

@@ -34,12 +34,12 @@ PYTHON_LANGUAGE = "tool_code"
 """The language of fences in which models write calls as Python."""
 LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call", "jsonc", "json5")
 ASSIGNED = f"{PYTHON_LANGUAGE} = "
-"""Such a call without a fence."""
+"""The beginning of a call in Python that has no fence."""
 BEGINNINGS = ("{", "[", FENCE, ASSIGNED)
 IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
-"""Texts after which such JSON may begin in the middle of a text."""
+"""Texts after which JSON calls may begin in the middle of a text."""
 INLINE = (*IN_TEXT, "{")
-"""The same for families whose own calls are bare JSON."""
+"""Texts after which JSON calls may begin, for families whose own calls are bare JSON."""
 
 KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
@@ -77,7 +77,7 @@ class MisplacedCallReader:
         """The position in the source up to which the text was found to be no call."""
 
     def read(self, source: Source, already: str = "") -> Steps[bool]:
-        """Read calls, and emit them. If there are none, the source is unread. already: what was
+        """Reads calls, and emits them. If there are none, the source is unread. already: what was
         read of them."""
         if source.position < self._seen:
             return False
@@ -91,7 +91,7 @@ class MisplacedCallReader:
         return True
 
     def read_nameless(self, source: Source) -> Steps[bool]:
-        """Read arguments without a name that only one tool can take, and emit the call."""
+        """Reads arguments without a name that only one tool can take, and emits the call."""
         text = yield from source.ahead_to_end("{")
         found = self.nameless(text) if text and not source.cut else None
         if not found:
@@ -115,7 +115,7 @@ class MisplacedCallReader:
         return FoundCall(takers[0].name, arguments) if len(takers) == 1 else None
 
     def at_end_of(self, text: str) -> list[FoundCall]:
-        """The calls at the end of a complete text, such as reasoning."""
+        """Returns the calls at the end of a complete text, such as reasoning."""
         if not self.beginnings:
             return []
         source = complete_source(text)
@@ -175,7 +175,7 @@ class Trial:
         self._inline = inline
 
     def run(self, source: Source, already: str) -> Steps[list[FoundCall]]:
-        """The calls that the source begins with; none if it begins with anything else."""
+        """Returns the calls that the source begins with; none if it begins with anything else."""
         copy = Source()
         copy.feed(already)
         steps, fed = self._message(copy), 0
@@ -197,7 +197,7 @@ class Trial:
             yield
 
     def _message(self, source: Source) -> Steps[list[FoundCall]]:
-        """The calls in a code fence, or those after which the message ends."""
+        """Reads the calls in a code fence, or those after which the message ends."""
         yield from source.space()
         if (yield from source.accept(FENCE)):
             return (yield from self._fence(source))
@@ -219,7 +219,7 @@ class Trial:
         return found
 
     def _fence(self, source: Source) -> Steps[list[FoundCall]]:
-        """The calls in a code fence, after its opening."""
+        """Reads the calls in a code fence, after its opening."""
         language = yield from source.accept(*LANGUAGES)
         yield from source.space()
         is_json = yield from source.comes("{", "[{", "[ ", "[\n")
@@ -230,7 +230,7 @@ class Trial:
         return found
 
     def _python(self, source: Source) -> Steps[list[FoundCall]]:
-        """The calls of a code fence, as Python."""
+        """Reads the calls of a code fence, as Python."""
         pieces: list[str] = []
         if not (yield from source.up_to(FENCE, into=pieces.append)):
             raise Malformed("a fence without an end")
@@ -239,7 +239,7 @@ class Trial:
         return calls
 
     def _assigned(self, source: Source) -> Steps[list[FoundCall]]:
-        """The call that is all of the message, as Python."""
+        """Reads the call that is all of the message, as Python."""
         pieces: list[str] = []
         yield from source.up_to(into=pieces.append)
         if source.cut:
@@ -249,7 +249,8 @@ class Trial:
         return calls
 
     def _values(self, source: Source) -> Steps[list[FoundCall]]:
-        """One or more JSON values, with nothing but commas, semicolons or space between them."""
+        """Reads one or more JSON values, with nothing but commas, semicolons or space between
+        them."""
         found: list[FoundCall] = []
         while (yield from source.comes("{", "[")):
             source.keep()
@@ -276,7 +277,7 @@ class Trial:
                 raise Malformed("the arguments do not fit the tool's schema")
 
     def _head(self, source: Source) -> Steps[None]:
-        """Read a value. Malformed as soon as its first key or its name is no call's."""
+        """Reads a value. Malformed as soon as its first key or its name is no call's."""
         depth = 0
         while (yield from source.accept("[")):
             depth += 1
@@ -284,20 +285,20 @@ class Trial:
         yield from source.expect("{")
         depth += 1
         yield from source.space()
-        key = yield from self._text(source)
+        key = yield from self._short_string(source)
         if key not in CALL_KEYS and key not in self._tools:
             raise Malformed("no call has such a key")
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
         if key in NAME_KEYS and (yield from source.comes('"', "'")):
-            name = yield from self._text(source)
+            name = yield from self._short_string(source)
             if self._calls.meant(name) is None:
                 raise Malformed("there is no such tool")
         yield from self._rest(source, depth)
 
-    def _text(self, source: Source) -> Steps[str]:
-        """A short string without escapes."""
+    def _short_string(self, source: Source) -> Steps[str]:
+        """Reads a short string without escapes."""
         quote = yield from source.expect('"', "'")
         pieces: list[str] = []
         yield from source.match(KEY, pieces.append)
@@ -305,7 +306,7 @@ class Trial:
         return "".join(pieces)
 
     def _rest(self, source: Source, depth: int) -> Steps[None]:
-        """Read up to the bracket that closes the value."""
+        """Reads up to the bracket that closes the value."""
         begun = source.position
         while depth:
             yield from source.match(PLAIN, lambda piece: None)
@@ -329,7 +330,7 @@ class Trial:
 
 
 def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
-    """The calls that code consists of, each of which may be printed."""
+    """Returns the calls that code consists of, each of which may be printed."""
     if named := NAMED.fullmatch(code):
         code = named[2]
     printed = PRINTED.fullmatch(code)

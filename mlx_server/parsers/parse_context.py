@@ -31,7 +31,8 @@ class ParseContext:
     formatted: bool = False
     """Whether a grammar constrains the text to its end, so that it contains no delimiters."""
     verbatim: bool = False
-    """Whether that text may begin with white space of its own, as JSON never does."""
+    """Whether text that a grammar constrains may begin with white space of its own, as JSON never
+    does."""
     continues: bool = False
     """Whether the answer continues a message: the prompt ends in the section that `ends_with`
     opens, and has a part of it."""
@@ -72,10 +73,11 @@ class Parser(Protocol):
         """`text` is what the token adds; "" for control tokens and incomplete characters."""
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """The output so far as messages of the family's own library; empty if it has none."""
+        """Returns the output so far as messages of the family's own library; empty if it has
+        none."""
 
     def finish(self, text: str, *, cut: bool) -> list[Event]:
-        """End the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""
+        """Ends the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""
 
 
 class DelegatingParser:

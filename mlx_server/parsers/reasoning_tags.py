@@ -14,7 +14,7 @@ _TAG = re.compile(r"(<[\w:-]+>)+")
 
 
 def pair_of(name: str) -> Pair:
-    """The tags of this name, which may be given with its brackets."""
+    """Returns the tags of this name, which may be given with its brackets."""
     bare = name.strip("<>[]|/ ")
     return f"<{bare}>", f"</{bare}>"
 

@@ -52,7 +52,8 @@ class StopStrings:
         )
 
     def _release(self, size: int) -> list[TextDelta]:
-        """The first `size` characters. Log probabilities go with a delta's first character."""
+        """Returns the first `size` characters. Log probabilities go with a delta's first
+        character."""
         released: list[TextDelta] = []
         kept: list[TextDelta] = []
         for delta in self._held:

@@ -25,7 +25,7 @@ class WhitespaceTrimmer:
         return any(self._held)
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return what is certain to be text."""
+        """Adds a piece; returns what is certain to be text."""
         if not self._trims:
             return piece
         if self._leading:
@@ -39,16 +39,16 @@ class WhitespaceTrimmer:
         return before + text
 
     def at_delimiter(self) -> str:
-        """End the text at a delimiter; return the white space before it."""
+        """Ends the text at a delimiter; returns the white space before it."""
         held, self._held = self._held, []
         return "".join(held)
 
     def after_delimiter(self) -> None:
-        """Drop white space that follows."""
+        """Drops white space that follows."""
         self._leading = self._trims
 
     def flush(self) -> str:
-        """End the text; return the held white space, which belongs to it."""
+        """Ends the text; returns the held white space, which belongs to it."""
         return self.at_delimiter()
 
 
@@ -67,16 +67,16 @@ class PieceSeparator:
         self._is_interrupted = False
 
     def drop(self, space: str) -> str:
-        """Note white space that is no part of the text; return what is left of it."""
+        """Notes white space that is no part of the text; returns what is left of it."""
         self._dropped.append(space)
         return ""
 
     def interrupt(self) -> None:
-        """Note a call, a thought or the end of a message."""
+        """Notes a call, a thought or the end of a message."""
         self._is_interrupted = True
 
     def before(self, text: str) -> str:
-        """Add a text; return what separates it from the text before."""
+        """Adds a text; returns what separates it from the text before."""
         space = ""
         if self._is_interrupted and self.last:
             own = "" if self._separates(text[0]) else "".join(self._dropped)

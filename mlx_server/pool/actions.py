@@ -1,4 +1,4 @@
-"""The actions that `Policy` returns, and the records in which it describes models."""
+"""The actions that `Policy` returns, and the records that describe models to it and by it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,10 @@ class ModelFacts:
     """The facts about a model before it is loaded, from models.yaml and the files."""
 
     weights: int
+    """The estimated bytes of its weights; 0 until its files have been read."""
     pinned: bool = False
     ttl: float | None = None
+    """The seconds without a request after which it is unloaded; None: it stays."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class PreemptAction:
-    """The ticket's rows give their memory back and pause until a `ResumeAction`."""
+    """The ticket's rows must pause and free their memory until a `ResumeAction`."""
 
     ticket: Ticket
 
@@ -52,7 +54,7 @@ class ResumeAction:
 class NeverFits:
     needed: int
     available: int
-    """Bytes of the budget that pinned models do not occupy."""
+    """The bytes of the budget that other models, which must stay, do not occupy."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class PolicyView:
     state: State
     leases: int
     nbytes: int
-    """This is an estimate until the model has been loaded once."""
+    """The bytes of the model in memory, or an estimate until it has been loaded once."""
     last_used: float | None
     stale_at: float | None = None
-    """The time at which it is unloaded if no request comes before."""
+    """The time at which it is unloaded if no request uses it before."""

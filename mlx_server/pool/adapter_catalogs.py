@@ -14,7 +14,7 @@ from mlx_server.pool.prepare import PreparedModel, catalog_on_disk
 
 class AdapterCatalogs:
     def __init__(self, disk: DiskThreads, allowed: Sequence[Path]) -> None:
-        """allowed: a client may name a folder inside one of these as an adapter."""
+        """allowed: folders inside which a client may name any folder as an adapter."""
         self._disk = disk
         self.allowed = allowed
 
@@ -24,12 +24,12 @@ class AdapterCatalogs:
         return await self._disk.run_in_turn(prepared.id, look)
 
     async def names(self, entry: PoolEntry) -> list[str]:
-        """The names of the model's usable adapters on disk. Nothing is fetched for it."""
+        """The names of the model's usable adapters on disk. It downloads nothing."""
 
         def names() -> list[str]:
             if entry.prepared:
                 catalog = entry.prepared.adapters
-            else:  # the catalog is kept because it caches what it has read
+            else:  # the catalog is kept in the entry since it caches the files that it has read
                 catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
             found = catalog.all() if catalog else {}
             return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
@@ -43,7 +43,7 @@ class AdapterCatalogs:
 
 
 def catalog_of(prepared: PreparedModel) -> AdapterCatalog:
-    """Raises AdapterNotFound for a replay model."""
+    """The model's adapters. Raises AdapterNotFound for a replay model, which can't have any."""
     if prepared.adapters is None:
         raise AdapterNotFound(
             f"{prepared.id} plays recorded answers and has no adapters. Leave out `adapter`.",

@@ -21,13 +21,14 @@ log = logging.getLogger("mlx_server.pool")
 
 @dataclass(frozen=True)
 class LeasedAdapter:
-    """An adapter as a request named it."""
+    """An adapter as one request named it."""
 
     spec: AdapterSpec
     pinned: bool = False
-    """Whether it is never dropped to make room."""
+    """Whether it stays in memory even when the memory is needed."""
     by_client: bool = False
-    """Whether a client added it, and so may remove it while the request waits."""
+    """Whether a client added it by the API, so that a client may also remove it while the request
+    waits."""
 
 
 @dataclass
@@ -51,9 +52,10 @@ class _LoadedAdapter:
 
     @property
     def unreserved_bytes(self) -> int:
-        """Bytes that are in use but that no lease reserved.
+        """The bytes in use that no lease reserved.
 
-        Weights may take more bytes in memory than in their file, which is what a lease reserves.
+        A lease reserves the size of the file; in memory the weights may take more. A pinned adapter
+        is counted whole, since it stays after its leases.
         """
         if self.adapter.pinned:
             return self.nbytes
@@ -70,7 +72,7 @@ def find(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) -> LeasedA
     """
     if "/" in name:
         spec, location = catalog.find_folder(allowed_folder(name, allowed))
-    else:  # the name is looked up only once, because a client may remove it at any time
+    else:  # a single lookup, because a client may remove the name between two
         location = catalog.location(name)
         spec = catalog.read(name, location)
     return LeasedAdapter(spec, location.pinned, location.by_client)
@@ -93,7 +95,7 @@ class AdapterPool:
         self._engine = engine
         self._changed = changed
         self._adapters: dict[tuple[str, str], _LoadedAdapter] = {}
-        """Keyed by model id and weights digest."""
+        """The adapters by model id and digest of their weights."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
@@ -105,7 +107,7 @@ class AdapterPool:
         """Bytes of the model's adapters that can't be dropped and that no lease reserved."""
         return sum(held.unreserved_bytes for (id, _), held in self._adapters.items() if id == model)
 
-    def of(self, model: str) -> list[tuple[str, int, int]]:
+    def loaded_for(self, model: str) -> list[tuple[str, int, int]]:
         """The name, leases and bytes of each adapter that is loaded for the model."""
         found = [held for (id, _), held in self._adapters.items() if id == model]
         return [(held.adapter.spec.name, held.leases, held.nbytes) for held in found]
@@ -128,7 +130,7 @@ class AdapterPool:
         finally:
             held.users.pop(lease)
             held.last_used = asyncio.get_running_loop().time()
-            _end(lease)
+            _end_lease(lease)
             self._changed()
 
     def _loaded(
@@ -137,7 +139,7 @@ class AdapterPool:
         if not loading.cancelled() and not loading.exception():
             held.nbytes = loading.result()
         elif self._adapters.get(key) is held:
-            del self._adapters[key]  # the next request tries to load it again
+            del self._adapters[key]  # so that the next request loads it again
         self._changed()
 
     def shrink(self, to_bytes: int) -> None:
@@ -149,10 +151,12 @@ class AdapterPool:
                 self._drop(*key)
 
     async def drop(self, model: str, name: str) -> None:
-        """Drops all weights of this name after the rows that use them have ended."""
-        if leases := [each for held in self._of(model).values() for each in held.used_as(name)]:
+        """Waits until no row uses the model's adapter `name`, and drops its weights. Weights that
+        requests also use under another name stay under that name."""
+        loaded = self._by_digest(model).values()
+        if leases := [each for held in loaded for each in held.used_as(name)]:
             await asyncio.wait(leases)
-        for digest, held in self._of(model).items():
+        for digest, held in self._by_digest(model).items():
             if held.adapter.spec.name != name:
                 continue
             if not held.users:
@@ -160,18 +164,16 @@ class AdapterPool:
             elif not held.used_as(name):
                 held.adapter = next(iter(held.users.values()))
 
-    def _of(self, model: str) -> dict[str, _LoadedAdapter]:
+    def _by_digest(self, model: str) -> dict[str, _LoadedAdapter]:
         return {digest: held for (id, digest), held in self._adapters.items() if id == model}
 
     def forget(self, model: str | None = None) -> None:
-        """Drops the records of adapters that left memory with their model.
-
-        None: the engine was lost, with the adapters of all models.
-        """
+        """Removes the records of adapters whose memory is gone with their model, or with the engine
+        if `model` is None."""
         for id, digest in list(self._adapters):
             if model in (None, id):
                 for lease in self._adapters.pop((id, digest)).users:
-                    _end(lease)
+                    _end_lease(lease)
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
         loaded = await self._engine().load_adapter(model, spec.digest, str(spec.path))
@@ -196,6 +198,6 @@ class AdapterPool:
             await self._engine().unload_adapter(model, digest)
 
 
-def _end(lease: asyncio.Future[None]) -> None:
+def _end_lease(lease: asyncio.Future[None]) -> None:
     if not lease.done():
         lease.set_result(None)

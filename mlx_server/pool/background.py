@@ -26,7 +26,7 @@ class BackgroundWork:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels the tasks and waits until they have ended."""
+    """Cancels the tasks and waits until they have ended, whatever they raise."""
     ending = list(tasks)
     for task in ending:
         task.cancel()

@@ -1,4 +1,4 @@
-"""The limit on the engine's prompt cache: the memory that models and rows leave to it."""
+"""The limit of the engine's prompt cache, which may fill the memory that models and rows leave."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,17 +11,17 @@ class CacheLimit:
     def __init__(self, engine: Callable[[], EngineClient]) -> None:
         self._engine = engine
         self.nbytes = 0
-        """The size of the prompt cache, as the engine last reported it."""
+        """The bytes of the prompt cache, as the engine last reported them."""
         self._sent: int | None = None
-        """The limit that was last sent to this engine."""
+        """The last limit that was sent to this engine; None if it has to be sent again."""
 
     def reported(self, nbytes: int) -> None:
         self.nbytes = nbytes
         if nbytes > (self._sent or 0):
-            self._sent = None  # a finished row's cache was added: the limit is sent again
+            self._sent = None  # finished rows added their caches, so the limit has to be sent again
 
     def shrunk(self, to_bytes: int) -> None:
-        """Counts on the cache to shrink to `to_bytes`, as the next limit will have it do."""
+        """Records the size to which the next limit will shrink the cache."""
         self.nbytes = min(self.nbytes, to_bytes)
 
     def send(self, max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Threads that read the files of models and adapters, which a slow disk may keep waiting."""
+"""Threads that read the files of models and adapters, so that a slow disk blocks only them."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -8,27 +8,30 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 STOP_SECONDS = 0.2
-"""How long a server that stops waits for threads, such as downloads, to notice it."""
+"""How long a server that stops waits for threads to end, for example those of downloads."""
 
-EACH = 3
-"""Threads for each model: it is prepared, loaded, and asked for its adapters, once at a time."""
+THREADS_PER_MODEL = 3
+"""The threads for each model. At most three works of one model run at once: its preparation, its
+load and a lookup for a request, for example of its adapters."""
 
 
 class DiskThreads:
-    """A disk that does not answer holds up the models on it, and no other."""
+    """Enough threads for all models, so that a disk that does not answer blocks only the models on
+    it."""
 
     def __init__(self, models: Collection[str]) -> None:
-        self._threads = ThreadPoolExecutor(EACH * max(1, len(models)), "disk")
+        self._threads = ThreadPoolExecutor(THREADS_PER_MODEL * max(1, len(models)), "disk")
         self._turns = {model: asyncio.Lock() for model in models}
         self._running: set[asyncio.Future[Any]] = set()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Like asyncio.to_thread, but `stop` can wait for the thread after a cancellation."""
+        """Like `asyncio.to_thread`, except that `stop` waits for a thread whose caller was
+        cancelled."""
         return await asyncio.shield(self._begun(work))
 
     async def run_in_turn(self, model: str, work: Callable[[], T]) -> T:
-        """Runs work for requests that name this model, one after the other. A client that leaves
-        gives up its turn unless its work has begun."""
+        """Runs the lookups for requests of one model one at a time, so that they take one thread. A
+        cancelled caller gives up its turn; work that has begun is completed."""
         turn = self._turns[model]
         await turn.acquire()
         running = self._begun(work)

@@ -1,7 +1,7 @@
 """One engine process and its models: their memory, their leases, loads and restarts.
 
-The models of one machine share one engine. A model over several machines has one of its own, whose
-process is rank 0 of a group, so that others are not slowed by it.
+The models on this machine share one engine. A model over several machines has an engine of its own,
+whose process is rank 0 of the group, so that it does not slow down other models.
 """
 
 import logging
@@ -31,15 +31,15 @@ log = logging.getLogger("mlx_server.pool")
 
 @dataclass(frozen=True)
 class EngineEvents:
-    """Calls of the server when an engine reports something."""
+    """The server's callbacks for the events of an engine."""
 
     stepped: Callable[[StepOutput], None]
     ready: Callable[[PreparedModel], None]
-    """Called with the id of each model that has been loaded."""
+    """Called with each model that has been loaded."""
     memory: Callable[[], None]
     """Called whenever the bytes in use may have changed."""
     attach: Callable[[EngineClient], None]
-    """Called with each new client, to set the other callbacks of it."""
+    """Called with the client of each new engine process, to set the client's own callbacks."""
 
 
 class EngineModels:
@@ -55,8 +55,8 @@ class EngineModels:
         part: Callable[[int], int],
         group: RankGroup | None = None,
     ) -> None:
-        """part: how many bytes of the machine's memory budget these models have. group: the ranks
-        that hold the model together."""
+        """part: returns these models' part of a memory budget in bytes.
+        group: the ranks of the model, if it runs on several machines."""
         self.entries = entries
         self.group = group
         self._part = part
@@ -91,8 +91,9 @@ class EngineModels:
         return self.scheduler.policy
 
     async def start(self) -> None:
-        """Raises ServerError if the engine can't be started. A group is tried again and again: the
-        other machines may be started later."""
+        """Starts the engine, and preloads models. Raises ServerError or OSError if the engine can't
+        be started. For a group, whose other machines may be started later, it logs the error
+        instead and keeps trying."""
         try:
             await self.supervisor.start()
         except (ServerError, OSError) as error:
@@ -101,14 +102,15 @@ class EngineModels:
             self.supervisor.keep_trying(error)
             return
         self._set_budget()
-        log.info("memory budget%s: %s, %s", self._of, size(self.budget.nbytes), self.budget.source)
+        budget = self.budget
+        log.info("memory budget%s: %s, %s", self._budget_scope, size(budget.nbytes), budget.source)
         if warning := self.budget.warning:
             log.warning(warning)
         self.scheduler.policy = self._policy_for()
         self._started()
 
     async def stop(self, error: ServerError | None) -> None:
-        """Ends the engine; requests that wait, and all later ones, get `error`."""
+        """Ends the engine. Waiting and later requests raise `error`, by default ShuttingDown."""
         self.scheduler.close(error or ShuttingDown("The server is shutting down."))
         await cancelled(e.preparing for e in self.entries.values() if e.preparing)
         await self.supervisor.stop(error)
@@ -116,11 +118,12 @@ class EngineModels:
         await self.next_prompts.rendering.stop()
 
     @property
-    def _of(self) -> str:
+    def _budget_scope(self) -> str:
         return f" of {', '.join(self.entries)} on each machine" if self.group else ""
 
     def _budget(self, recommended: int | None) -> MemoryBudget:
-        """recommended: the least of the machines that hold the models."""
+        """The budget of these models. recommended: Metal's recommended bytes, the least of all
+        machines of a group."""
         whole = budget_of(self._limits.budget, recommended)
         return replace(whole, nbytes=self._part(whole.nbytes))
 
@@ -162,7 +165,7 @@ class EngineModels:
         self._events.stepped(step)
 
     def _restarted(self) -> None:
-        if self.group:  # it may not have been there when the server started
+        if self.group:  # its machines may have been started after the server
             self._set_budget()
             self.policy.budget = self.budget.nbytes - self.policy.lowered
         self._started()
@@ -176,6 +179,6 @@ class EngineModels:
                 self.scheduler.background.begin(self._preload(entry))
 
     async def _preload(self, entry: PoolEntry) -> None:
-        with suppress(ServerError):  # it has been logged
+        with suppress(ServerError):  # `preparation` has logged it
             await self.preparation.prepared(entry)
             self.scheduler.do(self.policy.preload(entry.spec.id, now()))

@@ -15,7 +15,7 @@ OnProgress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The facts that the server process knows about a model that the engine has loaded."""
+    """What the server process knows about a model that the engine has loaded."""
 
     prepared: PreparedModel
     vocabulary: int
@@ -32,7 +32,7 @@ class LoadProgress:
 
 @dataclass(frozen=True)
 class PrefillView:
-    """A row whose prompt is being computed."""
+    """The progress of a row whose prompt is being computed."""
 
     prompt_tokens: int
     computed_tokens: int
@@ -49,9 +49,9 @@ class ModelView:
     leases: int
     nbytes: int
     last_used: float | None
-    """A Unix time in seconds."""
+    """The Unix time of its last use, in seconds."""
     stale_at: float | None
-    """The Unix time at which it is unloaded if no request comes before."""
+    """The Unix time at which it is unloaded if no request uses it before."""
     progress: LoadProgress | None
     error: str | None
     adapters: list[tuple[str, int, int]]
@@ -76,8 +76,8 @@ class PoolEntry:
     batching: bool | None = None
     """Whether its answers are computed in one batch; None until it has been loaded once."""
     on_disk: AdapterCatalog | None = None
-    """The adapters found on disk; used until the model's own files have been read."""
+    """The adapters found on disk, which are shown until the model has been prepared."""
     capabilities: Capabilities | None = None
-    """The capabilities found on disk; used until the model's own files have been read."""
+    """The capabilities found on disk, which are shown until the model has been prepared."""
     upstream: UpstreamModel | None = None
-    """Set if another server has the model, which then takes no memory here."""
+    """The model on another server, if it is there and takes no memory here."""

@@ -1,8 +1,9 @@
-"""The order in which waiting clients are served: by turns, so that no client starves another."""
+"""The order in which waiting clients are served: in turns, so that no client starves another."""
 
 TURN = 64
-"""The virtual time that one row takes. Each grant advances the clock by one, so at most this many
-newcomers pass a reservation for each row of its client that is queued before it."""
+"""The virtual time that one row takes. A grant advances the clock by at least one, so a waiting
+reservation is passed by at most this many newcomers for each row that its client queued before
+it."""
 
 
 class FairOrder:
@@ -15,9 +16,10 @@ class FairOrder:
     def __init__(self) -> None:
         self._clock = 0
         self._ends: dict[str, int] = {}
-        """The time at which the client's latest row ends, for each client ahead of the clock."""
+        """The virtual time at which each client's last row ends, if it is later than the clock."""
 
     def next(self, client: str, rows: int) -> int:
+        """Adds rows of the client, and returns the virtual time at which they start."""
         begins = max(self._clock, self._ends.get(client, 0))
         self._ends = {who: end for who, end in self._ends.items() if end > self._clock}
         self._ends[client] = begins + TURN * rows

@@ -1,4 +1,4 @@
-"""The memory that a process takes from the machine."""
+"""Measures the memory that a process takes from the machine."""
 
 import ctypes
 import sys
@@ -27,10 +27,10 @@ class _RusageInfo(ctypes.Structure):
 
 
 def footprint(pid: int) -> int:
-    """Returns bytes, or 0 if there is no such process.
+    """The bytes of memory that the process takes; 0 if there is no such process.
 
-    On a Mac this is the physical footprint that Activity Monitor shows: the resident size leaves
-    out both Metal's buffers and compressed memory.
+    On a Mac this is the physical footprint that Activity Monitor shows, since the resident size
+    leaves out Metal's buffers and compressed memory.
     """
     if sys.platform == "darwin":
         return _physical(pid)

@@ -1,4 +1,4 @@
-"""The granted reservations: which of them run, which are preempted, and what they take together."""
+"""The granted reservations: which run, which are preempted, and the memory that they take."""
 
 from collections.abc import Iterable
 
@@ -14,11 +14,11 @@ class Granted:
         return ticket in self._reservations
 
     def get(self, ticket: Ticket) -> Reservation | None:
-        """None if the ticket became void because the engine was lost."""
+        """The ticket's reservation; None if the ticket is void because the engine was lost."""
         return self._reservations.get(ticket)
 
     def add(self, reservation: Reservation, at: int) -> None:
-        """at: the count of requests and grants so far."""
+        """at: the tick of the policy's clock, which counts requests and grants."""
         reservation.granted = at
         self._reservations[reservation.ticket] = reservation
 
@@ -40,24 +40,24 @@ class Granted:
 
     @property
     def in_use(self) -> int:
-        """The bytes of rows that have begun."""
+        """The bytes of the reservations whose rows the engine has."""
         return ReservedMemory(each.in_use for each in self._reservations.values()).now
 
     @property
     def preempted(self) -> list[Reservation]:
-        """In the order in which they go on."""
+        """The preempted reservations, in the order in which they are resumed."""
         preempted = (each for each in self._reservations.values() if each.preempted)
         return sorted(preempted, key=lambda each: each.turn)
 
     def preempt_last(self) -> Ticket:
-        """Preempts the last of those that run."""
+        """Marks the running reservation whose turn is last as preempted, and returns its ticket."""
         running = (each for each in self._reservations.values() if not each.preempted)
         last = max(running, key=lambda each: each.turn)
         last.preempted = True
         return last.ticket
 
     def passed(self, earlier: Reservation) -> list[Reservation]:
-        """Those that came later and were granted while this one waited."""
+        """The reservations of later turns that were granted while `earlier` waited."""
         granted = ((each, each.granted or 0) for each in self._reservations.values())
         return [
             each for each, at in granted if at > earlier.waiting_since and each.turn > earlier.turn

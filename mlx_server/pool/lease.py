@@ -18,11 +18,11 @@ from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
 log = logging.getLogger("mlx_server.pool")
 
 SOON = 512
-"""The tokens beyond a row's present length for which memory is reserved in one step."""
+"""The tokens that a row may still generate before its reservation has to grow again."""
 
 MARGIN = 128
-"""More memory is requested when a row is within this many tokens of the end of its reservation: so
-many tokens may be in transit from the engine, or computed before a preempted row has stopped."""
+"""A reservation grows when its longest row comes within this many tokens of it. As many tokens may
+be in transit from the engine, or be generated before a preempted row stops."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MemoryDemand:
     rows: int = 1
     client: str = ""
     most_padding: int | None = None
-    """The tokens by which the engine pads the model's rows at most; None: any number."""
+    """The most tokens by which the engine pads the model's rows; None: there is no limit."""
 
     @property
     def padding_bytes(self) -> int | None:
@@ -46,17 +46,17 @@ class MemoryDemand:
 
     @property
     def soon(self) -> int:
-        """The tokens per row for which memory is reserved at first."""
+        """The tokens of each row for which memory is reserved before the rows begin."""
         return min(self.prompt_tokens + SOON, self.most_tokens)
 
     def nbytes(self, tokens: int) -> int:
-        """The bytes of one row of this many tokens."""
+        """The bytes of the KV cache of a row of this many tokens."""
         return self.kv.for_tokens(tokens)
 
 
 @dataclass
 class Waiter:
-    """A request that waits for a lease. A grant or refusal after its cancellation is ignored."""
+    """A request that waits for a lease. After a cancellation `grant` and `refuse` do nothing."""
 
     entry: PoolEntry
     demand: MemoryDemand
@@ -72,7 +72,8 @@ class Waiter:
 
 
 class Lease:
-    """One request's lease: it counts the tokens of the rows and reserves memory ahead of them."""
+    """One request's lease. It counts the tokens of its rows and reserves memory before they need
+    it."""
 
     def __init__(
         self, model: LoadedModel, demand: MemoryDemand, ticket: Ticket, leases: "Leases"
@@ -84,14 +85,14 @@ class Lease:
         self._leases = leases
         self._reserved = demand.soon
         self._tokens: dict[int, int] = {}
-        """Tokens of prompt and answer together, for each unfinished row."""
+        """The tokens, prompt and answer together, of each unfinished row."""
         self._computed: dict[int, int] = {}
-        """Computed prompt tokens, for each row that is in prefill."""
+        """The prompt tokens computed so far, of each row in prefill."""
         self._decoding_since: float | None = None
 
     @property
     def engine(self) -> EngineClient:
-        """Raises EngineDied while there is none."""
+        """The engine that has the rows. Raises EngineDied while there is none."""
         return self._leases.engine()
 
     @property
@@ -106,8 +107,8 @@ class Lease:
         return RowProgress(sum(self._computed.values()), self._decoding_since)
 
     def began(self, rows: Sequence[Generate | Embed]) -> None:
-        """Registers rows; to be called right after they were sent to the engine, in the same turn
-        of the event loop, so that the prompt cache gives way to them before the next step."""
+        """Registers rows that were sent to the engine. It must be called in the same turn of the
+        event loop, so that the engine gets the prompt cache's new limit before its next step."""
         if self.preempted:
             self._leases.engine().preempt([row.row for row in rows])
         for row in rows:
@@ -135,7 +136,7 @@ class Lease:
             self._computed.pop(row, None)
             self._leases.forget(row, self)
         if not self._tokens and self._reserved:
-            self._set(0)  # until another row begins, or the lease ends
+            self._set(0)  # the lease may begin further rows, for which `began` reserves again
 
     def _grow(self) -> None:
         longest, most = max(self._tokens.values()), self._demand.most_tokens
@@ -149,7 +150,7 @@ class Lease:
 
 
 class Leases:
-    """The leases that were granted."""
+    """The granted leases, by ticket and by row."""
 
     def __init__(
         self,
@@ -157,8 +158,8 @@ class Leases:
         begin: Callable[[Ticket], None],
         resize: Callable[[Ticket, int], None],
     ) -> None:
-        """begin: called when rows of a ticket were sent to the engine.
-        resize: sets the bytes that each row of a ticket may take from now on."""
+        """begin: called after rows of a ticket were sent to the engine.
+        resize: called with the bytes that the ticket's longest row may take from now on."""
         self.engine = engine
         self.begin = begin
         self.resize = resize
@@ -177,8 +178,8 @@ class Leases:
                 self.forget(row, lease)
 
     def forget(self, row: int, lease: Lease) -> None:
-        """Forgets a row of the lease. Engines begin to count rows anew, so a lease that outlives
-        its engine may have the number of another lease's row."""
+        """Removes a row of the lease. A new engine numbers its rows from the start again, so after
+        a restart the number may belong to another lease's row, which stays."""
         if self.of_row.get(row) is lease:
             del self.of_row[row]
 

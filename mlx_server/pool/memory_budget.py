@@ -1,4 +1,4 @@
-"""The bytes that weights and caches may take together, and where that number comes from."""
+"""The memory budget: the bytes that weights and caches may take together, and their origin."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import psutil
 
 WORKING_BYTES, WORKING_SHARE = 250 << 20, 0.05
-"""Memory left out of the default budget because computing needs it: the activations of the longest
-prefill chunk (0.1 to 0.6 GB with commonly used models), and the second copy of a layer's cache
-while it grows, while a row joins or leaves a batch, and while a prompt is put into the prompt
-cache. The table in tests/pool/test_memory_budget.py counts them."""
+"""Memory that the default budget leaves to the computation: the activations of the longest prefill
+chunk (0.1 to 0.6 GB with commonly used models), and the second copy of a layer's cache while it
+grows, while a row joins or leaves a batch, and while a prompt is put into the prompt cache. The
+table in tests/pool/test_memory_budget.py has the measurements."""
 
 SHARE_OF_RAM = 0.75
-"""The share of RAM that is recommended where there is no Metal."""
+"""The share of RAM that takes the place of Metal's recommendation where there is no Metal."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class MemoryBudget:
 
     @property
     def mlx_limit(self) -> int:
-        """The bytes above which MLX waits for work to end and keeps no freed buffers."""
+        """The limit for MLX in bytes, above which it waits for running work and keeps no freed
+        buffers."""
         return self.nbytes if self.chosen else self.recommended
 
     @property
     def source(self) -> str:
-        """The origin, and how to change it."""
+        """The origin of the budget, and how to change a default one."""
         change = "" if self.chosen else "; change it with `memory_budget` in models.yaml"
         return self.origin + change
 
@@ -45,7 +46,7 @@ class MemoryBudget:
 
     @property
     def warning(self) -> str | None:
-        """The log line for a budget that is larger than recommended."""
+        """The log line for a budget that is larger than recommended; else None."""
         if self.nbytes <= self.recommended:
             return None
         whole = "Metal recommends for this machine" if self.metal else "make three quarters of RAM"
@@ -57,10 +58,13 @@ class MemoryBudget:
 
 
 def budget_of(chosen: int | None, recommended: int | None) -> MemoryBudget:
-    """chosen: bytes from models.yaml. recommended: Metal's working set, where there is Metal."""
+    """The budget of a machine.
+
+    chosen: the bytes set in models.yaml. recommended: Metal's working set; None without Metal.
+    """
     whole = recommended or int(SHARE_OF_RAM * psutil.virtual_memory().total)
     default = whole - int(WORKING_SHARE * whole) - WORKING_BYTES
-    # half of it where the working memory would take most of it, as in a small container
+    # at least half, since the memory for computing may be most of a small container's
     return MemoryBudget(chosen or max(default, whole // 2), whole, bool(recommended), bool(chosen))
 
 
@@ -76,13 +80,13 @@ class MemoryParts:
     """The shares of the memory budget: of models on this machine and of models over several."""
 
     groups: Sequence[int | None]
-    """The memory that each model over several machines may take; None if its setting names none."""
+    """The memory setting of each model over several machines, in bytes; None if it has none."""
     has_own: bool
     """Whether there are models on this machine alone."""
 
     def of_group(self, chosen: int | None, budget: int) -> int:
-        """The bytes for one model over several machines: by default all get equal parts, and so do
-        the models on this machine together."""
+        """The bytes for one model over several machines. Without a setting, each of these models
+        gets an equal part, and all models on this machine together get another."""
         return min(budget, chosen or budget // (len(self.groups) + self.has_own))
 
     def own(self, budget: int) -> int:

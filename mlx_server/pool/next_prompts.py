@@ -1,4 +1,4 @@
-"""Conversations' next prompts, which the engine computes while it is idle."""
+"""Renders the likely next prompts of conversations, which the engine computes while it is idle."""
 
 import logging
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class NextPrompts:
         self.rendering = BackgroundWork()
 
     def begin(self, model: str, render: Callable[[], ComputeAhead]) -> None:
-        """Sends the engine the beginning of a next prompt after `render`, which runs in a thread.
-        Does nothing if as many are being rendered as may be."""
+        """Renders the beginning of a next prompt in a thread and sends it to the engine. Does
+        nothing if the maximum number of prompts is being rendered already."""
         if len(self.rendering) < limits.PROMPTS_AHEAD.value:
             self.rendering.begin(self._send(model, render))
 
@@ -28,6 +28,6 @@ class NextPrompts:
         try:
             self._engine().compute_ahead(await in_thread(render, model=model))
         except ServerError:
-            pass  # no next message fits the template or the context, or the server is busy
+            pass  # the template or context takes no further message, or the server is busy
         except Exception:
             log.exception("the next prompt of a conversation can't be rendered")

@@ -1,7 +1,8 @@
-"""The decisions: which models are in memory, which requests wait, and what is evicted.
+"""Decides which models are in memory, which requests wait, and what is evicted.
 
-Events go in and actions come out; nothing here runs, sleeps or measures. Counted against the
-budget are the weights of models, the KV cache reserved by granted tickets, and the prompt cache.
+Events go in and actions come out; nothing here has side effects or reads a clock. The budget covers
+the models' weights, the KV caches that granted tickets reserve, and what can be freed at once: the
+prompt cache and idle adapters.
 """
 
 import math
@@ -34,10 +35,10 @@ from mlx_server.pool.wait_queue import WaitQueue
 
 
 class Policy:
-    """Each event returns the actions to be done now, in that order.
+    """Each event is a method that returns the actions to carry out now, in this order.
 
-    Actions that follow a `ShrinkCache` rely on it having been carried out. After `engine_lost`,
-    results of actions that the lost engine was carrying out must not be reported.
+    Actions after a `ShrinkCache` rely on the memory that it frees. After `engine_lost`, results of
+    actions that the lost engine was carrying out must not be reported.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class Policy:
         self.lowered = 0
         """The bytes by which `lower` has reduced the budget."""
         self.cache = 0
-        """Bytes of the prompt cache, after the `ShrinkCache` actions returned so far."""
+        """The bytes of the prompt cache and of idle adapters, as if the returned `ShrinkCache`
+        actions were already carried out."""
         self._models = ResidentModels(models)
         self._waiting: list[Reservation] = []
         self._granted = Granted()
@@ -72,9 +74,10 @@ class Policy:
     ) -> Actions:
         """Requests a lease on the model, which lasts from `Grant` to `release`.
 
-        It covers the caches of `rows` rows, the longest of which takes `kv_bytes` soon and
-        `most_kv_bytes` at its end, and `extra_bytes` for anything else, such as an adapter.
-        padding_bytes: the most by which the model's rows are padded; None: each to the longest.
+        It covers the KV caches of `rows` rows, the longest of which takes `kv_bytes` soon and
+        `most_kv_bytes` at its end, and `extra_bytes` for an adapter.
+        padding_bytes: the most bytes of padding for the model's rows; None: each is padded to the
+        longest.
         """
         assert ticket not in self._granted
         assert ticket not in self.waiting
@@ -91,7 +94,7 @@ class Policy:
     def resize(self, ticket: Ticket, kv_bytes: int, now: float) -> Actions:
         """Sets the bytes that the longest row of a granted ticket takes from now on.
 
-        If there is no room for it, the last rows are preempted, which may be the ticket's own.
+        If there is no room for them, the rows last in turn are preempted, maybe the ticket's own.
         """
         if (reservation := self._granted.get(ticket)) is None:
             return ()  # the engine was lost
@@ -99,7 +102,7 @@ class Policy:
         return self._settle(now)
 
     def begin(self, ticket: Ticket) -> None:
-        """Reports that the engine has rows of a granted ticket, which use memory from now on."""
+        """Records that the engine has rows of a granted ticket, which use memory from now on."""
         if reservation := self._granted.get(ticket):
             reservation.begun = True
 
@@ -125,7 +128,7 @@ class Policy:
         return self._settle(now)
 
     def set_extra_bytes(self, model: str, nbytes: int, now: float) -> Actions:
-        """Sets the bytes that occupy memory as long as the model does, such as its adapters."""
+        """Sets the bytes of the model's adapters that can't be dropped and no lease reserved."""
         self._models[model].extra_bytes = nbytes
         return self._settle(now)
 
@@ -139,26 +142,28 @@ class Policy:
         return self._settle(now)
 
     def unloaded(self, model: str, now: float) -> Actions:
-        """Reports that the model's memory has been given back to the system."""
+        """Records that the model's memory has been freed."""
         self._models[model].enter("unloaded", before="unloading")
         self._models[model].extra_bytes = 0
         self._models[model].requested_ttl = None
         return self._settle(now)
 
     def keep(self, model: str, seconds: float, now: float) -> Actions:
-        """Sets how long a model that is in memory stays there without a request."""
+        """Sets the seconds that a model in memory stays there without a request, until it is
+        unloaded. They replace the `ttl` of models.yaml."""
         if self._models[model].is_present:
             self._models[model].requested_ttl = seconds
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
-        """Sets the prompt cache's size. No request waits for the cache, so none is served here."""
+        """Sets the bytes of the prompt cache and of idle adapters. They give way to any request, so
+        no request can be served because they shrank."""
         self.cache = nbytes
         self._shrink_cache(0)
         return self._taken()
 
     def engine_lost(self, now: float) -> Actions:
-        """Forgets what was in memory and voids all leases; waiting tickets go on waiting."""
+        """Records that no model is in memory and voids all leases; waiting tickets keep waiting."""
         self._granted.clear()
         self.cache = 0
         for model in self._models:
@@ -166,7 +171,7 @@ class Policy:
         return self._settle(now)
 
     def preload(self, model: str, now: float) -> Actions:
-        """Loads the model if no request waits for the memory it takes; evicts nothing for it."""
+        """Loads the model if it fits in memory that no request waits for. It evicts nothing."""
         room = self._serve(now)
         if self._models[model].state == "unloaded" and self._models[model].nbytes <= room:
             self._load(self._models[model])
@@ -178,9 +183,9 @@ class Policy:
             self._models[model].weights = nbytes
 
     def lower(self, now: float) -> Actions:
-        """Lowers the budget for good, after memory ran out within it.
+        """Lowers the budget until the next start, since memory ran out within it.
 
-        It loses half of what it leaves to caches; the weights in memory still fit.
+        The part for caches is halved; the weights in memory still fit.
         """
         less = max(0, self.budget - self._models.nbytes) // 2
         self.budget -= less
@@ -191,7 +196,7 @@ class Policy:
         return self._settle(now)
 
     def next_deadline(self) -> float | None:
-        """Returns when `tick` is due if no other event comes first."""
+        """The time at which `tick` is due if no other event comes before; None if it never is."""
         due = [self._late_at(reservation) for reservation in self._waiting]
         due += [self._stale_at(model) for model in self._models]
         return min((at for at in due if at is not None), default=None)
@@ -206,7 +211,7 @@ class Policy:
         }
 
     def room(self, model: str) -> int:
-        """The bytes that rows of the model can take if no other rows exist."""
+        """The bytes that rows of the model can take if there are no other rows."""
         return self._available(self._models[model]) - self._models[model].nbytes
 
     @property
@@ -227,13 +232,15 @@ class Policy:
 
     @property
     def in_use(self) -> int:
-        """The bytes of `used` without the prompt cache and without rows that have not begun: the
-        prompt cache has to give way only when they do, since they may continue what is in it."""
+        """The bytes of models and of rows that the engine has. Granted rows that have not begun are
+        left out: the prompt cache gives way to them only when they begin, since it may have the
+        beginning of their prompts."""
         return self._models.nbytes + self._granted.in_use
 
     @property
     def _free(self) -> int:
-        """Free bytes, the prompt cache's included; negative if a model exceeds its estimate."""
+        """The free bytes, with those of the prompt cache and idle adapters. They are negative when
+        reservations have grown or a model is larger than estimated."""
         return self.budget - self._models.nbytes - self._granted.reserved.nbytes
 
     @property
@@ -251,23 +258,25 @@ class Policy:
         return self._taken()
 
     def _preempt(self) -> None:
-        """Preempts the last rows until those before them have room to grow, never the first."""
+        """Preempts the rows last in turn until the others have room to grow. The first are never
+        preempted, since memory is kept for them."""
         while self._free < 0 and self._granted.reserved.can_be_less:
             self._actions.append(PreemptAction(self._granted.preempt_last()))
 
     def _serve(self, now: float) -> int:
         """Resumes, grants, loads and evicts in order; returns the bytes that no request waits for.
 
-        Preempted rows come first, and no request is granted anything while one of them waits. Then
+        Preempted reservations come first, and no request is granted while one of them waits. Then
         waiting requests are served in turns by client, and in order of arrival within one client.
 
-        No request starves: a later one gets only memory that is not promised to an earlier one. It
-        passes the earlier one only if that would still fit next to the pinned models and all that
-        was granted past it, grown to its end. So no request ever waits for a later one's lease.
+        No request starves. A later request gets only memory that is not promised to an earlier one.
+        It passes the earlier one only if that one would still fit next to the pinned models and all
+        later reservations that passed it, grown to their ends. So no request waits for the lease of
+        a later one.
 
-        There is no deadlock: room is kept for one granted reservation to reach its end, and the
-        first one does so whatever the others need. Loads and unloads end by themselves, idle models
-        are evicted, and a request that would not fit even then is refused.
+        There is no deadlock. Memory is kept in which any one granted reservation can reach its end,
+        and the first one always runs. Loads and unloads end by themselves, idle models are evicted,
+        and a request that would not fit even then is refused.
         """
         queue = WaitQueue(self._models, self._granted, self.budget)
         for reservation in [*self._granted.preempted, *self._waiting]:
@@ -287,7 +296,7 @@ class Policy:
         return NeverFits(needed, available) if needed > available else None
 
     def _available(self, model: ResidentModel) -> int:
-        """The bytes that the model and its rows can take next to the pinned models in memory."""
+        """The bytes that the model and its rows can take next to the models that must stay."""
         return self.budget - self._models.pinned_next_to(model)
 
     def _may_grant(self, reservation: Reservation, queue: WaitQueue) -> bool:
@@ -299,15 +308,16 @@ class Policy:
         )
 
     def _has_room(self, reservation: Reservation, queue: WaitQueue) -> bool:
-        """Whether it fits next to what is granted and to what the queue before it will need."""
+        """Whether the reservation fits next to the granted ones and to those queued before it."""
         more = self._granted.reserved.more(reservation)
         if reservation.preempted and not more:
-            return True  # it goes on in the room that is kept for one reservation
+            return True  # it continues in the memory that is kept for one reservation
         with_queue = queue.more(reservation)
         return more <= self._free and max(more, with_queue) <= self._free_soon - queue.promised
 
     def _wait_in(self, queue: WaitQueue, reservation: Reservation) -> None:
-        """Queues it; loads its model, or evicts others for it, as soon as that is enough."""
+        """Queues the reservation. Loads its model, or evicts others, as soon as no lease has to end
+        first."""
         model = self._models[reservation.model]
         room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
         queue.stuck = queue.stuck or not self._make_room(room, keep)
@@ -318,7 +328,8 @@ class Policy:
         queue.add(reservation)
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
-        """Evicts idle models to free `room` bytes, or none and returns False if that can't do."""
+        """Evicts idle models until `room` bytes are free. Returns False, and evicts nothing, if
+        that would not be enough."""
         missing = room - self._free_soon
         idle = self._models.evictable(keep)
         if missing > sum(model.nbytes for model in idle):
@@ -379,7 +390,8 @@ class Policy:
         return bool(late)
 
     def _late_at(self, reservation: Reservation) -> float | None:
-        """When it is refused; None while its model is loading, which may take any time."""
+        """The time at which the waiting request is refused; None while its model is loading, which
+        may take any time."""
         loading = self._models[reservation.model].state == "loading"
         return None if loading else reservation.requested_at + self.wait_seconds
 

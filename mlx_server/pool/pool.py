@@ -1,6 +1,6 @@
 """The pool: the models, the requests that use them, and the supervised engines.
 
-`Policy` decides what is in memory; `MemoryScheduler` carries its decisions out.
+`Policy` decides what is in memory; `MemoryScheduler` carries the decisions out.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class AnswerRecorder(Protocol):
     def recorded(
         self, request: GenerateRequest, events: AsyncGenerator[Event]
     ) -> AsyncGenerator[Event]:
-        """The same events, which are seen as the client takes them."""
+        """Yields the same events, and records each when the client takes it."""
 
 
 class Pool:
@@ -70,26 +70,26 @@ class Pool:
         on_progress: OnProgress = lambda *progress: None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
-        """adapter_dirs: a request may name a folder inside one of these as its adapter."""
+        """adapter_dirs: folders inside which a request may name any folder as its adapter."""
         self._models = ServedModels(specs)
         self._limits = settings or PoolLimits()
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
         self._disk = DiskThreads(self._models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
         self.recorder: AnswerRecorder | None = None
-        """Sees every answer on its way to the client."""
+        """Records every answer on its way to the client; None if answers are not recorded."""
         self.on_rows: Callable[[int], None] = lambda rows: None
-        """Called with `rows` whenever it may have changed."""
+        """Called with the property `rows` whenever it may have changed."""
         self.on_step: Callable[[StepOutput], None] = lambda step: None
         self.on_ahead: Callable[[ComputedAhead], None] = lambda computed: None
         self.on_disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
         self.on_ready: Callable[[PreparedModel], None] = lambda model: None
-        """Called with the id of each model that has been loaded."""
+        """Called with each model that has been loaded."""
         self.on_memory: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes in use whenever they may have changed."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
-        """The engines; that of the models on this machine comes first, if there is one."""
+        """The engines. The one with the models on this machine comes first, if there are any."""
         self._by_model = {id: engine for engine in self.engines for id in engine.entries}
 
     def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
@@ -116,7 +116,7 @@ class Pool:
             yield make({id: self._models[id]}, part=part, group=group)
 
     def engine_of(self, id: str) -> EngineModels:
-        """The engine that has this model, or would have it."""
+        """The engine of this model, whether the model is loaded or not."""
         return self._by_model[id]
 
     @property
@@ -125,7 +125,7 @@ class Pool:
 
     @property
     def engine(self) -> EngineClient:
-        """The engine of the models on this machine."""
+        """The first engine, which has the models on this machine if there are any."""
         return self.engines[0].engine
 
     @property
@@ -149,18 +149,19 @@ class Pool:
         return self._models[id].batching
 
     def context_length(self, id: str) -> int | None:
-        """The model's context; None until its files have been read once, unless it is set."""
+        """The model's context length in tokens. If models.yaml does not set it, it is None until
+        the model's files have been read."""
         entry = self._models[id]
         return entry.prepared.context_length if entry.prepared else entry.spec.context_length
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether there is a prompt cache."""
+        """Whether the prompt cache is on."""
         return self._limits.prompt_cache != 0
 
     @property
     def needs_engine(self) -> bool:
-        """Whether this server runs models itself; else there is no engine process."""
+        """Whether there is an engine process; there is none if all models are upstream."""
         return bool(self._models.local) or not self._models.upstreams
 
     @property
@@ -168,12 +169,13 @@ class Pool:
         return all(each.supervisor.alive for each in self.engines) or not self.needs_engine
 
     def kill(self) -> None:
-        """Ends all engines at once."""
+        """Kills all engine processes, without waiting for their rows."""
         for each in self.engines:
             each.supervisor.kill()
 
     def upstream(self, name: str) -> UpstreamModel | None:
-        """The model that another server has, by id or alias; None for any other name."""
+        """The upstream model with this id or alias, which an adapter's name may follow; None for
+        any other name."""
         base = self.named(name)[0]
         return self._models.find(base).upstream if self.knows(base) else None
 
@@ -185,7 +187,8 @@ class Pool:
         await asyncio.gather(*(each.start() for each in self.engines))
 
     async def stop(self, error: ServerError | None = None) -> None:
-        """Ends the engine; requests that wait, and all later ones, get `error`."""
+        """Ends the engines and connections. Waiting and later requests raise `error`, by default
+        ShuttingDown."""
         await asyncio.gather(*(each.stop(error) for each in self.engines))
         await self._disk.stop()
         for model in self._models.upstreams:
@@ -196,7 +199,8 @@ class Pool:
         return self._models.find(name).spec
 
     def add_alias(self, alias: str, id: str) -> None:
-        """Raises BadRequest if it is the name of another model."""
+        """Makes `alias` another name of the model. Raises BadRequest if models.yaml gives that name
+        to another model."""
         self._models.add_alias(alias, id)
 
     def knows(self, name: str) -> bool:
@@ -213,7 +217,7 @@ class Pool:
         ]
 
     def memory(self) -> dict[str, int]:
-        """The budget of this machine and what is counted against it, in bytes."""
+        """The memory budgets of all engines and the bytes counted against them, summed."""
         found = Counter[str]()
         for each in self.engines:
             policy = each.policy
@@ -231,7 +235,8 @@ class Pool:
 
     @contextmanager
     def row_slot(self, rows: int, client: str = "") -> Iterator[None]:
-        """Reserves slots for this many answers; raises BadRequest or Overloaded at once."""
+        """Takes a slot for each answer until the block is left. Raises BadRequest or Overloaded at
+        once if there are not enough: see `RowSlots.take`."""
         try:
             with self.row_slots.take(rows, client):
                 self.on_rows(self.rows)
@@ -240,7 +245,8 @@ class Pool:
             self.on_rows(self.rows)
 
     async def prepared(self, name: str) -> PreparedModel:
-        """Fetches and reads the model's files, once for all requests."""
+        """Downloads and reads the model's files, once for all requests. Raises ServerError if they
+        can't be used, and BadRequest for an upstream model."""
         entry = self._models.find(name)
         if entry.upstream:
             raise BadRequest(
@@ -251,7 +257,7 @@ class Pool:
         return await self.engine_of(entry.spec.id).preparation.prepared(entry)
 
     async def family(self, name: str) -> ModelFamily:
-        """The family of the model with this id or alias."""
+        """The family of the model with this id or alias, whose files are read if necessary."""
         entry = self._models.find(name)
         return entry.upstream.family if entry.upstream else (await self.prepared(name)).family
 
@@ -265,12 +271,12 @@ class Pool:
         return await self._catalogs.find(prepared, name)
 
     async def adapter_names(self, id: str) -> list[str]:
-        """The names of the model's usable adapters on disk. Nothing is fetched for it."""
+        """The names of the model's usable adapters on disk. It downloads nothing."""
         entry = self._models[id]
         return [] if entry.upstream or entry.spec.group else await self._catalogs.names(entry)
 
     async def capabilities(self, id: str) -> Capabilities | None:
-        """None while the model has not been fetched. Nothing is fetched for it."""
+        """The model's capabilities; None if its files are not on disk. It downloads nothing."""
         entry = self._models[id]
         if entry.upstream:
             return entry.upstream.capabilities
@@ -286,7 +292,7 @@ class Pool:
         return [spec.id for spec in self.specs if spec.source.startswith(REPLAY)]
 
     def reset_replay(self, id: str) -> None:
-        """Makes a replay model begin its transcript again."""
+        """Makes a replay model start its transcript from the beginning."""
         prepared = self._models[id].prepared
         if prepared and prepared.transcript:
             prepared.transcript.reset()
@@ -304,18 +310,19 @@ class Pool:
             )
 
     async def remove_adapter(self, id: str, name: str) -> None:
-        """Removes the adapter; returns when no row uses it any more and its memory is free."""
+        """Removes the adapter that a client added. Returns when no row uses it any more."""
         catalog_of(await self.prepared(id)).remove(name)
         await self.engine_of(id).scheduler.adapters.drop(id, name)
 
     def lease(
         self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
+        """Keeps the model and the adapter loaded, with memory for the rows, until the block is
+        left. It waits for the memory, and loads what is not loaded."""
         return self.engine_of(prepared.id).scheduler.lease(prepared, demand, adapter)
 
     async def load(self, name: str, client: str = "") -> None:
-        """Loads the model, as a request does that has no prompt. An upstream's needs no loading."""
+        """Loads the model by taking a lease and releasing it. An upstream model is never loaded."""
         if self.upstream(name):
             return
         with self.row_slot(1, client):
@@ -325,13 +332,13 @@ class Pool:
                 pass
 
     def compute_ahead(self, prepared: PreparedModel, render: Callable[[], ComputeAhead]) -> None:
-        """Has the engine compute the beginning of a next prompt while it is idle, after `render`,
-        which runs in a thread."""
+        """Lets the idle engine compute the beginning of a next prompt, which `render` renders in a
+        thread. Does nothing without a prompt cache."""
         if self.keeps_prompts:
             self.engine_of(prepared.id).next_prompts.begin(prepared.id, render)
 
     def keep(self, id: str, seconds: float) -> None:
-        """Sets how long a model that is in memory stays there without a request."""
+        """Sets the seconds that a model in memory stays there without a request."""
         if self._models[id].upstream is None:
             engine = self.engine_of(id)
             engine.scheduler.do(engine.policy.keep(id, seconds, now()))
@@ -339,7 +346,7 @@ class Pool:
     def most_tokens(
         self, prepared: PreparedModel, rows: int, adapter: LeasedAdapter | None = None
     ) -> int:
-        """The tokens that each of `rows` rows can hold at its end if there are no other rows."""
+        """The most tokens that each of `rows` rows can have if there are no other rows."""
         policy = self.engine_of(prepared.id).policy
         room = policy.room(prepared.id) - (adapter.spec.nbytes if adapter else 0)
         return prepared.kv.tokens_in(room // rows, prepared.context_length)
@@ -366,7 +373,7 @@ class Pool:
             stale_at=None if view.stale_at is None else view.stale_at + offset,
             progress=entry.progress,
             error=entry.failure.message if entry.failure else None,
-            adapters=scheduler.adapters.of(entry.spec.id),
+            adapters=scheduler.adapters.loaded_for(entry.spec.id),
             batching=entry.batching,
             prefilling=scheduler.leases.prefilling(entry.spec.id),
         )

@@ -1,4 +1,4 @@
-"""The settings that concern all models together."""
+"""The pool's settings for all models together."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from mlx_server.engine.messages import DEFAULT_SCHEDULE, Schedule
 @dataclass(frozen=True)
 class PoolLimits:
     concurrency: int = 16
-    """How many rows of one model are decoded in one batch."""
+    """The most rows of one model that are decoded in one batch."""
     queue: int = limits.QUEUE.value
-    """How many answers of one client may wait for a place in a batch."""
+    """The most answers of one client that may wait for a place in a batch."""
     schedule: Schedule = DEFAULT_SCHEDULE
     wait_seconds: float = 300.0
-    """How long a request waits for memory that other requests hold."""
+    """How long a request waits for memory before it is refused."""
     budget: int | None = None
-    """Bytes for weights and caches; None: a default that suits the machine."""
+    """The bytes for weights and caches; None: `budget_of` takes a default for this machine."""
     wired: str | int = "auto"
-    """How many bytes of weights are wired on a Mac: see engine/wired_memory.py."""
+    """The bytes of weights to wire on a Mac, or "auto": see engine/wired_memory.py."""
     prompt_cache: int | None = None
-    """Bytes of the prompt cache; None: all that models and answers leave."""
+    """The most bytes of the prompt cache; None: all that models and rows leave."""
     prompt_disk: PromptDisk = NO_DISK

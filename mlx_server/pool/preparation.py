@@ -1,4 +1,4 @@
-"""Fetches, reads and loads the files of models, and keeps what went wrong with them."""
+"""Downloads, reads and loads the files of models, and records the errors."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class ModelPreparation:
         check_open: Callable[[], None],
         on_progress: OnProgress,
     ) -> None:
-        """check_open: raises an error if the server is stopping."""
+        """check_open: raises the error for requests to a server that is stopping."""
         self._disk = disk
         self._engine = engine
         self._policy = policy
@@ -39,10 +39,11 @@ class ModelPreparation:
         self.upcast = False
 
     async def prepared(self, entry: PoolEntry) -> PreparedModel:
-        """Fetches and reads the model's files, once for all requests.
+        """Downloads and reads the model's files, once for all requests. Raises ServerError if they
+        can't be used.
 
-        A folder that was replaced is read again before the model is next loaded. A model that is
-        in memory is served unchanged until it is unloaded.
+        Replaced files are read again while the model is not in memory. A loaded model is served
+        unchanged until it is unloaded.
         """
         self._check_open()
         if entry.model:
@@ -51,7 +52,7 @@ class ModelPreparation:
             await self._forget_if_replaced(entry, entry.preparing)
         if entry.preparing is None:
             entry.preparing = asyncio.create_task(self._prepare(entry))
-            # a failure has been logged already, and there may be no request to receive it
+            # retrieves an error, which is logged already, in case all requests were cancelled
             entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(entry.preparing)
 
@@ -81,7 +82,7 @@ class ModelPreparation:
                     budget=ranks * self._policy().budget or None,
                 )
             )
-            if prepared.transcript is None:  # a replay model caches nothing
+            if prepared.transcript is None:  # a replay model has no KV cache to measure
                 kv = await self._engine().kv_cost(
                     prepared.id, str(prepared.path), prepared.spec.kv_bits
                 )
@@ -102,7 +103,8 @@ class ModelPreparation:
         return prepared
 
     def failed(self, entry: PoolEntry, error: Exception) -> ServerError:
-        """Logs and keeps the error; returns the one to report to clients."""
+        """Logs the error, and records in the entry the one to report to clients, which it also
+        returns. An unexpected error is only in the log."""
         if isinstance(error, ServerError):
             log.error("%s: %s", entry.spec.id, error.message)
         else:
@@ -115,7 +117,8 @@ class ModelPreparation:
         return error
 
     async def load(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
-        """Loads the weights. Raises ModelReplaced if the files are not those that were read."""
+        """Loads the weights. Raises ModelReplaced if the files have changed since they were
+        prepared."""
         await self._disk.run(partial(check_files, prepared))
         loaded = await self._engine().load(
             prepared.id,
@@ -135,7 +138,7 @@ class ModelPreparation:
 
     def reporter(self, entry: PoolEntry) -> Report:
         def report(what: str, done: int, total: int) -> None:
-            self._check_open()  # this ends a download when the server stops
+            self._check_open()  # its error ends a download when the server stops
             entry.progress = LoadProgress(what, done, total)
             self._on_progress(entry.spec.id, what, done, total)
 

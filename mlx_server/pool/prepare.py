@@ -1,4 +1,4 @@
-"""The facts about a model that are known before its weights are loaded."""
+"""Reads the facts about a model that are known before its weights are loaded."""
 
 import logging
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class AdapterSource:
 
 
 RawOutput = Literal["auto", "always", "never"]
-"""Whether answers come with the model's raw output: where a request asks, always or never."""
+"""When answers include the model's raw output; "auto" means if a request asks for it."""
 
 
 Task = Literal["generate", "embed", "rerank"]
@@ -71,17 +71,17 @@ class ModelSpec:
     family: str | None = None
     chat_template: str | None = None
     tokenizer: str | None = None
-    """A folder with a tokenizer.json, for a replay model."""
+    """The folder of a replay model's tokenizer.json."""
     context_length: int | None = None
     max_tokens: int | None = None
     choices: SamplingChoices = field(default_factory=SamplingChoices)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Values of chat template variables that a request does not set."""
+    """Values of chat template variables, unless a request sets them."""
     force_answer: bool = True
     """Whether an answer that stops right after its reasoning is continued to its text."""
     constrain_calls: bool | None = None
-    """Whether tool calls that the model starts itself are constrained to the tool's schema. None:
-    yes, except for replay models, which play what was recorded."""
+    """Whether a tool call that the model starts by itself is constrained to the tool's schema. None
+    means yes, except for a replay model, which plays its recording as it is."""
     include_raw: RawOutput = "auto"
     tools_in_prompt: Literal["auto", "never"] = "auto"
     """Whether tools are described in the system prompt if the chat template has no place for
@@ -89,36 +89,37 @@ class ModelSpec:
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
     json_whitespace: Literal["lines", "blanks"] = "lines"
-    """What may stand between the parts of JSON that has a schema."""
+    """The whitespace that a schema's grammar allows between the parts of JSON."""
     compute_ahead: int = 0
-    """How many tokens of a conversation's next prompt an idle engine computes at most."""
+    """The most tokens of a conversation's next prompt that an idle engine computes."""
     volatile_lines: Literal["drop", "keep"] = "drop"
-    """Whether lines that change with every request and mean nothing are taken out of the prompt."""
+    """Whether meaningless lines that change with every request, and so defeat the prompt cache, are
+    taken out of the prompt."""
     kv_bits: int | None = None
-    """The bits in which keys and values are kept; None: as they are computed."""
+    """The bits per value of a quantised KV cache; None: it is not quantised."""
     misplaced_calls: MisplacedCalls = "make"
-    """Whether calls that the model writes as JSON, instead of in its own format, are made."""
+    """What becomes of calls that the model writes as JSON instead of in its own format."""
     reasoning_tags: tuple[str, ...] | None = None
-    """Tags in which the model writes its reasoning, in addition to those of its family. None: those
-    that models of any family write, see `parsers.reasoning_tags`."""
+    """Tags around the model's reasoning, in addition to those of its family. None: the tags that
+    models of any family may write, see `parsers.reasoning_tags`."""
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
     task: Task | None = None
-    """The task of the model; None takes the one that its files show."""
+    """The model's task; None: the one that its files show."""
     matryoshka: bool = False
     """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
-    """The model is unloaded after this many seconds without a request."""
+    """The seconds without a request after which the model is unloaded; None: it stays."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     adapters_dir: Path | None = None
-    """A folder of adapters that are offered for every model they fit."""
+    """A folder of adapters, each of which is offered for every model that it fits."""
     recordings: Recordings | None = None
-    """The recordings of a replay model, if they do not come from the file of its source."""
+    """The recordings of a replay model, unless they are in the file that `source` names."""
     upstream: UpstreamSpec | None = None
-    """The server that has the model, if it is not this one."""
+    """The other server that has the model; None for a model that this server runs."""
     group: RankGroup | None = None
-    """The ranks that hold the model together, if it is not on this machine alone."""
+    """The ranks of a model over several machines; None for a model on this machine alone."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ class PreparedModel:
     weights: int
     """The estimated bytes of the weights in memory."""
     kv: KvCost = NOTHING
-    """Known once the engine process has measured it."""
+    """The memory cost of its rows, which the engine process measures."""
     most_padding: int | None = None
-    """The tokens by which groups of its decoding rows may be padded; None: any number."""
+    """The most tokens by which a group of its decoding rows is padded; None: there is no limit."""
     transcript: Recordings | None = None
     """The recorded answers that a replay model plays."""
     adapters: AdapterCatalog | None = None
-    """None for a replay model, which has no layers to adapt."""
+    """Its adapters; None for a replay model, which has no layers to adapt."""
     stamp: Stamp = ()
     """The stamp of the files, taken before they were read."""
     size_bytes: int = 0
@@ -157,21 +158,22 @@ class PreparedModel:
 
     @property
     def embedder(self) -> Embedder:
-        """The way in which it makes embeddings; by default from its final token, normalised, as in
-        vLLM."""
+        """How the model makes embeddings: by default from the hidden state of the last token,
+        normalised, as vLLM does."""
         found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
         return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
 
 
 def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:
-    """As models.yaml says, but an encoder has no position after its last one."""
+    """The context length that models.yaml sets, or the checkpoint's. An encoder can't have more
+    than the checkpoint's, since it has no positions after that."""
     own = checkpoint.context_length
     asked = spec.context_length or own
     return min(asked, own) if is_encoder(checkpoint.config) else asked
 
 
 def _longest_input(spec: ModelSpec, checkpoint: Checkpoint) -> int:
-    """The context, or the shorter one that an embedding model was trained for."""
+    """The context length, or the shorter input that an embedding model was trained for."""
     context = _context_length(spec, checkpoint)
     embedder = checkpoint.embedder if task_of(spec, checkpoint) == "embed" else None
     return min(context, embedder.max_tokens or context) if embedder else context
@@ -184,12 +186,12 @@ def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
         return "embed"
     if ranks(checkpoint.config):
         return "rerank"
-    # vLLM's name for the tokens, `no` and `yes`, that a reranker answers with
+    # the key by which vLLM's users list the tokens, `no` and `yes`, that a reranker answers with
     return "rerank" if checkpoint.config.get("classifier_from_token") else "generate"
 
 
 def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Raises ModelUnusable for what an encoder can't do, whatever models.yaml says."""
+    """Raises ModelUnusable if models.yaml sets a task that the architecture can't do."""
     task, config = task_of(spec, checkpoint), checkpoint.config
     if is_encoder(config) and (task == "generate" or (task == "rerank") != ranks(config)):
         right = "rerank" if ranks(config) else "embed"
@@ -201,7 +203,7 @@ def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The facts about a model that clients may see, and the requests that it can serve."""
+    """The facts about a model that clients see: what it is and which requests it can serve."""
 
     family: str
     architecture: str
@@ -210,7 +212,7 @@ class Capabilities:
     size_bytes: int
     """The bytes of the weight files."""
     context_length: int | None
-    """None if it is not known, as of an upstream's model."""
+    """The context length in tokens; None if it is not known, as may be for an upstream model."""
     reasoning: bool
     tools: bool
     structured_output: bool
@@ -224,7 +226,8 @@ def capabilities_of(prepared: PreparedModel) -> Capabilities:
 
 
 def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
-    """Reads the model's files, but no weights; None if some are missing or damaged."""
+    """Reads the capabilities from the model's files without its weights; None if files are missing
+    or damaged."""
     try:
         if spec.source.startswith(REPLAY):
             return _capabilities(spec, *_replay_checkpoint(spec)[1:], size_bytes=0)
@@ -233,7 +236,7 @@ def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
         checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
         family = family_of(checkpoint, spec.family)
         return _capabilities(spec, checkpoint, family, weights_on_disk(path))
-    except (ServerError, OSError, MemoryError):  # a request for the model gets the error
+    except (ServerError, OSError, MemoryError):  # `prepare` raises it for a request
         return None
 
 
@@ -259,9 +262,9 @@ def _capabilities(
 def prepare(
     spec: ModelSpec, progress: Progress, *, upcast: bool, budget: int | None = None
 ) -> PreparedModel:
-    """Fetches what is missing and reads it, so it may block for long.
+    """Downloads missing files and reads them, so it may block for long. Raises ServerError.
 
-    upcast: see `weights_bytes`. budget: weights that take more bytes are not fetched.
+    upcast: see `weights_bytes`. budget: the bytes above which weights are not downloaded.
     """
     if spec.source.startswith(REPLAY):
         return _replay(spec)
@@ -287,7 +290,8 @@ def prepare(
 
 
 def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:
-    """The family with what models.yaml says of it, and with a place for tools."""
+    """The family with the settings of models.yaml. Tools are described in the system prompt if the
+    chat template has no place for them."""
     if spec.tools_in_prompt == "auto":
         family = fitted(family, checkpoint)
     if spec.reasoning_tags is None:
@@ -296,7 +300,7 @@ def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) ->
 
 
 def check_files(prepared: PreparedModel) -> None:
-    """Raises ModelReplaced if the files are no longer those that were read."""
+    """Raises ModelReplaced if the files have changed since they were read."""
     if prepared.stamp != _stamp(prepared.spec, prepared.path):
         raise ModelReplaced(
             f"The files of {prepared.id} were replaced while they were being read. Send the "
@@ -305,7 +309,8 @@ def check_files(prepared: PreparedModel) -> None:
 
 
 def is_current(prepared: PreparedModel) -> bool:
-    """Whether the source still resolves to these files; reads the disk, so it may block."""
+    """Whether the source still resolves to the files that were read. It reads the disk, so it may
+    block."""
     spec = prepared.spec
     path = prepared.path if spec.source.startswith(REPLAY) else on_disk(spec.source, spec.revision)
     return path == prepared.path and prepared.stamp == _stamp(spec, path)
@@ -325,12 +330,12 @@ def _transcript_file(spec: ModelSpec) -> Path:
 
 
 def _catalog(spec: ModelSpec, path: Path, progress: Progress) -> AdapterCatalog:
-    listed = {name: _place(source, progress) for name, source in spec.adapters.items()}
+    listed = {name: _location(source, progress) for name, source in spec.adapters.items()}
     return AdapterCatalog(read_base_shapes(path, spec.source), listed, spec.adapters_dir)
 
 
 def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
-    """The adapters that are on disk already; None for a replay model."""
+    """The adapters that are on disk, without any download; None for a replay model."""
     if spec.source.startswith(REPLAY):
         return None
     found = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
@@ -345,10 +350,10 @@ def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
     return AdapterCatalog(base, listed, spec.adapters_dir)
 
 
-def _place(source: AdapterSource, progress: Progress) -> AdapterLocation:
+def _location(source: AdapterSource, progress: Progress) -> AdapterLocation:
     try:
         folder = resolve_adapter(source.path, progress)
-    except AdapterInvalid as error:  # the model works without it
+    except AdapterInvalid as error:  # the model is usable without this adapter
         log.error("%s", error.message)
         folder = Path(source.path)
     return AdapterLocation(folder, source.pinned, source.allow_other_base)

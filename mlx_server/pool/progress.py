@@ -1,4 +1,4 @@
-"""The progress of downloads and loads: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of downloads and loads by a bar in a terminal, else by log lines."""
 
 import logging
 import sys
@@ -32,7 +32,7 @@ class LogLineProgress:
 
 class BarProgress:
     def __init__(self) -> None:
-        # a server without a terminal starts sooner
+        # imported here since a server without a terminal starts faster without rich
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""The errors that requests get when the policy refuses them."""
+"""Makes the errors of requests that the policy refuses."""
 
 from copy import copy
 
@@ -10,7 +10,7 @@ from mlx_server.pool.policy import Policy
 
 
 def refusal(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
-    """origin: where the memory budget comes from."""
+    """The error for the client. origin: the source of the memory budget, for the message."""
     match reason:
         case NeverFits(needed, available):
             model = policy.views()[entry.spec.id].nbytes

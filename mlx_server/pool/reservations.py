@@ -1,4 +1,4 @@
-"""The memory reserved for the rows of requests: what they take now and what they may take."""
+"""The memory reserved for the rows of requests: what they take now and at most."""
 
 import math
 from collections.abc import Iterable
@@ -16,27 +16,27 @@ class Reservation:
     model: str
     rows: int
     kv_bytes: int
-    """KV bytes of the longest row, now or soon."""
+    """The KV bytes reserved for the longest row at present."""
     most_kv_bytes: int
-    """KV bytes of the longest row at its end."""
+    """The KV bytes of the longest row at its end."""
     padding_bytes: int | None
-    """KV bytes by which the model's rows are padded at most; None: each to the longest."""
+    """The most KV bytes of padding for the model's rows; None: each is padded to the longest."""
     extra_bytes: int
-    """Bytes of anything else, such as an adapter; they stay while the rows are preempted."""
+    """The bytes of the adapter, which stays in memory while the rows are preempted."""
     requested_at: float
     turn: tuple[int, int]
-    """The sort key by which reservations are served."""
+    """The sort key of the order in which reservations are served."""
     waiting_since: int
     """The tick of the policy's clock at which it began to wait."""
     granted: int | None = None
     """The tick of the policy's clock at which it was granted."""
     preempted: bool = False
     begun: bool = False
-    """Whether the engine has had any of its rows."""
+    """Whether a row of it has been sent to the engine."""
 
     @property
     def in_use(self) -> "Reservation":
-        """The same, without the memory of rows that the engine does not have yet."""
+        """The reservation, without its rows' memory if the engine does not have them yet."""
         return self if self.begun else replace(self, preempted=True)
 
     @property
@@ -48,15 +48,15 @@ class Reservation:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows of a model."""
+    """The running rows of one model."""
 
     rows: int = 0
     longest: int = 0
-    """KV bytes of the longest row."""
+    """The KV bytes of the longest row."""
     alone: int = 0
-    """KV bytes of all rows if none is padded."""
+    """The KV bytes of all rows without padding."""
     padding: float = 0
-    """KV bytes by which the rows are padded at most."""
+    """The most KV bytes of padding."""
 
     def joined_by(self, more: Reservation) -> "_Batch":
         padding = math.inf if more.padding_bytes is None else more.padding_bytes
@@ -75,17 +75,17 @@ class _Batch:
 class ReservedMemory:
     """The memory of several reservations, without their models' weights.
 
-    The engine pads rows to the longest of their group, and makes more groups where that would take
-    more than the padding that is reserved here. Rows grow, and when there is no more room all but
-    the first can be preempted: so it is enough that each reservation could reach its end alone.
+    The engine pads the rows of a group to the longest one, and splits groups whose padding would
+    exceed what is reserved here. Rows grow; if memory runs short, all reservations but the first
+    can be preempted. So it suffices to keep enough for any one of them to reach its end alone.
     """
 
     def __init__(self, granted: Iterable[Reservation] = ()) -> None:
         self._batches: dict[str, _Batch] = {}
-        """The rows of each model."""
+        """The running rows, by model."""
         self._extra_bytes = 0
         self._largest = 0
-        """The bytes of the largest reservation at its end, if it were alone."""
+        """The KV bytes at its end of the reservation that needs most, if it ran alone."""
         for each in granted:
             self._hold(each)
             if not each.preempted:
@@ -93,12 +93,13 @@ class ReservedMemory:
 
     @property
     def now(self) -> int:
-        """The bytes that are in use or soon will be."""
+        """The bytes of the running rows and of all adapters."""
         return self._extra_bytes + self._in_batches
 
     @property
     def nbytes(self) -> int:
-        """The bytes in use, and those kept so that any one reservation can reach its end."""
+        """The bytes that must be kept: those of `now`, or more so that any one reservation can
+        reach its end."""
         return self._extra_bytes + max(self._in_batches, self._largest)
 
     @property
@@ -107,20 +108,21 @@ class ReservedMemory:
         return self._in_batches > self._largest
 
     def take(self, reservation: Reservation) -> None:
-        """Adds a waiting reservation; a preempted one is counted among the granted already."""
+        """Adds a waiting reservation, or the rows of a preempted one, whose adapter and end are
+        counted already."""
         if not reservation.preempted:
             self._hold(reservation)
         self._run(reservation)
 
     def more(self, reservation: Reservation) -> int:
         """The bytes that the reservation would add to `nbytes`."""
-        return self._with(reservation).nbytes - self.nbytes
+        return self._after(reservation).nbytes - self.nbytes
 
     def more_now(self, reservation: Reservation) -> int:
         """The bytes that the reservation would add to `now`."""
-        return self._with(reservation).now - self.now
+        return self._after(reservation).now - self.now
 
-    def _with(self, reservation: Reservation) -> "ReservedMemory":
+    def _after(self, reservation: Reservation) -> "ReservedMemory":
         both = copy(self)
         both._batches = dict(self._batches)
         both.take(reservation)
@@ -140,7 +142,7 @@ class ReservedMemory:
 
 
 def bytes_alone(reservation: Reservation) -> int:
-    """The bytes that the reservation takes if there is no other."""
+    """The bytes that the reservation needs if there is no other."""
     reserved = ReservedMemory()
     reserved.take(reservation)
     return reserved.nbytes

@@ -16,8 +16,8 @@ class ResidentModel:
     leases: int = 0
     last_used: float | None = None
     requested_ttl: float | None = None
-    """Seconds that a request has set instead of `ttl`, until the model is unloaded; infinite if
-    only a need for memory should unload it."""
+    """The seconds that a request set in place of `ttl`, until the model is unloaded. They are
+    infinite if the model should stay until its memory is needed."""
 
     @property
     def ttl(self) -> float | None:
@@ -44,7 +44,7 @@ class ResidentModel:
         self.state = after
 
     def forget(self) -> None:
-        """Records that its memory is gone, and with it all leases."""
+        """Records that the engine was lost, and with it the model's memory and leases."""
         self.state, self.leases, self.extra_bytes = "unloaded", 0, 0
         self.requested_ttl = None
 
@@ -61,16 +61,16 @@ class ResidentModels:
 
     @property
     def nbytes(self) -> int:
-        """The bytes in memory, those of models that load or unload included."""
+        """The bytes of all models in memory, including those that are loading or unloading."""
         return sum(model.nbytes for model in self if model.state != "unloaded")
 
     @property
     def unloading(self) -> int:
-        """The bytes that are about to be given back."""
+        """The bytes that will soon be free because their models are unloading."""
         return sum(model.nbytes for model in self if model.state == "unloading")
 
     def pinned_next_to(self, other: ResidentModel) -> int:
-        """The bytes of the other models that stay in memory."""
+        """The bytes of the other models that must stay in memory."""
         return sum(model.nbytes for model in self if model.must_stay and model is not other)
 
     def evictable(self, keep: Collection[str] = ()) -> list[ResidentModel]:
@@ -80,8 +80,8 @@ class ResidentModels:
 
 
 def victims(missing: int, idle: list[ResidentModel]) -> Iterator[ResidentModel]:
-    """The first of the idle models that together free `missing` bytes, without those that are not
-    needed because later ones free enough."""
+    """Idle models that together free `missing` bytes, in their order. Models that turn out not to
+    be needed, because later ones are large enough, are left out."""
     chosen: list[ResidentModel] = []
     for model in idle:
         if missing > 0:

@@ -1,4 +1,4 @@
-"""Carries out the policy's decisions: leases and their memory, loads and unloads, evictions."""
+"""Carries out the policy's decisions on leases, their memory, loads, unloads and evictions."""
 
 import asyncio
 import logging
@@ -37,13 +37,13 @@ class MemoryScheduler:
         on_ready: Callable[[PreparedModel], None],
         on_memory: Callable[[], None],
     ) -> None:
-        """on_ready: called with each model that has been loaded. on_memory: called
-        whenever the bytes in use may have changed."""
+        """on_ready: called with each model that has been loaded.
+        on_memory: called whenever the bytes in use may have changed."""
         self._models = models
         self._preparation = preparation
         self.policy = policy
         self.budget_origin = ""
-        """Where the memory budget comes from, for those who are refused."""
+        """The source of the memory budget, for the error messages of refused requests."""
         self._engine = engine
         self._on_ready = on_ready
         self._on_memory = on_memory
@@ -58,7 +58,7 @@ class MemoryScheduler:
         self._closed: ServerError | None = None
 
     def close(self, error: ServerError) -> None:
-        """Refuses requests that wait, and all later ones, with `error`."""
+        """Refuses all waiting and later requests with `error`."""
         self._closed = error
         if self.timer:
             self.timer.cancel()
@@ -69,9 +69,10 @@ class MemoryScheduler:
     async def lease(
         self, prepared: PreparedModel, demand: MemoryDemand, adapter: LeasedAdapter | None = None
     ) -> AsyncIterator[Lease]:
-        """Keeps model and adapter loaded, with memory for the rows, until the block is left."""
+        """Keeps the model and the adapter loaded, with memory for the rows, until the block is
+        left. It waits for the memory. Raises ServerError if the request is refused."""
         self.check_open()
-        _ = self._engine()  # raises while there is no engine, instead of queueing a load for none
+        _ = self._engine()  # raises if there is no engine, which could not load the model
         ticket = next(self._tickets)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(self._models[prepared.id], demand, granted)
@@ -146,14 +147,14 @@ class MemoryScheduler:
         self._count_idle()
 
     def _count_idle(self) -> None:
-        """Reports the bytes that can be freed as soon as a request needs them, if they are others
-        than before: most steps change nothing."""
+        """Reports the bytes that can be freed as soon as a request needs them. Most steps change
+        nothing, so it compares them first."""
         idle = self._cache_limit.nbytes + self.adapters.idle_bytes
         if idle != self.policy.cache:
             self.do(self.policy.cache_bytes(idle))
 
     def engine_lost(self) -> None:
-        self.background.cancel()  # a load may have ended, and not have reported its result yet
+        self.background.cancel()  # a load that has ended must not report its result any more
         for entry in self._models.values():
             entry.model = entry.progress = None
         self._cache_limit.engine_lost()
@@ -177,9 +178,9 @@ class MemoryScheduler:
                 case actions.Grant(ticket):
                     self._grant(ticket)
                 case actions.PreemptAction(ticket):
-                    self.limit_cache()  # the cache keeps what the rows give back, if it has room
+                    self.limit_cache()  # the prompt cache may keep the preempted rows' caches
                     self.leases.preempt(ticket)
-                case actions.ResumeAction(ticket):  # before the limit: the rows find their caches
+                case actions.ResumeAction(ticket):  # before the limit, which may drop their caches
                     self.leases.resume(ticket)
                 case actions.Refuse(ticket, reason):
                     waiter = self.waiting.pop(ticket)
@@ -195,13 +196,13 @@ class MemoryScheduler:
         waiter.grant()
 
     def _shrink(self, to_bytes: int) -> None:
-        """Shrinks idle adapters and the prompt cache to `to_bytes` together."""
+        """Drops idle adapters above `to_bytes`, and leaves the rest of it to the prompt cache."""
         self.adapters.shrink(to_bytes)
         self._cache_limit.shrunk(max(0, to_bytes - self.adapters.idle_bytes))
 
     def limit_cache(self) -> None:
-        """Sends the engine the prompt cache's limit, before anything else gets the memory. Rows
-        are sent before it, and hold what they continue."""
+        """Sends the engine the prompt cache's new limit, before the freed memory is used. Rows are
+        sent before the limit, so that the entries they continue are in use and stay."""
         others = self.policy.in_use + self.adapters.idle_bytes
         self._cache_limit.send(max(0, self.policy.budget - others))
 
@@ -217,7 +218,7 @@ class MemoryScheduler:
             self.do(self.policy.load_failed(prepared.id, now()))
             return
         except Unavailable:
-            return  # the engine is gone: `engine_lost` cleans up, or the server is stopping
+            return  # the engine was lost, after which `engine_lost` cleans up, or is stopping
         except Exception as error:
             self._preparation.failed(entry, error)
             self.do(self.policy.load_failed(prepared.id, now()))

@@ -53,7 +53,8 @@ class ServedModels:
         return self._entries[self._names[name]]
 
     def add_alias(self, alias: str, id: str) -> None:
-        """Makes a name that models.yaml gives to no other model mean this one."""
+        """Makes `alias` another name of the model. Raises BadRequest if models.yaml gives that name
+        to another model."""
         if (listed := self._listed.get(alias, id)) != id:
             raise BadRequest(
                 f"The name {alias[:100]!r} is that of the model {listed}. Choose another name.",
@@ -62,7 +63,8 @@ class ServedModels:
         self._names[alias] = id
 
     def split(self, name: str) -> tuple[str, str | None]:
-        """Splits `model:adapter`; a name that is itself a model's id or alias is not split."""
+        """Splits `model:adapter` into its parts. A name that is itself a model's id or alias is not
+        split, and has no adapter."""
         model, _, adapter = name.rpartition(":")
         is_both = adapter and name not in self._names and model in self._names
         return (model, adapter) if is_both else (name, None)

@@ -1,4 +1,4 @@
-"""Models that other servers have, as the pool knows them."""
+"""The pool's records of upstream models, which other servers run."""
 
 from dataclasses import dataclass, replace
 
@@ -17,11 +17,11 @@ class UpstreamModel:
     upstream: UpstreamSpec
     connection: UpstreamConnection
     text_family: ModelFamily
-    """The family by which its text is read where it has tools itself."""
+    """The family by which its text is parsed if the other server has tool calling."""
     opening: str
-    """The delimiter that opens reasoning in that text."""
+    """The delimiter that opens reasoning in its text; empty if a family has none."""
     thoughts: ThoughtTags | None
-    """The tags around reasoning that a message to it may have."""
+    """The tags by which two requests can limit its reasoning; None if its family has none."""
 
     @property
     def id(self) -> str:
@@ -33,7 +33,7 @@ class UpstreamModel:
 
     @property
     def family(self) -> ModelFamily:
-        """The family by which its text is read."""
+        """The family by which its text is parsed."""
         return self.text_family if self.can.tools else self.text_family.with_tools_in_prompt()
 
     @property
@@ -42,7 +42,7 @@ class UpstreamModel:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The requests that the model can serve. It may reason, since that is not known."""
+        """What clients see of the model. What is not known of it is taken to be possible."""
         return Capabilities(
             family=self.spec.family or self.family.name,
             architecture="",
@@ -56,7 +56,8 @@ class UpstreamModel:
 
 
 def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
-    """Raises SettingsError for an unknown family; None for a model that this server runs."""
+    """The upstream model of this entry; None for a model that this server runs. Raises
+    SettingsError for an unknown family."""
     if spec.upstream is None:
         return None
     family = text_family(spec.family)

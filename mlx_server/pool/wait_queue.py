@@ -1,4 +1,4 @@
-"""The reservations that must go on waiting, and what is kept for them until they are served."""
+"""The reservations that have to wait, and the memory that is kept for them."""
 
 from mlx_server.pool.granted import Granted
 from mlx_server.pool.reservations import Reservation, ReservedMemory
@@ -6,7 +6,8 @@ from mlx_server.pool.resident_models import ResidentModels
 
 
 class WaitQueue:
-    """It is built anew, in order, each time that requests are served."""
+    """The waiting reservations in the order of service. `Policy` builds it anew each time that it
+    serves requests."""
 
     def __init__(self, resident: ResidentModels, granted: Granted, budget: int) -> None:
         self._resident = resident
@@ -15,28 +16,31 @@ class WaitQueue:
         self._reservations: list[Reservation] = []
         self._promised: list[Reservation] = []
         self._promised_weights = 0
-        """Bytes of the models that the promised reservations will load."""
+        """The bytes of the models that must be loaded for the promised reservations."""
         self.models: set[str] = set()
         self.stuck = False
-        """Whether a reservation can only be served after leases have ended."""
+        """Whether a queued reservation can be served only after leases have ended."""
 
     @property
     def promised(self) -> int:
-        """The bytes set aside for the queue. A grant past it may take memory that was kept for any
-        one row to reach its end, and that the queue would have shared: then they become more."""
+        """The bytes set aside for the queue. They can grow with a grant: the memory kept for any
+        one reservation to reach its end is shared, and the grant may use what the queue counted
+        on."""
         caches = self._granted.reserved_with(self._promised).nbytes - self._granted.reserved.nbytes
         return caches + self._promised_weights
 
     def more(self, reservation: Reservation) -> int:
-        """The bytes that its rows would add to what is granted and what the queue will need."""
+        """The bytes that the reservation's rows would add to those granted and those queued."""
         return self._granted.reserved_with(self._reservations).more(reservation)
 
     def needs(self, reservation: Reservation) -> int:
-        """The bytes of `more`, and those of its model unless they are counted already."""
+        """The bytes of `more`, and those of the reservation's model unless they are counted
+        already."""
         return self.more(reservation) + self._weights(reservation)
 
     def let_pass(self, reservation: Reservation) -> bool:
-        """Whether it may be granted before all that wait in the queue."""
+        """Whether the reservation may be granted before all that are queued: see
+        `Policy._serve`."""
         return all(self._lets_pass(earlier, reservation) for earlier in self._reservations)
 
     def _lets_pass(self, earlier: Reservation, reservation: Reservation) -> bool:
@@ -58,11 +62,12 @@ class WaitQueue:
         self.models.add(reservation.model)
 
     def promise(self, reservation: Reservation) -> None:
-        """Sets memory aside for a reservation that is about to be added."""
+        """Sets memory aside for a reservation, before it is added to the queue."""
         self._promised.append(reservation)
         self._promised_weights += self._weights(reservation)
 
     def _weights(self, reservation: Reservation) -> int:
-        """The bytes of its model if that is neither in memory nor loaded for an earlier one."""
+        """The bytes of the reservation's model, if it is neither in memory nor counted for an
+        earlier reservation."""
         model = self._resident[reservation.model]
         return 0 if model.is_present or reservation.model in self.models else model.nbytes

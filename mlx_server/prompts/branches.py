@@ -1,9 +1,9 @@
 """Finds the lengths of a prompt at which the next requests are expected to differ from it.
 
-Such requests are rendered: one with another tool after the same ones, another system prompt,
-another first question, another last one, a question in place of the answer, the next turn and the
-next result of a tool.
-What a template drops from earlier turns, or moves, shows in their prompts.
+Such requests are rendered: with another tool after the same ones, another system prompt, another
+first question, another last question, a question in place of the answer, the conversation's next
+turn, and the next result of a tool. What a template drops from earlier turns, or moves, shows in
+their prompts.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,8 @@ ANSWERS = (Message("assistant", "x"), Message("assistant", "x", reasoning="x"))
 """Clients send back an answer's reasoning or leave it out."""
 
 FURTHER_TOOL = Tool("x", "x")
-"""Clients add tools that the model has searched, or those of a server that has come later."""
+"""Clients add tools that the model has found by searching, or those of a server that was connected
+later."""
 
 
 class RenderBranch(Protocol):
@@ -34,7 +35,7 @@ class RenderBranch(Protocol):
 @dataclass(frozen=True)
 class Branches:
     places: tuple[int, ...] = ()
-    """Numbers of tokens, in order."""
+    """Lengths of the prompt, as numbers of tokens in order."""
     continued_from: int = 0
     """The number of tokens that the conversation's next prompt is expected to begin with."""
     shared: int = 0
@@ -48,7 +49,7 @@ def find_branches(
     tokens: Sequence[int],
     guard: ControlTokenGuard,
 ) -> Branches:
-    """text: the prompt as marked text. tokens: the same, tokenised."""
+    """text: the prompt as marked text. tokens: the tokens of the prompt."""
     places = guard.token_places(text, tokens)
 
     def common_tokens(messages: Sequence[Message], further_tools: Sequence[Tool] = ()) -> int:
@@ -70,12 +71,12 @@ def find_branches(
 
 
 def instructions(messages: Sequence[Message]) -> Sequence[Message]:
-    """The system prompt at the beginning of a conversation."""
+    """Returns the system messages at the beginning of a conversation."""
     return list(takewhile(lambda message: message.role in INSTRUCTION_ROLES, messages))
 
 
 def other_conversations(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Conversations that begin with the same tools or messages and go on in another way."""
+    """Yields conversations that begin with the same tools or messages and go on in another way."""
     first = len(instructions(messages))
     if first:  # most templates have the tools first, and agents end the system prompt with the date
         yield [Message(messages[0].role, "x"), QUESTION]
@@ -95,7 +96,7 @@ def next_conversations(conversation: Conversation) -> Iterator[Sequence[Message]
 
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """The number of first characters or tokens that are the same."""
+    """Returns the number of characters or tokens with which both begin."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter

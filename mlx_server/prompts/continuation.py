@@ -12,7 +12,7 @@ from mlx_server.templates.chat_template import RefusedByTemplate
 
 class RenderMessages(Protocol):
     def __call__(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """Render to marked text."""
+        """Renders messages to marked text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def continued_prompt(
     guard: ControlTokenGuard,
     reasoning: ReasoningText | None,
 ) -> str:
-    """The prompt, as marked text, up to the end of the last message's own text."""
+    """Returns the prompt, as marked text, up to the end of the last message's own text."""
     last, earlier = conversation.messages[-1], conversation.messages[:-1]
     end = guard.end_mark
     is_text = bool(last.content) or not last.reasoning
@@ -52,7 +52,7 @@ def continued_prompt(
 def _begun_answer(
     prompt: str, last: Message, guard: ControlTokenGuard, reasoning: ReasoningText | None
 ) -> str:
-    """The beginning of the answer as the model writes it after the generation prompt."""
+    """Returns the beginning of the answer as the model writes it after the generation prompt."""
     text, thought = str(guard.escaped(last.content)), str(guard.escaped(last.reasoning or ""))
     if reasoning is None:
         return text
@@ -65,7 +65,7 @@ def _begun_answer(
 
 
 def check_continued(conversation: Conversation, *, reasons: bool) -> None:
-    """Raise BadRequest if the last message can't be continued. `reasons`: whether the model has
+    """Raises BadRequest if the last message can't be continued. reasons: whether the model has
     delimiters of reasoning."""
     if not conversation.continue_final_message:
         return
@@ -94,8 +94,8 @@ def check_continued(conversation: Conversation, *, reasons: bool) -> None:
 def with_open_reasoning(
     conversation: Conversation, pairs: Sequence[tuple[str, str]]
 ) -> Conversation:
-    """Take the text of the continued message as reasoning, if it opens reasoning and does not close
-    it. `pairs`: the model's delimiters."""
+    """Takes the text of the continued message as reasoning, if it opens reasoning and does not
+    close it. pairs: the model's delimiters."""
     last = conversation.continued
     if last is None or last.reasoning:
         return conversation

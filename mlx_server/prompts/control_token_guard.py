@@ -93,8 +93,8 @@ class ControlTokenGuard:
         return TokenPlaces(rendered, tokens, own, places, self.tokens)
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The prompt without its marks, in pieces. A flag marks the pieces that are one character
-        of a client's text which would be part of a control token."""
+        """Yields the prompt without its marks, in pieces. A flag marks the pieces that are one
+        character of a client's text which would be part of a control token."""
         at = 0
         for start, end in self._spellings(rendered):
             for run in self._marks.finditer(rendered, max(at, start), max(at, end)):
@@ -107,7 +107,7 @@ class ControlTokenGuard:
             yield self._unmarked(rendered[at:]), False
 
     def _spellings(self, rendered: str) -> Iterator[tuple[int, int]]:
-        """Start and end of every control token, including marks within and after it."""
+        """Yields start and end of every control token, including marks within and after it."""
         if self._marked_control is None:
             return
         longest = self._tokenizer.longest_control * (1 + 4 * max(map(len, self._forms)))
@@ -125,13 +125,14 @@ class ControlTokenGuard:
 
 
 def text_tokens(checkpoint: Checkpoint, text: str, most: int | None = None) -> list[int]:
-    """A client's text by itself as tokens. Raises ContextTooLong early if they are over `most`."""
+    """Returns the tokens of a client's text by itself. Raises ContextTooLong early if they are over
+    `most`."""
     guard = ControlTokenGuard(checkpoint, Conversation((Message("assistant", text),)))
     return guard.tokens(guard.escaped(text), most)
 
 
 def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:
-    """A character that none of the texts contains, literally or escaped."""
+    """Returns a character that none of the texts contains, literally or escaped."""
     texts = list(texts)
     escaped = [text.lower() for text in texts if "\\" in text]
     for mark in candidates:
@@ -145,5 +146,5 @@ def unused_character(candidates: Iterable[str], texts: Iterable[str]) -> str:
 
 
 def escapes(mark: str) -> tuple[str, ...]:
-    """The mark as `tojson` with ensure_ascii and the repr of a list write it."""
+    """Returns the mark as `tojson` with ensure_ascii and the repr of a list write it."""
     return tuple(dict.fromkeys((f"\\u{ord(mark):04x}", repr(mark)[1:-1])))

@@ -14,29 +14,29 @@ WriteCalls = Callable[[Sequence[ToolCall], Escape], str]
 
 
 def in_hermes_tags(calls: Sequence[ToolCall], escaped: Escape) -> str:
-    return "\n".join(f"<tool_call>\n{_json(call, escaped)}\n</tool_call>" for call in calls)
+    return "\n".join(f"<tool_call>\n{_call_in_json(call, escaped)}\n</tool_call>" for call in calls)
 
 
 def as_json_array(begin: str, end: str = "") -> WriteCalls:
     def render(calls: Sequence[ToolCall], escaped: Escape) -> str:
-        return f"{begin}[{', '.join(_json(call, escaped) for call in calls)}]{end}"
+        return f"{begin}[{', '.join(_call_in_json(call, escaped) for call in calls)}]{end}"
 
     return render
 
 
 def as_python_list(begin: str, end: str) -> WriteCalls:
     def render(calls: Sequence[ToolCall], escaped: Escape) -> str:
-        return f"{begin}[{', '.join(escaped(_python(call)) for call in calls)}]{end}"
+        return f"{begin}[{', '.join(escaped(_call_in_python(call)) for call in calls)}]{end}"
 
     return render
 
 
-def _json(call: ToolCall, escaped: Escape) -> str:
+def _call_in_json(call: ToolCall, escaped: Escape) -> str:
     name = json.dumps(call.name, ensure_ascii=False)
     return f'{{"name": {escaped(name)}, "arguments": {escaped(call.arguments)}}}'
 
 
-def _python(call: ToolCall) -> str:
+def _call_in_python(call: ToolCall) -> str:
     arguments = arguments_object(call.arguments)
     if not isinstance(arguments, dict):
         return f"{call.name}({call.arguments})"

@@ -23,7 +23,8 @@ class OwnText:
 
 
 Part = str | OwnText | tuple[ToolCall, ...]
-"""A client's text, text of our own, or calls that the family renders as text."""
+"""Text of a client, text of the server or the template, or calls that the family renders as
+text."""
 
 CallId = Callable[[str, str, int], str]
 """Makes the family's id of a call from the client's id, the function's name ("" if the call is
@@ -49,7 +50,7 @@ class TemplateCapabilities:
     """The place where a system turn is rendered; "question": in the latest user turn, and so not at
     all in a tool round."""
     alternates: bool = False
-    """Whether two turns of the same side in a row are refused."""
+    """Whether two turns of the same role in a row are refused."""
     user_first: bool = False
     calls: Literal["many", "single", "never"] = "many"
     text_with_calls: Literal["together", "split", "never"] = "together"
@@ -58,7 +59,7 @@ class TemplateCapabilities:
     """The places where results are rendered: with "answers" only after calls, with "matched" only
     with the id of one of these calls."""
     arguments: Literal["any", "object", "text"] = "any"
-    """Form of a call's arguments; with "object" others are lost or refused."""
+    """The form of a call's arguments that is rendered; with "object" others are lost or refused."""
     empty_content: str | None = ""
     """The content of a turn that has only calls."""
     reasoning: Literal["key", "part", "never"] = "never"
@@ -70,7 +71,7 @@ class TemplateCapabilities:
     schema: Literal["response_format", "json_schema", "never"] = "never"
     """The variable from which the schema of the answer is rendered."""
     names: frozenset[str] = frozenset()
-    """The roles of turns whose `name` is rendered; that of a result is its tool's."""
+    """The roles of turns whose `name` is rendered; a result has the name of its tool."""
 
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
@@ -93,8 +94,8 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
 
 
 def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """The capabilities for calls in another format than the template's own, which it must not
-    render."""
+    """Returns the capabilities for calls in another format than the template's own, which it must
+    not render."""
     return replace(capabilities, calls="never", text_with_calls="together", results="never")
 
 
@@ -118,13 +119,14 @@ def to_turns(
     call_id: CallId,
     delimiters: Sequence[tuple[str, str]] = (),
 ) -> list[Turn]:
-    """Messages as turns with the family's roles, ids and names, and reasoning apart from text."""
+    """Returns messages as turns with the family's roles, ids and names, and with reasoning
+    separated from text."""
     turns = (extract_reasoning(_turn(message, roles), delimiters) for message in messages)
     return list(link_calls(turns, call_id))
 
 
 def think_delimiters(template: str, capabilities: TemplateCapabilities) -> list[tuple[str, str]]:
-    """Delimiters between which a client may send reasoning back in the text."""
+    """Returns the delimiters between which a client may send reasoning back in the text."""
     thinks = capabilities.reasoning != "never"
     return [(begin, end) for begin, end in THINK_DELIMITERS if thinks or end in template]
 
@@ -163,8 +165,8 @@ def _turn(message: Message, roles: Mapping[str, str]) -> Turn:
 
 
 def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn:
-    """Move reasoning out of the text. A template that looks for it in the text itself would not
-    find it, because the guard has marked the delimiters there."""
+    """Moves reasoning out of the text. A template that looks for it there would not find it,
+    because the guard has marked the delimiters."""
     if turn.role != "assistant" or turn.reasoning or not turn.parts:
         return turn
     text = str(turn.parts[0]).lstrip()
@@ -178,7 +180,7 @@ def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn
 
 
 def link_calls(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
-    """Give calls the family's ids, and results the id and name of the call that they answer."""
+    """Gives calls the family's ids, and results the id and name of the call that they answer."""
     known: dict[str, ToolCall] = {}
     number = 0
     for turn in turns:
@@ -198,7 +200,7 @@ def link_calls(turns: Iterable[Turn], call_id: CallId) -> Iterator[Turn]:
 
 
 def orphan_results_to_text(turns: Iterable[Turn], *, matched: bool = False) -> Iterator[Turn]:
-    """Turn results without a preceding call into text, for templates that need the call."""
+    """Turns results without a preceding call into text, for templates that need the call."""
     ids: set[str] = set()
     for turn in turns:
         if turn.role != "tool":
@@ -217,7 +219,7 @@ def _result_to_text(turn: Turn) -> Turn:
 
 
 def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Merge the leading system turns into one; later ones become user turns in their place."""
+    """Merges the leading system turns into one; later ones become user turns in their place."""
     begin = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     if begin:
         yield _merged(turns[:begin])
@@ -226,7 +228,7 @@ def system_first(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def system_into_question(turns: Sequence[Turn]) -> Iterable[Turn]:
-    """Merge the system turn into the last user turn, as the template does outside tool rounds."""
+    """Merges the system turn into the last user turn, as the template does outside tool rounds."""
     users = [i for i, turn in enumerate(turns) if turn.role == "user"]
     if not users or turns[0].role != "system":
         return system_to_user(turns)
@@ -245,7 +247,7 @@ def system_to_user(turns: Sequence[Turn]) -> Sequence[Turn]:
 
 
 def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Give each call a turn of its own, followed by its result."""
+    """Gives each call a turn of its own, followed by its result."""
     taken: set[int] = set()
     for i, turn in enumerate(turns):
         if len(turn.calls) < 2:
@@ -272,7 +274,7 @@ def calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def odd_calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Turn calls whose arguments are not an object into text."""
+    """Turns calls whose arguments are not an object into text."""
     for turn in turns:
         is_odd = any(not isinstance(arguments_object(call.arguments), dict) for call in turn.calls)
         yield _turn_calls_to_text(turn) if is_odd else turn
@@ -285,13 +287,13 @@ def _turn_calls_to_text(turn: Turn) -> Turn:
 
 
 def arguments_object(arguments: str) -> Any:
-    """The arguments of an earlier call as an object, which templates expect. Text that is not
-    JSON, or that would take far more memory as an object, is returned unchanged."""
+    """Returns the arguments of an earlier call as an object, which templates expect. Text that is
+    not JSON, or that would take far more memory as an object, is returned unchanged."""
     if sum(map(arguments.count, ",[{")) > limits.ARGUMENT_ITEMS.value:
         return arguments
     try:
         found = json.loads(arguments)
-        if "\\u" in arguments:  # an escape can hide half a character
+        if "\\u" in arguments:  # an escape can be a lone surrogate
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
@@ -306,7 +308,7 @@ def start_with_user(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def split_text_from_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Give text and calls a turn each. Reasoning stays with the calls, since some templates omit
+    """Gives text and calls a turn each. Reasoning stays with the calls, since some templates omit
     it elsewhere."""
     for turn in turns:
         if turn.calls and any(turn.parts):
@@ -317,7 +319,7 @@ def split_text_from_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def alternate_roles(turns: Sequence[Turn]) -> list[Turn]:
-    """Make users and assistants alternate, starting with a user; calls and results don't count."""
+    """Makes users and assistants alternate, starting with a user; calls and results don't count."""
     system = [turn for turn in turns[:1] if turn.role == "system"]
     runs: list[list[Turn]] = []
     last_role = "assistant"

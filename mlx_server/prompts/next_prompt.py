@@ -1,9 +1,9 @@
 """The beginning of a conversation's next prompt, once a prompt has its answer.
 
 It is the history with the answer, as the template renders it before a next message. Templates drop
-the thoughts of earlier turns and write calls in their own way, so it is not what the engine has
-generated. The next message's text is unknown: two texts are rendered, and what both prompts begin
-with is known.
+the reasoning of earlier turns and write calls in their own way, so it is not what the engine has
+generated. The next message's text is unknown: two texts are rendered, and the known beginning is
+what both prompts have in common.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +35,12 @@ def next_beginning(
 
 
 def _returns_thoughts(conversation: Conversation) -> bool:
-    """Whether the client sends answers back with their thoughts, as far as its messages show."""
+    """Whether the client sends answers back with their reasoning, as far as its messages show."""
     return any(each.role == "assistant" and each.reasoning for each in conversation.messages)
 
 
 def _next_messages(answer: Message) -> Iterator[Sequence[Message]]:
-    """The messages that may follow the answer."""
+    """Yields the messages that may follow the answer."""
     for text in UNKNOWN:
         calls = answer.tool_calls
         results = [Message("tool", text, tool_call_id=call.id, name=call.name) for call in calls]

@@ -40,8 +40,9 @@ _COMPARED = re.compile(
 
 
 def efforts_to_try(effort: object, template: str) -> list[object]:
-    """The values to pass to the template, best first: the next ones are for a template that refuses
-    the first. A word beyond those that the template knows becomes the nearest one of them."""
+    """Returns the values to pass to the template, best first: the next ones are for a template that
+    refuses the first. A word beyond those that the template knows becomes the nearest one of
+    them."""
     if effort not in EFFORTS:
         return [effort]
     rank = EFFORTS.index(effort)
@@ -56,8 +57,8 @@ def efforts_to_try(effort: object, template: str) -> list[object]:
 
 
 def _compared(template: str) -> set[str]:
-    """The words with an effect of their own. Those that are listed together with "none" turn
-    thinking off, so none of them is the nearest of a word that should turn it on."""
+    """Returns the words with an effect of their own. Those that are listed together with "none"
+    turn thinking off, so none of them is the nearest of a word that should turn it on."""
     found = _COMPARED.finditer(template)
     lists = [set(re.findall(r"\w+", each["one"] or each["any"])) for each in found]
     return set().union(*(words for words in lists if "none" not in words)) & set(EFFORTS)

@@ -53,18 +53,19 @@ def function_json(tool: Tool) -> dict[str, Any]:
 
 
 def tools_text(tools: Iterable[Tool]) -> list[Part]:
-    """The tools as Hermes models are given them, and how they are called."""
+    """Describes the tools as Hermes models are given them, and how to call them."""
     lines = (_json({"type": "function", "function": function_json(tool)}) for tool in tools)
     return [BEFORE_TOOLS, "\n".join(lines), AFTER_TOOLS]
 
 
 def format_text(wanted: Mapping[str, Any]) -> list[Part]:
-    """A `Conversation.response_format` as an instruction."""
+    """Describes a `Conversation.response_format` as an instruction."""
     return _schema_text(wanted) if "schema" in wanted else list(format_line(wanted))
 
 
 def format_line(wanted: Mapping[str, Any]) -> tuple[OwnText, str]:
-    """The instruction for an answer that is not JSON, and what the client asked for."""
+    """Returns the instruction for an answer that is not JSON, and the format that the client asked
+    for."""
     if "choice" in wanted:
         return ONE_OF, _json(wanted["choice"])
     return MATCHING, wanted["regex"]
@@ -85,7 +86,7 @@ def _schema_text(wanted: Mapping[str, Any]) -> list[Part]:
 def with_system_text(
     turns: Sequence[Turn], added: Sequence[Part], default: Callable[[], str]
 ) -> list[Turn]:
-    """Append to the leading system turns; `default` makes the text of a missing one."""
+    """Appends to the leading system turns; `default` makes the text of a missing one."""
     leading = next((i for i, turn in enumerate(turns) if not _is_system(turn)), len(turns))
     if leading:
         last = turns[leading - 1]
@@ -98,7 +99,7 @@ def with_system_text(
 
 
 def with_question_text(turns: Sequence[Turn], added: Sequence[Part]) -> list[Turn]:
-    """Put the text before the first user's, for templates that move the system turn to the last
+    """Puts the text before the first user's, for templates that move the system turn to the last
     question, where it would be at another place in every prompt."""
     first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
     if first is None:
@@ -108,7 +109,7 @@ def with_question_text(turns: Sequence[Turn], added: Sequence[Part]) -> list[Tur
 
 
 def joined(*texts: Sequence[Part]) -> list[Part]:
-    """The texts that are not empty, one paragraph each."""
+    """Joins the texts that are not empty, as one paragraph each."""
     found: list[Part] = []
     for text in texts:
         found += [SEPARATOR, *text] if found and text else text

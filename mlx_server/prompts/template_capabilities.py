@@ -213,7 +213,7 @@ def _tools(
 def _schema(
     attempt: RenderAttempt, template: ChatTemplate
 ) -> Literal["response_format", "json_schema", "never"]:
-    """Whether the template renders a schema, in the variable that it reads."""
+    """Returns the variable from which the template renders a schema, "never" if there is none."""
     user = _message("user", USER)
     variables: tuple[Literal["response_format", "json_schema"], ...] = (
         "response_format",
@@ -228,15 +228,16 @@ def _schema(
 
 
 def schema_variables(variable: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The variable in the form that templates read, for a `Conversation.response_format`."""
+    """Returns the variable in the form that templates read, for a
+    `Conversation.response_format`."""
     if variable == "json_schema":
         return {variable: wanted["schema"]}
     return {variable: {"type": "json_schema", "json_schema": wanted}}
 
 
 def default_system(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
-    """The system prompt that the template writes for a conversation without one. It may depend on
-    the date, so it is not cached."""
+    """Returns the system prompt that the template writes for a conversation without one. It may
+    depend on the date, so it is not cached."""
     user = _message("user", USER)
     try:
         own = template.render({**variables, "messages": [user], "tools": None})

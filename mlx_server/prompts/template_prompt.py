@@ -64,7 +64,7 @@ class RenderedPrompt:
     ignored: tuple[str, ...] = ()
     """Names of the parameters that the request set and the template does not read."""
     messages: Callable[[], list[Json]] | None = None
-    """Makes the prompt's messages as the family's own library has them, if there is one."""
+    """Returns the prompt's messages as the family's own library has them; None if it has none."""
     branches: Callable[[], Branches] = field(default=Branches, compare=False)
     """Finds the lengths at which the next requests are expected to differ from the prompt."""
 
@@ -154,7 +154,8 @@ class _Rendering:
         generation_prompt: bool = True,
         further_tools: Sequence[Tool] = (),
     ) -> str:
-        """The prompt as marked text. further_tools: they follow the conversation's own."""
+        """Returns the prompt as marked text. further_tools: tools that follow the conversation's
+        own."""
         if self._word:
             messages = with_effort_word(tuple(messages), self._word)
         source, capabilities = self._template.source, self._capabilities
@@ -206,7 +207,7 @@ class _Rendering:
         return role not in self._capabilities.names
 
     def ignored(self) -> Iterator[str]:
-        """Names of the parameters that the template does not read."""
+        """Yields the names of the parameters that the template does not read."""
         used = {*self._taken, *({"reasoning_effort"} if self._switched or self._word else ())}
         for name in self._conversation.template_kwargs:
             if name not in used:
@@ -223,7 +224,7 @@ class _Rendering:
 def described_schema(
     wanted: Mapping[str, Any] | None, tokenizer: Tokenizer, most: int | None
 ) -> Mapping[str, Any] | None:
-    """The schema, unless its text is longer than a prompt should spend on it."""
+    """Returns the schema, unless its text is longer than a prompt should spend on it."""
     if wanted is None:
         return None
     limit = limits.SCHEMA_PROMPT_TOKENS.value
@@ -234,7 +235,8 @@ def described_schema(
 
 
 def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
-    """The prompt of the first variant that the template accepts; else raise the first refusal."""
+    """Returns the prompt of the first variant that the template accepts; else raises the first
+    refusal."""
     refusal: BadRequest | None = None
     for variables in variants:
         check_wanted()
@@ -247,7 +249,7 @@ def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]
 
 
 def dropped_text(conversation: Conversation, capabilities: TemplateCapabilities) -> list[str]:
-    """Paths of texts in turns with calls, if the template can render them nowhere."""
+    """Returns the paths of texts in turns with calls, if the template can render them nowhere."""
     messages = enumerate(conversation.messages) if capabilities.text_with_calls == "never" else ()
     return [f"messages[{i}].content" for i, m in messages if m.tool_calls and m.content]
 
@@ -266,7 +268,8 @@ class TemplateTools:
         return bool(self.tools) and self.capabilities.tools == "never"
 
     def variables(self, messages: list[Json]) -> Json:
-        """`messages`, `tools`, and any other variable in which the template looks for tools."""
+        """Returns `messages`, `tools`, and any other variable in which the template looks for
+        tools."""
         tools = [tool_json(tool, self.escaped) for tool in self.tools]
         if tools and self.capabilities.tools == "system":
             messages = _in_the_systems(messages, tools)
@@ -277,7 +280,7 @@ class TemplateTools:
 
 
 def _in_the_systems(messages: list[Json], tools: list[Json]) -> list[Json]:
-    """Put the tools into the system message, as text: Phi-4-mini's template reads them there."""
+    """Puts the tools into the system message, as text: Phi-4-mini's template reads them there."""
     text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     leads = bool(messages) and messages[0]["role"] == "system"
     system = messages[0] if leads else {"role": "system", "content": ""}
@@ -291,7 +294,7 @@ def message_json(
     escaped: Escape,
     reasoning_keys: Sequence[str],
 ) -> Json:
-    """The turn in the form that Hugging Face's templates read."""
+    """Returns the turn in the form that Hugging Face's templates read."""
     reasoning = escaped(turn.reasoning)
     optional = {
         "name": escaped(turn.name),

@@ -1,6 +1,6 @@
-"""What a chat template writes for an assistant's calls and thoughts, found by rendering some.
+"""What a chat template writes for an assistant's calls and reasoning, found by rendering some.
 
-It is what the model was taught to write, so that a family can be recognized by reading it back.
+The model was trained to write the same, so a family can be recognized by reading it back.
 """
 
 import json
@@ -43,7 +43,7 @@ CALLS: tuple[Call, ...] = (
 PLAIN_ID, NAMED_ID = "callzq00{number}", "functions.{name}:{number}"
 
 SIDES = re.compile(r"begin|start|open|prefix|end|close|suffix|[^a-z]")
-"""The part in which the mark before something differs from the one after it."""
+"""Matches the part in which an opening delimiter differs from its closing one."""
 
 OPENING = re.compile(r"(<[^<>\s]+>|\[[^\[\]\s]+\])\s*\Z")
 CLOSING = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]]+\])")
@@ -52,10 +52,10 @@ CLOSING = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]]+\])")
 @dataclass(frozen=True)
 class CallSample:
     written: str
-    """The turn's text, without what ends the turn."""
+    """The text of the turn, without what ends the turn."""
     calls: tuple[Call, ...]
     is_whole: bool = True
-    """Whether `written` ends with the turn, or with what a result of the call begins with."""
+    """Whether `written` ends with the turn; else it ends where a result of the call begins."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class TemplateSamples:
     calls: tuple[CallSample, ...] = ()
     """A turn with one call, and one with two where the template renders several."""
     named: tuple[CallSample, ...] = ()
-    """The same with ids that contain the name, as some models write nothing but the id."""
+    """The same turns with ids that contain the name, as some models write nothing but the id."""
     thoughts: tuple[str, str] | None = None
-    """The marks around a turn's reasoning."""
+    """The delimiters around a turn's reasoning."""
 
 
 def template_samples(template: ChatTemplate, tokens: dict[str, str]) -> TemplateSamples:
-    """None of a template that takes too long, which a request may say better."""
+    """Returns no samples of a template that takes too long: a request can report that better."""
     try:
         return _sampled(template, tuple(sorted(tokens.items())))
     except TemplateLimitExceeded:
@@ -100,7 +100,7 @@ class _Sampling:
         return TemplateSamples(plain, () if named == plain else named, self._thoughts())
 
     def _rendered(self, *messages: TemplateMessage) -> str:
-        """Empty if the template refuses them."""
+        """Returns the prompt; empty if the template refuses the messages."""
         tools = [
             {
                 "type": "function",
@@ -158,7 +158,7 @@ def common_beginning(one: str, other: str) -> str:
 
 
 def whole_delimiters(text: str) -> str:
-    """The text without the beginning of a mark at its end."""
+    """Returns the text without the beginning of a delimiter at its end."""
     begun = text.rfind("<")
     return text[:begun] if begun > text.rfind(">") else text
 
@@ -196,14 +196,15 @@ def _shows(prompt: str, calls: Sequence[Call]) -> bool:
 
 
 def _turn(prompt: str, answered: str) -> str:
-    """The rendering of a turn, where a turn of nothing but text has its text."""
+    """Returns the part of the prompt from where it differs from `answered`, which has a turn of
+    nothing but text instead."""
     return prompt[len(whole_delimiters(common_beginning(prompt, answered))) :]
 
 
 def _without_end(written: str, answered: str) -> str:
     end = common_beginning(written[::-1], answered[::-1])[::-1]
     before = written[: len(written) - len(end)]
-    if before and before[-1] not in "})]>\n`":  # the end of a longer mark is none
+    if before and before[-1] not in "})]>\n`":  # this is only the end of a longer delimiter
         begins = [at for at in map(end.find, "<[\n") if at >= 0]
         end = end[min(begins) :] if begins else ""
     return written[: len(written) - len(end)] if end else written

@@ -10,7 +10,7 @@ WINDOW = 1 << 16
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every string in the value, including the keys of its mappings."""
+    """Yields every string in the value, including the keys of its mappings."""
     pending = [value]
     while pending:
         found = pending.pop()
@@ -30,13 +30,13 @@ def characters_of(value: Any) -> int:
 
 
 def memory_of(value: Any) -> int:
-    """The bytes that the characters of all texts take in memory: one emoji makes each character of
-    its text take four."""
+    """Returns the bytes that the characters of all texts take in memory: one emoji makes each
+    character of its text take four."""
     return sum(len(text) * _width(text) for text in texts_of(value))
 
 
 def _width(text: str) -> int:
-    """Bytes a character: 1, 2 or 4."""
+    """Returns the bytes of a character: 1, 2 or 4."""
     if text.isascii():
         return 1
     pieces = (text[begin : begin + WINDOW] for begin in range(0, len(text), WINDOW))
@@ -44,5 +44,6 @@ def _width(text: str) -> int:
 
 
 def _bytes_of(piece: str) -> int:
-    """The bytes of a new string; other strings may keep their UTF-8, which counts in their size."""
+    """Returns the bytes of a new string; other strings may keep their UTF-8, which counts in their
+    size."""
     return sys.getsizeof(piece * 3) - sys.getsizeof(piece * 2)

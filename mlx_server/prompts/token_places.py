@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 class TokenPlaces:
     """Finds how many tokens of a prompt stand for the first part of its text.
 
-    Control tokens are the same in the text and in the tokens, so they show where the text of each
-    is. Only the text after the nearest one is tokenised again.
+    Control tokens are the same in the text and in the tokens, so they align the two. Only the text
+    after the nearest one is tokenised again.
     """
 
     def __init__(
@@ -29,7 +29,8 @@ class TokenPlaces:
         self._encode = encode
 
     def before(self, end: int) -> int:
-        """The number of tokens of `text[:end]` that do not depend on what follows; 0 if unknown."""
+        """Returns the number of tokens of `text[:end]` that do not depend on what follows; 0 if
+        unknown."""
         if not self._is_known:
             return 0
         nearest = bisect_right(self._ends, end) - 1

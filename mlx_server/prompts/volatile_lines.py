@@ -1,12 +1,12 @@
-"""Lines that a client changes with every request, and that say nothing to the model.
+"""Removes lines that a client changes with every request and that mean nothing to the model.
 
-They come at the beginning of a prompt, so that nothing after them would be found in the prompt
-cache. They are taken out of the system prompt, whatever endpoint they come by: proxies translate
-the requests of one API for another one.
+They stand at the beginning of a prompt, so that nothing after them would be found in the prompt
+cache. They are removed from the system prompt of requests to any endpoint: proxies translate the
+requests of one API for another one.
 
 A line belongs in the table if it is known to change and to mean nothing. Dates, working folders,
 ids of messages and sessions that a tool or an answer may need, and `<total_tokens>` mean something
-and are left alone, however often they change.
+and stay, however often they change.
 """
 
 import re
@@ -45,8 +45,8 @@ VOLATILE_LINES = (
 
 
 def without_volatile_lines(conversation: Conversation) -> tuple[Conversation, tuple[str, ...]]:
-    """Returns the conversation without them, and their names. Only the system prompt is searched:
-    the messages before the first one of another role."""
+    """Returns the conversation without these lines, and the lines' names. Only the system prompt is
+    searched: the messages before the first one of another role."""
     messages, found = conversation.messages, dict[str, None]()
     first = next((i for i, m in enumerate(messages) if m.role not in INSTRUCTION_ROLES), None)
     kept = tuple(_cleaned(messages[:first], found))
@@ -57,7 +57,8 @@ def without_volatile_lines(conversation: Conversation) -> tuple[Conversation, tu
 
 
 def _cleaned(messages: Sequence[Message], found: dict[str, None]) -> Iterator[Message]:
-    """The messages without those of which nothing is left. Adds names to `found`."""
+    """Yields the messages without the lines, except those that are then empty. Adds names to
+    `found`."""
     for message in messages:
         text = message.content
         for volatile in VOLATILE_LINES:

@@ -18,7 +18,8 @@ _OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 
 
 def wide_bound(schema: Mapping[str, Any], key: str) -> int | None:
-    """A bound of integers far from zero as llguidance reads it exactly; None if this is none.
+    """Returns a bound of integers far from zero as llguidance reads it exactly; None for any other
+    bound.
 
     It may exclude up to 1,024 integers next to the bound, and includes none beyond it.
     """

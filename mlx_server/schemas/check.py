@@ -35,6 +35,7 @@ _NUMBER = {"type": "number"}
 _COUNT = {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_COUNT.value}
 _NAMES: dict[str, Any] = {"type": "array", "items": _TEXT}
 _TYPE = {"enum": ["array", "boolean", "integer", "null", "number", "object", "string"]}
+_TYPES = frozenset(_TYPE["enum"])
 
 TEXTS = ("pattern", "format", "$anchor", "$dynamicRef", "$recursiveRef")
 _BY_SHAPE: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -74,7 +75,7 @@ def _validator() -> Any:
 
 
 def written(schema: Any) -> str:
-    """The schema as JSON. Raises InvalidGrammar if it is not a schema, or is too long."""
+    """Returns the schema as JSON. Raises InvalidGrammar if it is not a schema, or is too long."""
     if not isinstance(schema, (Mapping, bool)):
         raise refused((), f"must be an object or a boolean, not {shorten(schema)}")
     try:
@@ -127,7 +128,8 @@ def measure(schema: Any) -> None:
 
 
 def _is_small(schema: Any) -> bool:
-    """Whether it keeps to all of these limits: this is known sooner without paths."""
+    """Whether the schema is within all limits of `measure`: this is known sooner, as it needs no
+    paths."""
     waiting, nodes = [(schema, 0)], 0
     while waiting:
         value, depth = waiting.pop()
@@ -157,7 +159,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _check_shape(part: Part) -> None:
-    if isinstance(part.schema, (dict, Mapping)) and all(map(_is_plain, part.schema.items())):
+    if isinstance(part.schema, bool) or all(map(_is_plain, part.schema.items())):
         return
     for error in _validator().iter_errors(part.schema):
         path = map(str, error.absolute_path)
@@ -172,18 +174,20 @@ def _is_plain(member: tuple[str, Any]) -> bool:
     key, value = member
     match value:
         case str():
-            return (
-                value in _TYPE["enum"] if key == "type" else key not in METASCHEMA or key in TEXTS
-            )
+            return value in _TYPES if key == "type" else key not in METASCHEMA or key in TEXTS
         case dict() if key in NAMED or key in DEFINITIONS:
             fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES.value
             return fits and all(isinstance(inner, (dict, bool)) for inner in value.values())
         case dict() | bool() if key in SINGLE or key == "items":
             return True
+        case bool() if key == "uniqueItems":
+            return True
         case int() if key in COUNTS and not isinstance(value, bool):
             return 0 <= value <= int(METASCHEMA[key]["maximum"])
         case int() | float() if key in ("minimum", "maximum"):
             return not isinstance(value, bool)
+        case int() | float() if key == "multipleOf":
+            return not isinstance(value, bool) and value > 0
         case list() if key in LISTED:
             return bool(value) and all(isinstance(inner, (dict, bool)) for inner in value)
         case list() if key == "enum":
@@ -220,7 +224,7 @@ def _same_value(view: View, part: Part) -> list[Path]:
 
 
 def _ends(schema: Mapping[str, Any]) -> bool:
-    """Whether nothing in it is a schema of the same value."""
+    """Whether the schema applies no other schema to the same value."""
     return _SAME_VALUE.isdisjoint(schema)
 
 
@@ -246,7 +250,8 @@ def _check_values(part: Part) -> None:
 
 
 def _needs_escape(value: Any) -> str | None:
-    """The first text in it that JSON can write only with \\u escapes, which grammars forbid."""
+    """Returns the first text in it that JSON can write only with \\u escapes, which grammars
+    forbid."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -280,7 +285,8 @@ def _check_multiples(view: View, parts: list[Part]) -> None:
 
 
 def _digits(schema: Mapping[str, Any]) -> int:
-    """The number of states that `multipleOf` adds to the automaton: 0.25 costs as much as 25."""
+    """Returns the number of states that `multipleOf` adds to the automaton: 0.25 costs as much as
+    25."""
     if "multipleOf" not in schema:
         return 0
     digits = int(

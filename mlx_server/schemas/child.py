@@ -9,7 +9,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -39,10 +39,7 @@ from mlx_server.schemas.messages import (
 )
 from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.view import View, pointer, refused
-
-LARGE = 16_384
-"""Characters of a grammar whose lexer takes long to build."""
+from mlx_server.schemas.view import Part, View, pointer, refused
 
 EXPRESSIONS = frozenset(
     ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
@@ -50,11 +47,11 @@ EXPRESSIONS = frozenset(
 """Keywords that make regular expressions of any size. Without them a lexer reads names, constants
 and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
 
-
 LONG_TEXT = 500
-"""Characters that a text may or has to have, from which on its pattern is tried with its length."""
+"""The number of characters that a text may or must have from which on its pattern is tried together
+with its length."""
 LONG_TEXTS = 32
-"""The most different texts that are tried."""
+"""The most different combinations of a pattern and a length that are tried."""
 _LENGTHS = ("minLength", "maxLength")
 
 
@@ -63,7 +60,7 @@ def reply_to(request: Request) -> Reply:
         with time_limit(request.seconds):
             match request:
                 case Compile(schema):
-                    return _compiled(json.loads(schema))
+                    return _compiled(View(json.loads(schema), schema))
                 case Convert(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):
@@ -87,28 +84,31 @@ def _cut(text: str) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _compiled(schema: Any) -> Compiled:
-    view = View(schema)
+def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
-    is_plain = len(grammar) > LARGE and not _has_expressions(view)
-    if why := fault(f"start: {grammar}", reads_only=is_plain):
+    expressions = [
+        part
+        for part in view.reached()
+        if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
+    ]
+    if why := fault(f"start: {grammar}", reads_only=not expressions):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
-    _try_long_texts(view)
+    _try_long_texts(expressions)
     return Compiled(grammar, [*found])
 
 
-def _try_long_texts(view: View) -> None:
+def _try_long_texts(parts: Iterable[Part]) -> None:
     """Refuses texts whose pattern and length are too costly together.
 
     llguidance joins both into one expression, which it builds while the text is read: a row would
     fail at its first characters.
     """
     tried = set[str]()
-    for path, found in view.reached():
-        if not isinstance(found, Mapping) or "pattern" not in found:
+    for path, found in parts:
+        if isinstance(found, bool) or "pattern" not in found:
             continue
         text = {key: found[key] for key in ("pattern", *_LENGTHS) if key in found}
         if max(text.get(key, 0) for key in _LENGTHS) < LONG_TEXT:
@@ -120,15 +120,8 @@ def _try_long_texts(view: View) -> None:
                 raise refused((*path, "pattern"), f"is too costly for such a length: {why}")
 
 
-def _has_expressions(view: View) -> bool:
-    return any(
-        isinstance(found, Mapping) and not EXPRESSIONS.isdisjoint(found)
-        for _, found in view.reached()
-    )
-
-
 def _place(why: str, view: View) -> str:
-    """The path of the keyword or pattern that llguidance's message quotes; may be empty."""
+    """Returns the path of the keyword or pattern that llguidance's message quotes; may be empty."""
     for path, found in view.reached():
         for key, value in found.items() if isinstance(found, Mapping) else ():
             patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
@@ -158,7 +151,7 @@ def main() -> None:
         serve(socket.socket(fileno=0), answer)
 
     schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
-    reply_to(Compile(schema, 60))  # also imports what is imported late
+    reply_to(Compile(schema, 60))  # this also imports the modules that are imported late
     reply_to(CheckValue("[1, 2]", schema, 60))
     gc.collect()
     gc.freeze()

@@ -56,7 +56,8 @@ def warm() -> None:
 
 
 def compiled(schema: Any) -> CompiledSchema:
-    """The schema's grammar. Raises InvalidGrammar if it can't be used, and CompilerTooSlow.
+    """Compiles a schema, or takes it from the cache. Raises InvalidGrammar if it can't be used, and
+    CompilerTooSlow.
 
     It may take up to four times limits.SCHEMA_SECONDS.
     """

@@ -1,4 +1,4 @@
-"""llguidance, with the limits that the engine and the compiler process share."""
+"""Runs llguidance with the limits that the engine and the compiler process share."""
 
 import re
 
@@ -36,7 +36,7 @@ BYTES = LLTokenizer(
 
 
 def fault(source: str, *, reads_only: bool = False) -> str:
-    """Why a grammar can't be used; empty if it can be.
+    """Returns why a grammar can't be used; empty if it can be.
 
     reads_only: whether only its rules are compiled, and its lexer is left to the engine.
     """
@@ -49,7 +49,8 @@ def fault(source: str, *, reads_only: bool = False) -> str:
 
 
 def text_fault(source: str) -> str:
-    """Why the lexer of a JSON text fails within its first characters; empty if it does not."""
+    """Returns why the lexer of a JSON text fails within its first characters; empty if it does
+    not."""
     matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
     for characters in (b'"', *[_FIRST] * 2):
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -66,7 +67,8 @@ _FIRST = b"a0A-_ .@/zZ9"
 
 
 def in_a_line(message: str) -> str:
-    """llguidance's message on one line, without its state, its listings and the names of rules."""
+    """Returns llguidance's message on one line, without its state, its listings and the names of
+    rules."""
     text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
     text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
     text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)

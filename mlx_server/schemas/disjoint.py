@@ -1,22 +1,54 @@
 """Tests whether the options of a `oneOf` exclude each other, so that it means the same as `anyOf`.
 
-llguidance can prove this, but not across references and not for numbers. So it gets the options
-with their references resolved, and with numbers as objects whose member `=` is the number. All
-other constraints are left out: if the wider options are disjoint, the options themselves are too.
+Two options do if no value can follow both. That is looked for in their types, their listed values
+and the members that either requires; all other constraints are left out. llguidance does the same,
+but not across references and not for numbers, and compiles a grammar for it.
 """
 
-import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from mlx_server import limits
-from mlx_server.schemas.compiler import fault
-from mlx_server.schemas.types import named, type_of
-from mlx_server.schemas.view import Part, View
+from mlx_server.schemas.report import is_closed
+from mlx_server.schemas.types import ALL, named, type_of
+from mlx_server.schemas.view import Part, Path, View
 
-_KIND = "#"
-"""The required member that distinguishes numbers (true) from objects (false)."""
-_PLAIN = {name: {"type": name} for name in ("null", "boolean", "string", "array")}
+_KINDS = ALL - {"integer"}
+_OBJECT = frozenset(("object",))
+
+Listed = frozenset[tuple[str, Any]]
+"""Listed values, each with its kind. Of arrays and objects only the kind is compared."""
+
+
+class _Shape(NamedTuple):
+    """What is known of the values that follow some schemas at once."""
+
+    kinds: frozenset[str] = _KINDS
+    """The types, where every integer is a number."""
+    listed: Listed | None = None
+    """The only values, if they are listed."""
+    required: tuple[str, ...] = ()
+    objects: tuple[Part, ...] = ()
+    """The schemas themselves, which may constrain the members of an object."""
+    choices: tuple[list[Part], ...] = ()
+    """Lists of schemas, of each of which one holds too."""
+
+    def joined(self, other: "_Shape") -> "_Shape":
+        kinds, listed = self.kinds & other.kinds, _common(self.listed, other.listed)
+        if listed is not None:
+            listed = frozenset(value for value in listed if value[0] in kinds)
+            kinds = frozenset(kind for kind, _ in listed)
+        return _Shape(
+            kinds,
+            listed,
+            (*self.required, *other.required),
+            (*self.objects, *other.objects),
+            (*self.choices, *other.choices),
+        )
+
+
+_NOTHING = _Shape(kinds=frozenset())
 
 
 class Disjointness:
@@ -25,76 +57,115 @@ class Disjointness:
     def __init__(self, view: View) -> None:
         self._view = view
         self._looks = 0
+        self._shapes: dict[Path, _Shape] = {}
 
     def holds(self, options: list[Part]) -> bool:
         """Whether no value can follow two of the options, as far as is known."""
-        if self._looks >= limits.SCHEMA_COMPARISONS.value:
+        shapes = [self._shape(option) for option in options]
+        if self._looks > limits.SCHEMA_COMPARISONS.value:
             return False
-        return not fault(f"start: %json {json.dumps(self.probe(options))}")
-
-    def probe(self, options: list[Part]) -> dict[str, Any]:
-        """A schema that llguidance accepts without `coerce_one_of` if the options are disjoint."""
         depth = limits.SCHEMA_DISJOINT_DEPTH.value
-        return {"oneOf": [self._wider(option, depth) for option in options]}
+        return self._are_tagged(shapes) or all(
+            self._is_empty(one.joined(other), depth) for one, other in combinations(shapes, 2)
+        )
 
-    def _wider(self, part: Part, depth: int) -> Any:
-        """A schema without references that allows at least what the given one allows."""
+    def _are_tagged(self, shapes: list[_Shape]) -> bool:
+        """Whether types and listed values tell the options apart, and those of a member that all
+        objects among them require. It compares hundreds of options at once."""
+        objects = [shape for shape in shapes if shape.kinds == _OBJECT]
+        others = [shape for shape in shapes if shape.kinds != _OBJECT]
+        if not _are_told_apart([*others, *objects[:1]]):
+            return False
+        tags = frozenset[str]().union(*(shape.required for shape in objects[:1]))
+        tags = tags.intersection(*(shape.required for shape in objects))
+        return len(objects) < 2 or any(
+            _are_told_apart([self._member(shape, name) for shape in objects]) for name in tags
+        )
+
+    def _is_empty(self, shape: _Shape, depth: int) -> bool:
+        """Whether no value has this shape."""
         self._looks += 1
-        if isinstance(part.schema, bool):
-            return part.schema
         if not depth or self._looks > limits.SCHEMA_COMPARISONS.value:
+            return False
+        if not shape.kinds:
             return True
-        return {"allOf": list(self._constraints(part, depth - 1))}
+        if shape.kinds == _OBJECT and any(
+            self._is_empty(self._member(shape, name), depth - 1)
+            for name in dict.fromkeys(shape.required)
+        ):
+            return True
+        if not shape.choices:
+            return False
+        options, *others = shape.choices
+        rest = shape._replace(choices=tuple(others))
+        return all(self._is_empty(rest.joined(self._shape(one)), depth - 1) for one in options)
 
-    def _constraints(self, part: Part, depth: int) -> Iterator[Any]:
-        path, schema = part
-        assert not isinstance(schema, bool)
-        types = sorted({"number" if name == "integer" else name for name in named(schema)})
-        yield {"anyOf": [_PLAIN.get(name) or self._tagged(name, part, depth) for name in types]}
+    def _member(self, shape: _Shape, name: str) -> _Shape:
+        found = _Shape()
+        for path, schema in shape.objects:
+            assert isinstance(schema, Mapping)
+            listed = schema.get("properties", {})
+            if name in listed:
+                found = found.joined(self._shape(Part((*path, "properties", name), listed[name])))
+            elif is_closed(schema):
+                return _NOTHING
+        return found
+
+    def _shape(self, part: Part) -> _Shape:
+        """Returns the shape of a schema with its references and `allOf`."""
+        if part.path not in self._shapes:
+            self._shapes[part.path] = _Shape()  # a schema that refers to itself adds nothing
+            self._shapes[part.path] = self._made(part)
+        return self._shapes[part.path]
+
+    def _made(self, part: Part) -> _Shape:
+        schema = part.schema
+        self._looks += 1
+        if isinstance(schema, bool):
+            return _Shape() if schema else _NOTHING
         values = [schema["const"]] if "const" in schema else schema.get("enum")
+        required = tuple(schema.get("required", ()))
+        self._looks += len(values or ()) + len(required)
+        shape = _Shape(
+            kinds=frozenset(map(_kind, named(schema))),
+            required=required,
+            objects=(part,),
+            choices=tuple(_listed(part, key) for key in ("anyOf", "oneOf") if key in schema),
+        )
         if values is not None:
-            self._looks += len(values)
-            yield {"anyOf": [_value(value) for value in values]}
-        if target := self._view.target(part):
-            yield self._wider(target, depth)
-        for key in ("allOf", "anyOf", "oneOf"):
-            if key in schema:
-                parts = (Part((*path, key, str(at)), one) for at, one in enumerate(schema[key]))
-                inside = [self._wider(one, depth) for one in parts]
-                yield {"allOf" if key == "allOf" else "anyOf": inside}
-
-    def _tagged(self, name: str, part: Part, depth: int) -> dict[str, Any]:
-        path, schema = part
-        if name == "number" or isinstance(schema, bool):
-            return _object(name)
-        listed = schema.get("properties", {})
-        self._looks += len(schema.get("required", ()))
-        members = {
-            f"={key}": self._wider(Part((*path, "properties", key), inner), depth)
-            for key, inner in listed.items()
-        }
-        if schema.get("additionalProperties") is False and "patternProperties" not in schema:
-            required = schema.get("required", ())
-            others = dict.fromkeys((f"={key}" for key in required if key not in listed), False)
-            return _object(name, {**members, **others}, required, closed=True)
-        return _object(name, members, schema.get("required", ()))
+            shape = shape.joined(_Shape(listed=frozenset(map(_value, values))))
+        target = self._view.target(part)
+        for one in (*([target] if target else ()), *_listed(part, "allOf")):
+            shape = shape.joined(self._shape(one))
+        return shape
 
 
-def _value(value: Any) -> dict[str, Any]:
-    kind = type_of(value)
-    if kind in ("integer", "number"):
-        return _object("number", {"=": {"const": str(float(value) + 0.0)}}, ("",))
+def _are_told_apart(shapes: list[_Shape]) -> bool:
+    """Whether each value is listed once at most, and each other type allowed once."""
+    values = [value for shape in shapes for value in shape.listed or ()]
+    types = [kind for shape in shapes if shape.listed is None for kind in shape.kinds]
+    types += {kind for kind, _ in values}
+    return len({*values}) == len(values) and len({*types}) == len(types)
+
+
+def _common(one: Listed | None, other: Listed | None) -> Listed | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _listed(part: Part, key: str) -> list[Part]:
+    path, schema = part
+    assert isinstance(schema, Mapping)
+    return [Part((*path, key, str(at)), one) for at, one in enumerate(schema.get(key, ()))]
+
+
+def _kind(type: str) -> str:
+    return "number" if type == "integer" else type
+
+
+def _value(value: Any) -> tuple[str, Any]:
+    kind = _kind(type_of(value))
     if kind in ("array", "object"):
-        return _PLAIN.get(kind) or _object(kind)
-    return {"const": value}
-
-
-def _object(
-    kind: str, members: Any = None, required: Any = (), *, closed: bool = False
-) -> dict[str, Any]:
-    found = {
-        "type": "object",
-        "properties": {_KIND: {"const": kind == "number"}, **(members or {})},
-        "required": [_KIND, *(f"={key}" for key in required)],
-    }
-    return {**found, "additionalProperties": False} if closed else found
+        return kind, None
+    return kind, float(value) if kind == "number" else value

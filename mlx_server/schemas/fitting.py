@@ -1,7 +1,8 @@
-"""Whether arguments fit a tool's schema, where a call has to be recognised by that.
+"""Checks whether arguments fit a tool's schema, where that decides whether there is a call.
 
-It looks at names, types, listed values and what is required. Everything else that a schema says
-takes a validator, which may run for seconds and is not needed to tell a call from other JSON.
+Names, types, listed values and required members are checked. Everything else that a schema says
+needs a validator, which may run for seconds and is not needed to distinguish a call from other
+JSON.
 """
 
 from collections.abc import Mapping

@@ -34,25 +34,26 @@ ESCAPES = 'nrbtf\\"'
 
 
 def text_of(schema: Schema) -> str:
-    """The body of a rule in llguidance's Lark that matches JSON which conforms to the schema."""
+    """Returns the body of a rule in llguidance's Lark that matches JSON which conforms to the
+    schema."""
     view = View(json.loads(json.dumps(schema)))
     return simplified_text(view, unsupported_keywords(view))
 
 
 def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> str:
-    """The same for a view, whose schema is simplified in place. unsupported: its keywords that a
-    grammar can't enforce."""
+    """Returns the body of a rule for a view, whose schema is simplified in place. unsupported: the
+    keywords that a grammar can't enforce."""
     simplify(view, unsupported)
     if view.root is False:
         return "%json false"
     members = view.root if isinstance(view.root, dict) else {}
-    # with \u, the model could spell the name of a listed property so that it escapes its schema
+    # with \u the model could write a listed property's name in a form that avoids its schema
     escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
 
 
 def on_one_line(grammar: str) -> str:
-    """The grammar with no more than a blank between the parts of the JSON of its schemas."""
+    """Returns the grammar with at most one blank between the parts of the JSON of its schemas."""
     return grammar.replace(_FREE, _COMPACT)
 
 
@@ -71,20 +72,22 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
     parts = [
         (part, view.links(part).target, listed_names(view, part), names_pattern(view, part))
         for part in view.reached()
+        if isinstance(part.schema, dict)
+        and (part.path in dropped or not _SIMPLIFIED.isdisjoint(part.schema))
     ]
     changed = False
     for part, target, names, pattern in parts:
         path, found = part
-        if isinstance(found, dict):
-            if names is not None:
-                list_names(found, part, names)
-            if pattern is not None:
-                match_names(found, pattern)
-            removed = _simplify(found, dropped.get(path, _NOTHING))
-            changed = changed or not HOLDERS.isdisjoint(removed)
-            changed = changed or names is not None or pattern is not None
-            if target:
-                found["$ref"] = reference(target.path)
+        assert isinstance(found, dict)
+        if names is not None:
+            list_names(found, part, names)
+        if pattern is not None:
+            match_names(found, pattern)
+        removed = _simplify(found, dropped.get(path, _NOTHING))
+        changed = changed or not HOLDERS.isdisjoint(removed)
+        changed = changed or names is not None or pattern is not None
+        if target:
+            found["$ref"] = reference(target.path)
     if changed:
         view.forget()
 
@@ -93,6 +96,8 @@ Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
 _BOUNDS = frozenset(("minimum", "maximum"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames"))
+"""The keywords of which some uses are written in another way, or left out."""
 
 
 def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:

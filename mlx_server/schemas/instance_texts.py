@@ -14,12 +14,14 @@ from mlx_server.schemas.bounds import NUMERIC
 from mlx_server.schemas.shortest import ShortestInstances, compact, constants_of, patterns_of
 
 MOST_TEXTS = 1_500
-"""Texts of a kind, at most."""
+"""The most texts of a kind."""
 MOST_SUFFIXES = 64
-"""Suffixes of one literal that are proposed, at most."""
+"""The most suffixes of one literal that are proposed."""
 
 _NUMERIC = frozenset(NUMERIC)
 _DIGITS = ".0123456789"
+_ADDING = _NUMERIC.union(("pattern", "format", "const", "enum"))
+"""The keywords that say what a text or a number may end with."""
 
 
 class InstanceTexts:
@@ -38,7 +40,7 @@ class InstanceTexts:
         self.longest_tail = ""
         """The longest end of a text that a pattern may require."""
         self.width = 0
-        """The members of the object that lists the most."""
+        """The number of members of the object that lists the most."""
         self.numbers = {"0" * n for n in range(1, 18)} | {".0", "e0", "1"}
         """Digits that may complete a number."""
 
@@ -56,7 +58,11 @@ class InstanceTexts:
         listed = (one.get("properties") for one in instances.schemas)
         self.width = max(self.width, *(len(one) for one in listed if isinstance(one, dict)), 0)
         for one in instances.schemas:
-            self._add_own(one, instances.text(one))
+            if (instance := instances.text(one)) is not None:
+                self.values.add(instance)
+                self.following.add(f",{instance}")
+            if not _ADDING.isdisjoint(one):
+                self._add_own(one)
         required = instances.required()
         names = dict[str, str]()
         for name, value in dict.fromkeys(instances.members()):
@@ -70,23 +76,20 @@ class InstanceTexts:
                 following.add(f",{written}:{value}")
         return instances.text(schema)
 
-    def _add_own(self, schema: Mapping[str, Any], instance: str | None) -> None:
-        if instance is not None:
-            self.values.add(instance)
-            self.following.add(f",{instance}")
+    def _add_own(self, schema: Mapping[str, Any]) -> None:
         for tails in patterns_of(schema):
             ends = {compact(tail)[1:] for tail in tails.tails}
             self.tails |= ends
             self.longest_tail = max(self.longest_tail, *ends, key=lambda text: (len(text), text))
-        for constant in islice(constants_of(schema) or (), MOST_TEXTS):
-            self.tails.update(_suffixes(compact(constant)))
-            self.values.add(compact(constant))
+        for constant in map(compact, islice(constants_of(schema) or (), MOST_TEXTS)):
+            self.tails.update(_suffixes(constant))
+            self.values.add(constant)
         for number in _bounds(schema):
             self.numbers |= {end for end in _suffixes(f"{number}") if end[0] in _DIGITS}
 
 
 def _bounds(schema: Mapping[str, Any]) -> Iterable[int | float]:
-    """The schema's bounds, and the integers next to them."""
+    """Returns the schema's bounds, and the integers next to them."""
     for key in _NUMERIC.intersection(schema):
         bound = schema[key]
         if isinstance(bound, int) and not isinstance(bound, bool):

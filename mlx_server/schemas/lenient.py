@@ -1,4 +1,5 @@
-"""What a tool's schema plainly says of arguments: their names, their types, which are required.
+"""Reads from a tool's schema what it plainly says of arguments: names, types, and which are
+required.
 
 Reading this takes limited time and never fails, unlike a validator, so that it may run in the
 server's own loop. Where a schema is unclear, more is allowed.
@@ -18,7 +19,7 @@ COMBINED = ("allOf", "oneOf", "anyOf")
 
 
 def parts_of(schema: Schema, view: View, keywords: Sequence[str] = COMBINED) -> list[Schema]:
-    """The schema and the schemas that these keywords apply to the same value, each once."""
+    """Returns the schema and the schemas that these keywords apply to the same value, each once."""
     found: dict[int, Schema] = {}
     waiting = deque([schema])
     while waiting and len(found) < limits.COERCED_PARTS.value:
@@ -40,14 +41,14 @@ def properties_in(part: Schema) -> Schema:
 
 
 def required(schema: Schema) -> list[str]:
-    """The required arguments in the schema's order. Those that only one of several alternatives
-    requires are left out."""
+    """Returns the required arguments in the schema's order. Those that only one of several
+    alternatives requires are left out."""
     parts = parts_of(schema, View(schema), ("allOf",))
     return list(dict.fromkeys(name for part in parts for name in required_by(part)))
 
 
 def member_schemas(schema: Schema, key: str, view: View) -> list[Schema]:
-    """The schemas that the parts of an object's schema have for this key."""
+    """Returns the schemas that the parts of an object's schema have for this key."""
     parts = parts_of(schema, view)
     own = [listed[key] for part in parts if key in (listed := properties_in(part))]
     found = own or [part.get("additionalProperties") for part in parts]
@@ -63,12 +64,12 @@ def items(schema: Schema, view: View) -> Schema:
 
 
 def types_of_member(schema: Schema, key: str) -> frozenset[str]:
-    """The JSON types that the schema allows for this key."""
+    """Returns the JSON types that the schema allows for this key."""
     view = View(schema)
     return types_of(member(schema, key, view), view)
 
 
 def _any_of(found: Sequence[Any]) -> Schema:
-    """A schema that allows what any of these schemas allows."""
+    """Returns a schema that allows what any of these schemas allows."""
     schemas = [schema for schema in found if isinstance(schema, Mapping)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

@@ -29,7 +29,7 @@ _SAYS_MORE = frozenset(
 
 
 def properties_of(schema: Schema) -> Mapping[str, Schema]:
-    """The properties that the schema lists, itself or through its `$ref` and `allOf`."""
+    """Returns the properties that the schema lists, itself or through its `$ref` and `allOf`."""
     found: dict[str, Schema] = {}
     for part in flattened(Part((), schema), View(schema)):
         if isinstance(part.schema, Mapping):
@@ -53,7 +53,7 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def members(view: View, key: str) -> list[Part]:
-    """All the schemas that constrain one member."""
+    """Returns all the schemas that constrain one member."""
     parts = flattened(Part((), view.root), view)
     return [found for part in parts if (found := _member(part, key))]
 
@@ -63,7 +63,7 @@ def is_forbidden(view: View, key: str) -> bool:
 
 
 def member(schema: Schema, key: str) -> Mapping[str, Any]:
-    """The schema of one member as a root of its own, with everything that it refers to.
+    """Returns the schema of one member as a root of its own, with everything that it refers to.
 
     A name that is not listed has the schema of `additionalProperties`, unless the object has
     `patternProperties`: matching a client's pattern here could take for ever.
@@ -78,7 +78,7 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
 
 
 def object_of(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, as an object.
+    """Returns the schema of a tool's arguments, as an object.
 
     If it lists properties and says nothing else about members, it allows no others: a small model
     would invent some.
@@ -136,7 +136,8 @@ class _CopiedDefinitions:
 
 
 def flattened(start: Part, view: View) -> Iterator[Part]:
-    """This schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn."""
+    """Yields this schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in
+    turn."""
     waiting, seen = [start], set()
     while waiting:
         part = waiting.pop(0)

@@ -33,13 +33,14 @@ _BEGIN, _END = ("^", r"\A"), ("$", r"\z", r"\Z")
 ANYTHING = "(?s:.*)"
 _LOOKING = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}
 _ESCAPE = re.compile(r"\\([^\W_]|[^\x00-\x7f])")
-"""An escape that means more than the character itself. The known ones are:"""
+"""An escape that may mean more than the character itself; `_KNOWN` has those that can be used."""
 _KNOWN_IN_CLASS = frozenset(map("\\{}".format, "dDsSwWaftnrv"))
 _KNOWN = _KNOWN_IN_CLASS.union(map("\\{}".format, "pPxuUAz"))
 
 
 def unsupported(pattern: str) -> str | None:
-    """Why a grammar can't express the pattern, or why it is malformed; None if it can be used."""
+    """Returns why a grammar can't express the pattern, or why it is malformed; None if it can be
+    used."""
     before, depth = "|", 0
     for piece in PIECE.finditer(pattern):
         if why := _unsupported_piece(piece) or _misplaced(piece, before):
@@ -82,7 +83,7 @@ def _unsupported_class(written: str) -> str | None:
 
 
 def _code(item: str) -> int:
-    """The code point of an item of a class; -1 if the item is not a single character."""
+    """Returns the code point of an item of a class; -1 if the item is not a single character."""
     if re.fullmatch(_HEX, item):
         return int(item[2:].strip("{}"), 16)
     is_class = _ESCAPE.match(item) or item.startswith("[:")
@@ -104,7 +105,7 @@ def _misplaced(piece: re.Match[str], before: str) -> str | None:
 
 
 def excessive_part(pattern: str) -> str | None:
-    """A verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
+    """Returns a verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
     if len(pattern) > limits.PATTERN_CHARACTERS.value:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
     sizes, last = [0], 0
@@ -143,8 +144,8 @@ def _times(piece: re.Match[str]) -> int:
 
 
 def search_pattern(pattern: str) -> str | None:
-    """A regular expression, to stand between slashes, of the texts in which the pattern is found;
-    None if a grammar can't express it."""
+    """Returns a regular expression, to stand between slashes, of the texts in which the pattern is
+    found; None if a grammar can't express it."""
     if unsupported(pattern):
         return None
     found = []
@@ -205,12 +206,12 @@ def _item(item: str) -> str:
 
 
 def without_nested_classes(rust: str) -> str:
-    """What `as_rust` wrote, with no class inside another one."""
+    """Returns what `as_rust` wrote, with no class inside another one."""
     return _SHORTENED.sub(lambda found: _LONG.get(found[0], found[0]), rust)
 
 
 def terminal_of(pattern: str) -> str:
-    """The pattern as Lark writes it: between slashes, on one line."""
+    """Returns the pattern as Lark writes it: between slashes, on one line."""
     if not pattern:
         return '""'
     return f"/{''.join(_escaped(_as_rust(piece)) for piece in PIECE.finditer(pattern))}/"

@@ -1,7 +1,7 @@
-"""`propertyNames` that a grammar can say in other words.
+"""Expresses `propertyNames` by keywords that a grammar can enforce.
 
-Names that are listed, as those of `dict[Literal["a", "b"], int]`, are `properties` and no others.
-Names of a pattern are `patternProperties` and no others.
+Names that are listed, as those of `dict[Literal["a", "b"], int]`, become `properties` with no
+others allowed. Names of a pattern become `patternProperties` with no others allowed.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ _COUNTS = ("minProperties", "maxProperties")
 
 
 def listed_names(view: View, part: Part) -> list[str] | None:
-    """The only names that the members of an object may have; None if they can't be written as
-    properties."""
+    """Returns the only names that the members of an object may have; None if they can't be written
+    as properties."""
     names = _of_names(view, part)
     return None if names is None else _names(names)
 
 
 def names_pattern(view: View, part: Part) -> str | None:
-    """The pattern that is all that the names of an object's members have to match, if it is."""
+    """Returns the pattern of an object's members' names, if `propertyNames` has nothing else; else
+    None."""
     names = _of_names(view, part)
     if names is None or names.get("type", "string") != "string":
         return None
@@ -35,7 +36,7 @@ def names_pattern(view: View, part: Part) -> str | None:
 
 
 def _of_names(view: View, part: Part) -> Mapping[str, Any] | None:
-    """The schema of the names; None if its meaning depends on the schema around it."""
+    """Returns the schema of the names; None if its meaning depends on the schema around it."""
     path, schema = part
     if isinstance(schema, bool) or "propertyNames" not in schema:
         return None
@@ -62,8 +63,8 @@ def _names(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def list_names(schema: dict[str, Any], part: Part, names: list[str]) -> None:
-    """Writes the names as properties. The first has the schema of the members, and the others
-    refer to it, so that it is there once."""
+    """Writes the names as properties. The first has the schema of the members, and the others refer
+    to it, so that it is written once."""
     inner: Schema = schema.pop("additionalProperties", True)
     first, *others = names or [""]
     same = (
@@ -75,7 +76,7 @@ def list_names(schema: dict[str, Any], part: Part, names: list[str]) -> None:
 
 
 def match_names(schema: dict[str, Any], pattern: str) -> None:
-    """Writes the pattern of all names as that of properties."""
+    """Writes the pattern of all names as a pattern of properties."""
     inner: Schema = schema.pop("additionalProperties", True)
     schema["patternProperties"] = {patterns.as_rust(pattern): inner}
     schema["additionalProperties"] = False

@@ -1,8 +1,8 @@
 """The shortest texts that complete a regular expression, from its beginning or from inside it.
 
-Wherever a text stops within an expression, one of the tails completes it: those are the shortest
-completions of the positions of the expression's automaton. Whether a tail fits is left to the
-matcher that reads the text.
+Wherever a text stops within an expression, one of the tails completes it: the tails are the
+shortest completions from the positions of the expression's automaton. The matcher that reads the
+text decides whether a tail fits.
 """
 
 import re
@@ -56,7 +56,7 @@ class RegexTails(NamedTuple):
 
 
 class NoShortestText(ValueError):
-    """An expression or a grammar uses something that is not read here."""
+    """An expression or a grammar uses a construct that is not read here."""
 
 
 @lru_cache(256)
@@ -76,7 +76,7 @@ def _decoded(code: re.Match[str]) -> str:
 
 
 def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
-    """Reads up to the end of the group."""
+    """Reads the alternatives up to the end of the group."""
     options: list[RegexTails] = []
     sequence: list[RegexTails] = []
     for piece in pieces:

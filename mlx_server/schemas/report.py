@@ -24,14 +24,16 @@ from mlx_server.schemas.view import (
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-_UNSUPPORTED = (
-    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
-    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
-    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+_UNSUPPORTED = frozenset(
+    (
+        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    )
 )
 IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
 """Keywords that llguidance knows and that constrain nothing once references are pointers."""
-_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
+_IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
@@ -67,7 +69,8 @@ class Visited(NamedTuple):
 
 
 def visited(view: View) -> Iterator[Visited]:
-    """The schemas that constrain a value. One that is used both joined and alone comes twice."""
+    """Yields the schemas that constrain a value. One that is used both joined and alone comes
+    twice."""
     waiting = [Visited(Part((), view.root), False)]
     seen = set()
     while waiting:
@@ -76,23 +79,32 @@ def visited(view: View) -> Iterator[Visited]:
             continue
         seen.add((now.part.path, now.joined))
         yield now
-        waiting += reversed(list(_visits_from(view, now)))
+        waiting += reversed(_visits_from(view, now))
 
 
-def _visits_from(view: View, visited: Visited) -> Iterator[Visited]:
-    path, schema = visited.part
-    links = view.links(visited.part)
+def _visits_from(view: View, visited: Visited) -> list[Visited]:
+    (path, schema), joined = visited
+    links, at = view.links(visited.part), len(path)
     if isinstance(schema, bool) or not (links.used or links.target):
-        return
-    shared = visited.joined or len(_constraints(schema)) > 1
-    for part in links.used:
-        keyword = part.path[len(path)]
-        if keyword not in _UNSUPPORTED:
-            in_place = keyword in _IN_PLACE
-            alone = keyword != "allOf" or len(schema["allOf"]) == 1
-            yield Visited(part, visited.joined or (in_place and (shared or not alone)))
-    if links.target:
-        yield Visited(links.target, shared)
+        return []
+    merged = _merged(schema, joined=joined)
+    found = [
+        Visited(part, joined or part.path[at] in merged)
+        for part in links.used
+        if part.path[at] not in _UNSUPPORTED
+    ]
+    return [*found, Visited(links.target, "$ref" in merged)] if links.target else found
+
+
+def _merged(schema: Mapping[str, Any], *, joined: bool) -> frozenset[str]:
+    """Returns the keywords whose schemas constrain the same value as others do."""
+    found = _IN_PLACE.intersection(schema)
+    if not found or joined or len(_constraints(schema)) > 1:
+        return found
+    return found if len(schema.get("allOf", ())) > 1 else _NONE
+
+
+_NONE = frozenset[str]()
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
@@ -100,13 +112,14 @@ def _constraints(schema: Mapping[str, Any]) -> set[str]:
 
 
 Disjoint = Callable[[list[Part]], bool]
-"""Whether no value can follow two of the options of a `oneOf`."""
+"""Tests whether no value can follow two of the options of a `oneOf`."""
 
 
 def unsupported_keywords(
     view: View, disjoint: Disjoint = lambda options: True
 ) -> list[UnsupportedKeyword]:
-    """disjoint: left out where only the grammar is made, which is the same either way."""
+    """disjoint: by default all options count as disjoint, since the grammar is the same either
+    way."""
     known: dict[Path, bool] = {}
 
     def once(options: list[Part]) -> bool:
@@ -118,12 +131,11 @@ def unsupported_keywords(
     costs = _Costs()
     found: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
+        if isinstance(now.part.schema, bool) or _REPORTED.isdisjoint(now.part.schema):
+            continue
         found |= dict.fromkeys(_unsupported_of(now, once, view))
         found |= dict.fromkeys(costs.unsupported_keywords(now))
     return list(found)
-
-
-_COSTLY = frozenset(("pattern", "format", "minProperties", "maxProperties"))
 
 
 class _Costs:
@@ -138,8 +150,7 @@ class _Costs:
 
     def unsupported_keywords(self, visited: Visited) -> Iterator[UnsupportedKeyword]:
         path, schema = visited.part
-        if isinstance(schema, bool) or _COSTLY.isdisjoint(schema):
-            return
+        assert isinstance(schema, Mapping)
         for key in ("pattern", "format"):
             self._joined_patterns += visited.joined and key in schema
             if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS.value:
@@ -157,8 +168,7 @@ def _unsupported_of(
     visited: Visited, disjoint: Disjoint, view: View
 ) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
-    if isinstance(schema, bool) or _REPORTED.isdisjoint(schema):
-        return
+    assert isinstance(schema, Mapping)
     for key in schema:
         if key not in _REPORTED:
             continue
@@ -264,7 +274,7 @@ def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
     """
     if is_vacuous(schema, key) or "object" not in named(schema):
         return True
-    if joined or any(place in schema for place in _IN_PLACE):
+    if joined or not _IN_PLACE.isdisjoint(schema):
         return False
     required = set(schema.get("required", ()))
     least = max(0, schema.get("minProperties", 0) - len(required))

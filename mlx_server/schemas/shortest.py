@@ -1,7 +1,7 @@
 """The shortest instance of a schema and of every schema inside it.
 
-They are proposals, to be checked by a matcher of the schema's grammar: what is rare, such as two
-patterns for one text, may come out wrong here.
+The instances are proposals, to be checked by a matcher of the schema's grammar: rare cases, such as
+two patterns for one text, may come out wrong here.
 """
 
 import json
@@ -17,16 +17,17 @@ from mlx_server.schemas.types import named
 from mlx_server.schemas.view import LEADING, Part, children
 
 MOST_CHARACTERS = 20_000
-"""A longer instance is as good as none."""
+"""The most characters of an instance; a longer one counts as none."""
 MOST_PARTS = 4_000
-"""Schemas that are looked at, at most."""
+"""The most schemas that are looked at."""
 MOST_OPTIONS = 64
 MOST_LOOKS = 20_000
-"""Combinations of schemas that are looked at, at most: options within options multiply."""
+"""The most combinations of schemas that are looked at: options within options multiply."""
 MOST_DEPTH = 64
-"""Schemas within schemas; deeper ones get their instance in the next pass."""
+"""The depth of schemas within schemas in one pass; deeper ones get their instance in the next
+pass."""
 PASSES = 8
-"""Times that the instances of a recursive schema are improved, at most."""
+"""The most times that the instances of a recursive schema are improved."""
 
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -46,7 +47,7 @@ FORMATS = {
 
 _CONSTANTS = {"null": "null", "boolean": "true"}
 _SHORTEST = {"string": '""', "array": "[]", "object": "{}", **_CONSTANTS}
-"""The shortest value of a type that is none of a number."""
+"""The shortest value of each type except numbers."""
 
 _LENGTHENING = frozenset(
     (
@@ -65,7 +66,7 @@ def compact(value: Any) -> str:
 
 
 def patterns_of(schema: Mapping[str, Any]) -> list[RegexTails]:
-    """The tails of the texts that the schema's own `pattern` and `format` allow."""
+    """Returns the tails of the texts that the schema's own `pattern` and `format` allow."""
     if "pattern" not in schema and "format" not in schema:
         return []
     written = [schema.get("pattern"), FORMATS.get(str(schema.get("format")))]
@@ -79,7 +80,7 @@ class ShortestInstances:
         self._targets: dict[str, Any] = {}
         self._known: dict[int, str | None] = {}
         self._before: dict[int, str | None] = {}
-        """The results of the pass before, for schemas that refer to themselves."""
+        """The results of the previous pass, for schemas that refer to themselves."""
         self._open: set[int] = set()
         self._unsettled: set[int] = set()
         """Schemas whose instance depends on one that refers to itself, for the next pass."""
@@ -88,18 +89,25 @@ class ShortestInstances:
         self._looks = 0
         self.schemas = list(islice(self._reached(), MOST_PARTS))
         """The root and all the schemas that it uses."""
+        unsettled = self.schemas
         for _ in range(PASSES):
             settled = self._known.keys() - self._unsettled
             self._before, self._known = self._known, {id: self._known[id] for id in settled}
             self._unsettled = set()
-            for schema in self.schemas:
+            for schema in unsettled:
                 self.text(schema)
             if not self._unsettled or self._known == self._before:
                 break
+            unsettled = [schema for schema in self.schemas if self._is_unsettled(schema)]
+
+    def _is_unsettled(self, schema: Mapping[str, Any]) -> bool:
+        followed = self._followed(schema) if "$ref" in schema else schema
+        return id(followed) in self._unsettled
 
     def text(self, schema: Any) -> str | None:
-        """The shortest instance, written compactly; None if none was found."""
-        schema = self._followed(schema)
+        """Returns the shortest instance, written compactly; None if none was found."""
+        if not isinstance(schema, bool) and "$ref" in schema:
+            schema = self._followed(schema)
         if isinstance(schema, bool):
             return "0" if schema else None
         if _LENGTHENING.isdisjoint(schema) and isinstance(type := schema.get("type", ""), str):
@@ -128,10 +136,9 @@ class ShortestInstances:
         return found
 
     def members(self) -> Iterator[tuple[str, str | None]]:
-        """The name and the shortest value of each member that a schema lists or requires."""
+        """Yields the name and the shortest value of each member that a schema lists or requires."""
         for schema in self.schemas:
-            listed = schema.get("properties")
-            listed = listed if isinstance(listed, dict) else {}
+            listed = _mapping(schema, "properties")
             for name, inner in listed.items():
                 yield name, self.text(inner)
             for name in _names(schema):
@@ -139,7 +146,7 @@ class ShortestInstances:
                     yield name, self._any([self._member(schema, name)])
 
     def required(self) -> set[str]:
-        """The names of members that a schema requires."""
+        """Returns the names of members that a schema requires."""
         return {name for schema in self.schemas for name in _names(schema)}
 
     def _reached(self) -> Iterator[Mapping[str, Any]]:
@@ -152,11 +159,12 @@ class ShortestInstances:
             yield schema
             if LEADING.isdisjoint(schema):
                 continue
-            inner = [part.schema for part in children(Part((), schema))]
-            waiting += [*reversed(inner), self._target(schema)]
+            waiting += [part.schema for part in reversed(children(Part((), schema)))]
+            if "$ref" in schema:
+                waiting.append(self._target(schema))
 
     def _followed(self, schema: Any) -> Any:
-        """The schema, or the one to which its `$ref` leads if it says nothing else."""
+        """Returns the schema, or the one to which its `$ref` leads if it says nothing else."""
         for _ in range(MOST_DEPTH):
             if isinstance(schema, bool) or "$ref" not in schema or not _ALIAS.issuperset(schema):
                 break
@@ -187,8 +195,8 @@ class ShortestInstances:
         return found
 
     def _flattened(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in turn: in
-        the order of its keywords, in which llguidance reads their members."""
+        """Returns the schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in
+        turn: in the order of its keywords, in which llguidance reads their members."""
         if "$ref" not in schema and "allOf" not in schema:
             return [schema]
         parts: list[Mapping[str, Any]] = []
@@ -204,7 +212,7 @@ class ShortestInstances:
         return parts
 
     def _in_order(self, schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-        """The schema, with True, and those that it applies."""
+        """Yields the schema, with True, and those that it applies, with False."""
         if "properties" not in schema:
             yield schema, True
         for keyword in schema:
@@ -288,7 +296,7 @@ class ShortestInstances:
         return dict(sorted(known, key=lambda member: len(member[0] + member[1]))[:missing])
 
     def _any(self, schemas: Sequence[Any]) -> str | None:
-        """The shortest instance of all of these schemas at once."""
+        """Returns the shortest instance of all of these schemas at once."""
         telling = [one for one in schemas if one is not True and one != {}]
         if len(telling) <= 1:
             return self.text(telling[0]) if telling else "0"
@@ -319,11 +327,14 @@ def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _names(schema: Mapping[str, Any]) -> list[str]:
-    return [name for name in _list(schema.get("required")) if isinstance(name, str)]
+    if "required" not in schema:
+        return []
+    return [name for name in _list(schema["required"]) if isinstance(name, str)]
 
 
 def constants_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The only values that the schema allows, by its `const` or `enum`; None if it has neither."""
+    """Returns the only values that the schema allows, by its `const` or `enum`; None if it has
+    neither."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 

@@ -54,9 +54,10 @@ def shortest_number(parts: Parts, *, whole: bool) -> str | None:
 
 
 def _plain_integer(parts: Parts) -> str | None:
-    """The shortest integer between bounds that are integers; no fraction is shorter.
+    """Returns the shortest integer between bounds that are integers; no fraction is shorter.
 
-    None if there is none, and where fractions decide."""
+    It returns None if there is no such integer, and where fractions decide.
+    """
     said = [(key, part[key]) for part in parts for key in NUMERIC if key in part]
     if any(key == "multipleOf" or type(value) is not int for key, value in said):
         return None
@@ -68,7 +69,7 @@ def _plain_integer(parts: Parts) -> str | None:
 
 
 def _bounds(parts: Parts, key: str, exclusive: str) -> Iterator[tuple[Fraction, bool]]:
-    """The bounds, and whether the bound itself is excluded."""
+    """Yields the bounds, and whether the bound itself is excluded."""
     for part in parts:
         if key in part:
             yield Fraction(str(part[key])), part.get(exclusive) is True

@@ -37,7 +37,8 @@ def type_of(value: Any) -> str:
 
 
 def named(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types in its own `type`, where every integer is a number; all types if it has none."""
+    """Returns the types in the schema's own `type`, where every integer is a number; all types if
+    it has none."""
     said = schema.get("type")
     names = said if isinstance(said, list) else [said]
     types = frozenset(name for name in names if isinstance(name, str)) & ALL
@@ -49,12 +50,13 @@ def _alias(said: Any) -> Any:
 
 
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
-    """The types that a schema, a part of `view`, allows by itself and through its references."""
+    """Returns the types that a schema, a part of `view`, allows by itself and through its
+    references."""
     return _Types(view).of(schema, limits.COERCED_DEPTH.value)
 
 
 def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
-    """The schema at the end of its references; an empty one if they lead nowhere."""
+    """Returns the schema at the end of its references; an empty one if they lead nowhere."""
     for _ in range(limits.COERCED_DEPTH.value):
         if not isinstance(schema.get("$ref"), str):
             return schema
@@ -66,7 +68,7 @@ def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
 
 
 def listed(schema: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """The schemas of `allOf`, `anyOf` or `oneOf`, up to the limit."""
+    """Returns the schemas of `allOf`, `anyOf` or `oneOf`, up to the limit."""
     options = schema.get(key)
     some = options[: limits.COERCED_PARTS.value] if isinstance(options, list) else []
     return [option if isinstance(option, Mapping) else {} for option in some]

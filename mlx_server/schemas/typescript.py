@@ -9,7 +9,7 @@ from mlx_server.schemas.view import View
 
 
 def for_typescript(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The reduced schema of a tool's parameters; None if it lists none."""
+    """Returns the reduced schema of a tool's parameters; None if it lists none."""
     if not lists_properties(schema):
         return None
     return SchemaReducer(schema).plain({**schema, "type": "object"})
@@ -24,7 +24,7 @@ class SchemaReducer:
         self._left = limits.HARMONY_REFERENCES.value
 
     def plain(self, schema: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-        """`path` has one entry per level: the reference that was followed there, or ""."""
+        """path: one entry per level, the reference that was followed there, or ""."""
         if not isinstance(schema, Mapping) or len(path) > limits.HARMONY_DEPTH.value:
             return {}
         reference = schema.get("$ref")
@@ -70,7 +70,8 @@ def _either(options: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The alternatives of a schema. Of `allOf` only the first is used: no type can combine them."""
+    """Returns the alternatives of a schema. Of `allOf` only the first is used: no type can combine
+    them."""
     for key, most in (("anyOf", None), ("oneOf", None), ("allOf", 1)):
         found = schema.get(key)
         if isinstance(found, list) and found:

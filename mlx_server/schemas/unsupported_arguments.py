@@ -1,5 +1,5 @@
-"""Finds the keywords of a tool's schema that arguments are not held to where they are not written
-as JSON."""
+"""Finds the keywords of a tool's schema that are not enforced in arguments that are not written as
+JSON."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -15,15 +15,15 @@ IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:
-    """The keywords for arguments that are written so, beyond those that JSON is not held to
-    either."""
+    """Returns the keywords that are not enforced in arguments written one by one, besides those
+    that are not enforced in JSON either."""
     return list(
         dict.fromkeys(chain.from_iterable(map(_unsupported_members, variants_of(tool.parameters))))
     )
 
 
 def unsupported_as_text(tool: Tool) -> list[UnsupportedKeyword]:
-    """The same, where text stands between delimiters."""
+    """Returns the same keywords for arguments written as text between delimiters."""
     patterns = chain.from_iterable(map(_unsupported_patterns, variants_of(tool.parameters)))
     return list(dict.fromkeys([*unsupported_one_by_one(tool), *patterns]))
 
@@ -51,7 +51,7 @@ def _unsupported_patterns(variant: Variant) -> Iterator[UnsupportedKeyword]:
 
 
 def _in_place(view: View, parts: list[Part]) -> Iterator[Part]:
-    """These schemas, and all schemas that they apply to the same values by reference."""
+    """Yields these schemas, and all schemas that they apply to the same values by reference."""
     waiting, seen = list(parts), set()
     while waiting:
         part = waiting.pop(0)

@@ -19,7 +19,7 @@ ANYTHING: Schema = {}
 NOTHING: Schema = {"enum": []}
 
 TYPE_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""Keywords that exclude no value."""
+"""Keywords that only describe values and exclude none."""
 
 KEYWORDS = {
     "integer": NUMERIC,
@@ -28,7 +28,7 @@ KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "string": ("minLength", "maxLength", "pattern", "format"),
 }
-"""Keywords by the type of their values; others mean nothing to that type."""
+"""The keywords that constrain values of each type; others mean nothing to that type."""
 
 EITHER = ("anyOf", "oneOf")
 DEFINITIONS = ("$defs", "definitions")
@@ -40,7 +40,7 @@ class ValueSchema:
     root: View
     """The whole schema, in which the references of this part are looked up."""
     read_as: frozenset[str] = frozenset()
-    """The types that the parser looks for in text, as it sees less of the schema."""
+    """The types that the parser may find in a text, since it sees less of the schema."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -55,27 +55,27 @@ class ValueSchema:
         return found & types_of(siblings, self.root)
 
     def of(self, schema: Any) -> "ValueSchema":
-        """A part of it."""
+        """Returns a part of the schema as a value's."""
         if isinstance(schema, Mapping):
             return ValueSchema(schema, self.root)
         return ValueSchema(NOTHING if schema is False else ANYTHING, self.root)
 
     @property
     def target(self) -> "ValueSchema | None":
-        """The schema that it refers to, if it says no more than that."""
+        """The schema to which it refers, if it consists of the reference only."""
         if not isinstance(self.schema.get("$ref"), str) or not self.says_only("$ref"):
             return None
         return self._referred_to()
 
     def _referred_to(self) -> "ValueSchema":
-        """Follows one reference only, or the keywords next to the next one would be lost."""
+        """Follows one reference only: following more at once would lose the keywords next to
+        them."""
         found = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
         return self.of(found.schema if found else ANYTHING)
 
     @property
     def alternatives(self) -> "list[ValueSchema]":
-        """The alternatives of which one may be taken, if the schema says no more than that and
-        their type."""
+        """The alternatives, if the schema consists of them and their type only."""
         for key in EITHER:
             if isinstance(listed := self.schema.get(key), list) and self.says_only(key, "type"):
                 options = [self.of(option) for option in listed]
@@ -94,18 +94,19 @@ class ValueSchema:
 
     @property
     def choices(self) -> "list[list[ValueSchema]]":
-        """The lists of alternatives, of each of which one has to hold as well."""
+        """The lists of alternatives; one alternative of each list has to hold."""
         return [list(map(self.of, self.schema[key])) for key in EITHER if key in self.schema]
 
     def options(self) -> "list[ValueSchema]":
-        """All of those, references followed, each once."""
+        """Returns the schemas one of which a value follows: alternatives, and references that stand
+        alone, are followed. Each schema comes once."""
         found, seen = list[ValueSchema](), dict[int, ValueSchema]()
         waiting = [(self, limits.COERCED_DEPTH.value)]
         while waiting:
             value, depth = waiting.pop()
             if id(value.schema) in seen:
                 continue
-            seen[id(value.schema)] = value  # kept, or another could get its id
+            seen[id(value.schema)] = value  # kept, so that its id stays taken
             nearer = [value.target] if value.target else value.alternatives
             if depth and nearer:
                 waiting += [(one, depth - 1) for one in reversed(nearer)]
@@ -115,13 +116,13 @@ class ValueSchema:
 
     @property
     def items(self) -> "ValueSchema | None":
-        """The schema of a list's items; None if it has none or one for each place."""
+        """The schema of a list's items; None if it has none, or one for each position."""
         found = self.schema.get("items", ANYTHING)
         return self.of(found) if isinstance(found, Mapping) else None
 
     @property
     def lists_all_members(self) -> bool:
-        """Whether each member that it requires is listed, and none is forbidden."""
+        """Whether each required member is listed, and no listed one is forbidden."""
         listed = self.schema.get("properties", {})
         required = set(self.schema.get("required", ()))
         return False not in listed.values() and listed.keys() >= required
@@ -138,7 +139,7 @@ class ValueSchema:
 
     @property
     def listed(self) -> list[Any] | None:
-        """The only values that there are, if they are listed."""
+        """The only allowed values, if the schema lists them; else None."""
         values = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
         return values if isinstance(values, list) else None
 
@@ -155,19 +156,19 @@ class ValueSchema:
         return found
 
     def counts(self, least: str, most: str) -> tuple[int, int | None]:
-        """The values of these keywords, which may be written 2.0."""
+        """Returns the values of these keywords, which may be written 2.0."""
         limit = self.schema.get(most)
         return int(self.schema.get(least, 0)), None if limit is None else int(limit)
 
     def may_list(self, value: Any) -> bool:
-        """Whether its type lets it be one of those listed."""
+        """Whether the schema's type allows a listed value."""
         return bool(types_of({"const": value}, self.root) & types_of(self.schema, self.root))
 
     def says_only(self, *keywords: str) -> bool:
         return self.schema.keys() <= TYPE_KEYWORDS.union(keywords, DEFINITIONS)
 
     def is_any(self, type: str) -> bool:
-        """Whether it says no more of values of this type, which it allows."""
+        """Whether the schema allows all values of this type."""
         said = KEYWORDS.get(type, ())
         others = (key for keys in KEYWORDS.values() for key in keys if key not in said)
         return self.says_only("type", *others)
@@ -181,21 +182,21 @@ class MemberSchema:
 
 
 def members(of: ValueSchema) -> list[MemberSchema]:
-    """The members that an object's schema lists itself."""
+    """Returns the members that an object's schema lists itself."""
     required = of.schema.get("required", ())
     listed = of.schema.get("properties", {})
     return [MemberSchema(key, of.of(schema), key in required) for key, schema in listed.items()]
 
 
 def arguments_of(tool: Tool) -> list[list[MemberSchema]]:
-    """The arguments of each way to call the tool: in the schema's order, those last that it only
-    requires. Others are not offered."""
+    """Returns the arguments of each way to call the tool, in the schema's order; those that are
+    required but not listed come last. No others are offered."""
     found = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
     return [way for way in found if way is not None]
 
 
 def _arguments(tool: Tool, schema: Schema) -> list[MemberSchema] | None:
-    """None if it forbids what it requires."""
+    """Returns None if the schema forbids a member that it requires."""
     view, required = View(schema), required_of(schema)
     keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
     forbidden = {key for key in keys if is_forbidden(view, key)}

@@ -23,7 +23,7 @@ class Variant(NamedTuple):
     """The paths of the choices that were made by additions to its `allOf`."""
 
     def choices(self) -> list[Alternatives]:
-        """The choices that are still to be made."""
+        """Returns the choices that are still to be made."""
         view = View(self.schema)
         listed, required = [*properties_of(self.schema)], required_of(self.schema)
         found: list[Alternatives] = []
@@ -57,7 +57,7 @@ def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Itera
 
 
 def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
-    """The schema's variants; only itself if it offers no choice."""
+    """Returns the schema's variants; only the schema itself if it offers no choice."""
     waiting, found = [Variant(schema)], list[Variant]()
     most = min(
         limits.SCHEMA_VARIANTS.value,

@@ -7,7 +7,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -30,15 +30,15 @@ _SHAPES = {
     **dict.fromkeys(LISTED, LISTED),
     **dict.fromkeys(SINGLE, SINGLE),
 }
-"""How each keyword holds schemas."""
+"""The way in which each keyword contains schemas."""
 HOLDERS = frozenset(_SHAPES)
-"""The keywords that hold schemas."""
+"""The keywords that contain schemas."""
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 _OBJECT = (dict, Mapping)
 """`dict` first: to ask whether it is a Mapping takes ten times as long."""
-_SCHEMA = (*_OBJECT, bool)
+_SCHEMA = (dict, bool, Mapping)
 
 
 class Part(NamedTuple):
@@ -68,8 +68,10 @@ class View:
     What its parts lead to is found once. Code that changes the schema calls `forget` afterwards.
     """
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, text: str | None = None) -> None:
+        """text: the schema as JSON; a keyword that it does not have is not looked for."""
         self.root = root
+        self._text = text
         self._pointed_parts: dict[str, Part] = {}
         """The targets of pointers that were followed."""
         self._links: dict[Path, Links] = {}
@@ -79,20 +81,22 @@ class View:
         self._links, self._reached = {}, None
 
     def links(self, part: Part) -> Links:
-        """What a part of this very schema leads to. Raises InvalidGrammar."""
+        """Returns the schemas to which a part of this very schema leads. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or LEADING.isdisjoint(part.schema):
             return _NO_LINKS
         found = self._links.get(part.path)
         if found is None:
-            inside, at = [*children(part, DEFINITIONS)], len(part.path)
-            defines = any(inner.path[at] in DEFINITIONS for inner in inside)
-            used = [p for p in inside if p.path[at] not in DEFINITIONS] if defines else inside
+            used = children(part)
+            defines = any(key in part.schema for key in DEFINITIONS)
+            inside = children(part, DEFINITIONS) if defines else used
             found = self._links[part.path] = Links(inside, used, self.target(part))
         return found
 
     @cached_property
     def _changes_base(self) -> bool:
         """Whether any object inside the schema has an `$id`."""
+        if self._text is not None and '"$id"' not in self._text:
+            return False
         waiting = [*_values_of(self.root)]
         while waiting:
             value = waiting.pop()
@@ -111,13 +115,13 @@ class View:
 
     @cached_property
     def referred_places(self) -> frozenset[Path]:
-        """The paths of what references lead to, and of everything around it."""
+        """The paths of all targets of references, and of everything around them."""
         links = map(self.links, self.reached())
         targets = [found.target.path for found in links if found.target]
         return frozenset(path[:size] for path in targets for size in range(1 + len(path)))
 
     def target(self, part: Part) -> Part | None:
-        """The target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
+        """Returns the target of this part's `$ref`; None if it has none. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or "$ref" not in part.schema:
             return None
         ref, at = part.schema["$ref"], (*part.path, "$ref")
@@ -138,7 +142,7 @@ class View:
         return self._anchors[name]
 
     def referred(self, schema: Schema) -> Schema | None:
-        """The target of the `$ref` of a part of this schema; None if there is none."""
+        """Returns the target of the `$ref` of a part of this schema; None if there is none."""
         try:
             found = self.target(Part((), schema))
         except InvalidGrammar:
@@ -146,7 +150,8 @@ class View:
         return found.schema if found else None
 
     def reached(self) -> list[Part]:
-        """The root and all parts that it uses; definitions only if something refers to them."""
+        """Returns the root and all parts that it uses; definitions only if something refers to
+        them."""
         if self._reached is None:
             self._reached = [*self._walked(lambda links: links.used)]
         return self._reached
@@ -209,37 +214,38 @@ def _values_of(value: Any) -> Iterable[Any]:
 
 
 def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The root and the schemas inside it; references are not followed."""
+    """Yields the root and the schemas inside it; references are not followed."""
     waiting = [Part((), root)]
     while waiting:
         part = waiting.pop()
         yield part
-        waiting += reversed(list(children(part, definitions)))
+        waiting += reversed(children(part, definitions))
 
 
-def children(part: Part, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
-    """The schemas directly inside this one. Values of a wrong type are ignored (see check.py)."""
+def children(part: Part, definitions: tuple[str, ...] = ()) -> list[Part]:
+    """Returns the schemas directly inside this one. Values of a wrong type are ignored (see
+    check.py)."""
     path, schema = part
-    if isinstance(schema, bool):
-        return
-    for key, value in schema.items():
+    found: list[Part] = []
+    for key, value in () if isinstance(schema, bool) else schema.items():
         shape = _SHAPES.get(key)
-        if shape is None:
+        if shape is None or (shape is DEFINITIONS and key not in definitions):
             continue
-        if shape is NAMED or (shape is DEFINITIONS and key in definitions):
-            if isinstance(value, _OBJECT):
-                yield from _schemas(path, key, value.items())
-        elif shape is LISTED or (key == "items" and isinstance(value, list)):
-            if isinstance(value, list):
-                yield from _schemas(path, key, enumerate(value))
-        elif shape is SINGLE and isinstance(value, _SCHEMA):
-            yield Part((*path, key), value)
-
-
-def _schemas(path: Path, key: str, found: Any) -> Iterator[Part]:
-    for name, schema in found:
-        if isinstance(schema, _SCHEMA):
-            yield Part((*path, key, str(name)), schema)
+        if isinstance(value, list):
+            if shape is LISTED or key == "items":
+                at = enumerate(value)
+                found += [
+                    Part((*path, key, str(n)), one) for n, one in at if isinstance(one, _SCHEMA)
+                ]
+        elif shape is SINGLE:
+            if isinstance(value, _SCHEMA):
+                found.append(Part((*path, key), value))
+        elif shape is not LISTED and isinstance(value, _OBJECT):
+            named = value.items()
+            found += [
+                Part((*path, key, str(n)), one) for n, one in named if isinstance(one, _SCHEMA)
+            ]
+    return found
 
 
 def _anchors_of(schema: Schema) -> Iterator[str]:
@@ -257,7 +263,8 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def remote_reference(schema: Mapping[str, Any]) -> str | None:
-    """A reference that leads out of the schema, even from a keyword that is not known here."""
+    """Returns a reference that leads out of the schema, even from a keyword that is not known
+    here."""
     waiting: list[Any] = [schema]
     while waiting:
         value = waiting.pop()
@@ -273,6 +280,7 @@ def pointer(path: Path) -> str:
     return "/".join(["#", *(step.replace("~", "~0").replace("/", "~1") for step in path)])
 
 
+@lru_cache(1024)
 def reference(path: Path) -> str:
     return quote(pointer(path), safe="#/~!$&'()*+,;=:@")
 

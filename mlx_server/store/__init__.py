@@ -1,7 +1,7 @@
-"""The SQLite store of responses, their input items, and conversations."""
+"""The SQLite store of responses, conversations and chat completions, with their items."""
 
 from mlx_server.store.completions import CompletionFilter
-from mlx_server.store.items import too_much
+from mlx_server.store.items import items_too_large
 from mlx_server.store.records import (
     RUNNING,
     CompletionRecord,
@@ -25,5 +25,5 @@ __all__ = [
     "Retention",
     "Stats",
     "Store",
-    "too_much",
+    "items_too_large",
 ]

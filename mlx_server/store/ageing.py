@@ -1,4 +1,4 @@
-"""The clock by which old records are removed; it distrusts sudden jumps of the system clock."""
+"""The clock by which old records are removed. It distrusts jumps of the system clock."""
 
 import math
 import time
@@ -7,12 +7,12 @@ from sqlite3 import Connection
 
 DAY = 86400.0
 
-LEAP_SECONDS = 366 * DAY
-"""A clock that is this far ahead of its last reading is more likely wrong than right, for example
-because of an empty battery or a wrong time server."""
+JUMP_SECONDS = 366 * DAY
+"""A system clock that is this far ahead of its last reading is probably wrong, for example because
+of an empty battery or a wrong time server."""
 
 DOUBT_SECONDS = DAY / 4
-"""The time that such a clock must stay ahead, with the server running, before it is trusted."""
+"""How long the clock must stay ahead, while the server runs, before it is trusted."""
 
 NEVER = -math.inf
 
@@ -26,13 +26,13 @@ class AgeClock:
         self._doubted_since: float | None = None
 
     def now(self, db: Connection) -> float:
-        """Returns the time, or `NEVER` while the clock is in doubt, so that no record is old then.
+        """The Unix time; `NEVER` while the clock is in doubt, so that no record is old then.
 
-        A clock that was set back makes no record older and is trusted at once.
+        A clock that was set back is trusted at once, since it makes no record older.
         """
         now, steady = self._clock(), self._steady()
         seen = _last_time(db)
-        if seen is None or now - seen < LEAP_SECONDS:
+        if seen is None or now - seen < JUMP_SECONDS:
             self._doubted_since = None
         elif self._doubted_since is None:
             self._doubted_since = steady
@@ -43,7 +43,7 @@ class AgeClock:
 
 
 def _last_time(db: Connection) -> float | None:
-    """The time of the latest pruning; before the first one, that of the first stored record."""
+    """The time of the last pruning or, before the first one, of the first record's last use."""
     row = db.execute("SELECT at FROM seen").fetchone()
     row = row or db.execute("SELECT used_at FROM records ORDER BY seq LIMIT 1").fetchone()
     return float(row[0]) if row else None

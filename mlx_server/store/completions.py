@@ -1,4 +1,4 @@
-"""The store's operations on chat completions and the messages that they answer."""
+"""The store's operations on chat completions and on their request messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class CompletionFilter:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def condition(self) -> tuple[str, list[str]]:
-        """SQL that follows another condition, and its parameters."""
+        """The filter as SQL to append to another condition, and the parameters of that SQL."""
         model = [] if self.model is None else [self.model]
         pairs = [text for pair in self.metadata.items() for text in pair]
         return HAS_MODEL * len(model) + HAS_LABEL * len(self.metadata), [*model, *pairs]
@@ -45,7 +45,7 @@ class Completions(Database):
 
     @reads
     def check_room(self, db: Connection, owner: str) -> None:
-        """Raises StoreFull if nothing more can be stored."""
+        """Raises StoreFull if the limits on bytes leave no room for the owner's next record."""
         usage.check(db, owner, self.retention)
 
     @reads
@@ -77,7 +77,7 @@ class Completions(Database):
         limit: int = 20,
         order: Order = "asc",
     ) -> Page:
-        """Returns a page of the completions' bodies."""
+        """A page of the completions that the filter selects, each as an item with its body."""
         start = BEFORE_ALL[order] if after is None else _position(db, after, owner)
         condition, parameters = wanted.condition()
         rows = db.execute(

@@ -7,8 +7,8 @@ from mlx_server.errors import NotFound
 from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.items import (
-    Measure,
     Order,
+    StoredSize,
     add,
     all_of,
     append,
@@ -50,7 +50,7 @@ class Conversations(Database):
 
     @writes
     def delete_conversation(self, db: Connection, id: str, owner: str) -> None:
-        """Deletes the conversation; its responses stay, with their own copies of the items."""
+        """Deletes the conversation. Its responses stay, since they have copies of their items."""
         drop(db, "conversation", id, owner)
 
     @writes
@@ -67,9 +67,9 @@ class Conversations(Database):
     def whole_conversation(
         self, db: Connection, id: str, owner: str, most_bytes: int
     ) -> Sequence[ItemRecord]:
-        """Returns all of its items in order. Raises TooLarge if they exceed `most_bytes`."""
+        """All items of the conversation, in order. Raises TooLarge if they exceed `most_bytes`."""
         seq = find(db, "conversation", id, owner)
-        Measure("conversation", most_bytes).add(db, seq)
+        StoredSize("conversation", most_bytes).add(db, seq)
         return all_of(db, seq)
 
     @reads

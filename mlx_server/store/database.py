@@ -1,4 +1,5 @@
-"""The database thread: calls run one at a time in order, and the event loop never blocks."""
+"""The database thread, in which calls run one by one in order, so that the event loop never
+blocks."""
 
 import asyncio
 import errno
@@ -31,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRY_SECONDS = 1.0
-"""The time after a failure in which calls fail at once instead of queueing for the same failure."""
+"""How long calls fail at once after a failure, instead of waiting for the same failure."""
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
@@ -46,7 +47,7 @@ REMEDIES = {
     sqlite3.SQLITE_NOTADB: "is damaged. The server renames it and starts a new one: try again.",
     sqlite3.SQLITE_IOERR: "could not be read or written: check the disk and its free space.",
 }
-"""The fault and its remedy, by SQLite's primary error code."""
+"""The failure and its remedy, as an error message ends, by SQLite's primary error code."""
 
 REMEDIES_BY_ERRNO = {
     errno.EROFS: REMEDIES[sqlite3.SQLITE_READONLY],
@@ -56,17 +57,18 @@ REMEDIES_BY_ERRNO = {
     errno.EDQUOT: REMEDIES[sqlite3.SQLITE_FULL],
     errno.EIO: REMEDIES[sqlite3.SQLITE_IOERR],
 }
-"""The same for errors of the operating system, as with the lock file."""
+"""The failure and its remedy, by the operating system's error number, for example of the lock
+file."""
 
-PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
-"""Errors after which the connection is still good, so that reads go on."""
+TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+"""Errors after which the connection is still usable, so that reads go on."""
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Database:
-    """A database whose next call after a failure opens the file again; the server need not be
-    restarted."""
+    """A database that opens its file again at the first call after a failure, so that the server
+    need not be restarted."""
 
     def __init__(self, file: SharedFile, retention: Retention) -> None:
         self.retention = retention
@@ -80,27 +82,28 @@ class Database:
         self._retry_at = 0.0
 
     async def close(self) -> None:
-        """Closes the file after all calls made before; later calls raise ShuttingDown."""
+        """Closes the file after all calls that were made before. Later calls raise ShuttingDown."""
         if self._closed:
             return
         self._closed = True
-        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._leave)
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close_file)
         await asyncio.shield(closing)
         self._thread.shutdown(wait=False)
 
     def _submit(self, work: Callable[[], R], size: int = 0) -> asyncio.Future[R]:
-        """size: the bytes that the queued call holds."""
+        """Queues work for the thread. size: the bytes that the call holds while it is queued."""
         if self._closed:
             raise ShuttingDown("The store of responses is closed: the server is stopping.")
-        self._check_line(size)
+        self._check_queue(size)
         submitted = asyncio.get_running_loop().run_in_executor(self._thread, work)
         self._waiting_bytes += size
-        submitted.add_done_callback(lambda _: self._pass(size))
+        submitted.add_done_callback(lambda _: self._left_queue(size))
         return submitted
 
-    def _check_line(self, size: int) -> None:
-        """Bounds the queued calls and their bytes, because a disk may be slower than clients."""
-        # the executor's own queue: a cancelled call stays in it until its turn
+    def _check_queue(self, size: int) -> None:
+        """Raises StoreUnavailable if too many calls or bytes are queued, since a disk may be slower
+        than the clients."""
+        # the executor's own queue is counted, since a cancelled call stays in it until its turn
         is_long = self._thread._work_queue.qsize() >= limits.STORE_CALLS.value
         most = limits.STORE_CALL_BYTES.value
         is_large = self._waiting_bytes > 0 and self._waiting_bytes + size > most
@@ -110,7 +113,7 @@ class Database:
                 "`store: false`."
             )
 
-    def _pass(self, size: int) -> None:
+    def _left_queue(self, size: int) -> None:
         self._waiting_bytes -= size
 
     def _transact(self, begin: str, work: Callable[[Connection], R]) -> R:
@@ -120,7 +123,7 @@ class Database:
         try:
             with _transaction(self._connected(), begin) as db:
                 return work(db)
-        except sqlite3.IntegrityError:  # caused by the call's arguments, not by the file
+        except sqlite3.IntegrityError:  # the call's arguments are wrong, and the file is usable
             raise
         except (UnicodeEncodeError, OverflowError) as error:
             raise BadRequest(f"An id or a number can't be stored: {error}.") from error
@@ -136,7 +139,8 @@ class Database:
         return self._db
 
     def _moved(self) -> bool:
-        """Whether the file was deleted or replaced: what is written to it then would be lost."""
+        """Whether the file was deleted or replaced, after which all that is written to the open one
+        would be lost."""
         try:
             found = self._file.path.stat()
         except FileNotFoundError:
@@ -154,7 +158,7 @@ class Database:
             self._trouble = error.message
         log.warning("%s: %s", self._file.path.name, public_message(error))
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if code not in PASSING:
+        if code not in TRANSIENT:
             self._disconnect()
         if code in DAMAGE:
             self._set_aside()
@@ -172,7 +176,7 @@ class Database:
                 self._db.close()
             self._db = None
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         self._disconnect()
         self._file.close()
 
@@ -180,7 +184,8 @@ class Database:
 def reads(
     work: Callable[Concatenate[D, Connection, P], R],
 ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
-    """Runs the method in the store's thread on one snapshot; skips it if its call is cancelled."""
+    """Makes the method run in the store's thread, on one snapshot of the database. A call that is
+    cancelled before its turn is skipped."""
 
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -193,10 +198,8 @@ def reads(
 def writes(
     work: Callable[Concatenate[D, Connection, P], R],
 ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
-    """Runs the method in the store's thread as a transaction, on disk when the call returns.
-
-    Once submitted it is carried out even if its call is cancelled.
-    """
+    """Makes the method run in the store's thread, as a transaction that is on disk when the call
+    returns. It is carried out even if the call is cancelled."""
 
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -207,7 +210,7 @@ def writes(
 
 
 def _size(given: Iterable[object]) -> int:
-    """The total length of the bytes among a call's arguments."""
+    """The total length of all `bytes` in a call's arguments."""
     size = 0
     for value in given:
         match value:

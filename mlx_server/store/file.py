@@ -1,4 +1,4 @@
-"""The SQLite file: its schema, and how it is opened, locked and, when damaged, renamed."""
+"""The SQLite file: its schema, and how it is opened, locked and, if it is damaged, renamed."""
 
 import fcntl
 import logging
@@ -19,10 +19,10 @@ log = logging.getLogger("mlx_server.store")
 VERSION = 3
 
 BUSY_SECONDS = 2.0
-"""How long a call waits for another process, such as `mlx-server store`, to finish writing."""
+"""How long a call waits for another process, for example `mlx-server store`, to finish writing."""
 
 PRAGMAS = (
-    # lets pruning give space back; it has an effect only before the first table is made
+    # lets pruning shrink the file; it has an effect only before the first table is created
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA synchronous = FULL",
     # on macOS, fsync alone leaves the data in the drive's own cache
@@ -66,7 +66,7 @@ SCHEMA = (
 )
 
 WITH_COMPLETIONS = (
-    # SQLite can't change the check of a table, so the table is made anew, with the same `seq`s
+    # SQLite can't change a table's CHECK, so the table is created again with the same `seq`s
     "CREATE TABLE earlier AS SELECT * FROM records",
     "DROP TABLE records",
     """CREATE TABLE records (
@@ -96,12 +96,12 @@ SCHEMAS = (
     SCHEMA,
     (
         *usage.SCHEMA,
-        # the latest clock time that pruning trusted
+        # the time of the last pruning, as a trusted clock had it
         "CREATE TABLE seen (at REAL NOT NULL)",
     ),
     WITH_COMPLETIONS,
 )
-"""Statements that bring a file from each version to the next; version 0 is an empty file."""
+"""The statements that upgrade a file from each version to the next. Version 0 is an empty file."""
 
 INTERRUPTED = {
     "code": "server_error",
@@ -110,7 +110,7 @@ INTERRUPTED = {
 
 
 class SharedFile:
-    """Opens a file that a server may be using; leaves all repairs to that server."""
+    """A file that a server may have open, and to which all repairs are left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,7 +126,7 @@ class SharedFile:
 
 
 class OwnedFile(SharedFile):
-    """Opens the file for one server and locks it until `close` or the end of the process."""
+    """The file of this server, which locks it until `close` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -139,7 +139,9 @@ class OwnedFile(SharedFile):
             self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
         db = connect(self.path)
         try:
-            if not self._interrupted_failed:  # only once: later on, running ones are our own
+            if (
+                not self._interrupted_failed
+            ):  # only once: later, running responses are this server's
                 _fail_interrupted(db)
                 self._interrupted_failed = True
         except BaseException:
@@ -148,7 +150,8 @@ class OwnedFile(SharedFile):
         return db
 
     def set_aside(self) -> None:
-        """Renames the three files but keeps their endings, so that SQLite's tools open them."""
+        """Renames the three files of a damaged database, but keeps their endings, so that SQLite's
+        tools can open it."""
         stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
         aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         for ending in ("-wal", "-shm", ""):
@@ -192,12 +195,12 @@ def _prepare(db: Connection) -> None:
         )
     if version < VERSION:
         _update(db)
-    db.execute("PRAGMA foreign_keys = ON")  # not before: an update may make a table anew
+    db.execute("PRAGMA foreign_keys = ON")  # not before, since an update may drop a table
 
 
 def _update(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    version = _one(db, "PRAGMA user_version")  # another process may have updated it meanwhile
+    version = _one(db, "PRAGMA user_version")  # another process may have updated the file before
     for statements in SCHEMAS[version:]:
         for statement in statements:
             db.execute(statement)
@@ -226,13 +229,14 @@ def _fail_interrupted(db: Connection) -> None:
 def _failed(body: bytes) -> bytes:
     try:
         response = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:  # damaged on disk, which must not keep the server from starting
+    except msgspec.DecodeError:  # a damaged body must not keep the server from starting
         response = {}
     return msgspec.json.encode(response | {"status": "failed", "error": INTERRUPTED})
 
 
 def _lock(path: Path) -> int:
-    """Locks an open file; the kernel releases the lock when the process ends."""
+    """Locks a file, and returns its descriptor. The kernel releases the lock when the process
+    ends."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,7 +252,7 @@ def _lock(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes the folder and syncs each parent, since SQLite syncs only the folder of its files."""
+    """Creates the folder and syncs each parent, since SQLite syncs only the folder of its files."""
     if folder.exists():
         return
     _make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Queries on records and their ordered items, for responses and conversations alike."""
+"""Queries of records and their ordered items, which all kinds of records share."""
 
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,8 @@ PAGES = {
     "desc": "SELECT seq, length(body) FROM items WHERE record = ? AND output = 0 AND seq < ?"
     " ORDER BY seq DESC LIMIT ?",
 }
-"""The query of one page of items; SQLite gets the `length` of a blob without reading it."""
+"""The query of one page of items, by order. SQLite gets the `length` of a blob without reading
+it."""
 
 ADD_RECORD = (
     "INSERT INTO records"
@@ -38,7 +39,7 @@ BEFORE_ALL = {"asc": 0, "desc": 2**63 - 1}
 
 
 def find(db: Connection, kind: Kind, id: str, owner: str) -> int:
-    """Returns the record's `seq`. Raises NotFound, also for a record of another owner."""
+    """The record's `seq`. Raises NotFound, even for a record of another owner."""
     found = db.execute(
         "SELECT seq FROM records WHERE kind = ? AND id = ? AND owner = ?", (kind, id, owner)
     ).fetchone()
@@ -55,8 +56,10 @@ def add(
     items: Iterable[ItemRecord],
     **columns: str | bytes | None,
 ) -> int:
-    """Stores a record with its input items; returns its `seq`. columns: `body`, and those that
-    not all kinds have."""
+    """Stores a record with its input items, and returns its `seq`.
+
+    columns: the `body`, and the columns that only some kinds of records have.
+    """
     row = {"status": "", "previous": None, "conversation": None, "labels": None, **columns}
     row |= {"kind": kind, "owner": owner, "id": record.id}
     seq = db.execute(ADD_RECORD, {**row, "made": record.created_at}).lastrowid
@@ -101,8 +104,8 @@ def page(db: Connection, record: int, after: str | None, limit: int, order: Orde
 
 
 def fitting_count(sizes: Sequence[int]) -> int:
-    """The number of items from the first on that fit in a page: at least one, so that paging goes
-    on."""
+    """The number of items, from the first on, that fit in a page. It is at least one, so that
+    paging never stops."""
     ends = accumulate(sizes)
     return max(1, sum(end <= limits.PAGE_BYTES.value for end in ends))
 
@@ -117,7 +120,7 @@ def size_at(db: Connection, seq: int) -> int:
 
 
 def check_count(db: Connection, conversation: int, more: int = 0) -> None:
-    """Raises BadRequest if the conversation has, or with `more` items would have, too many."""
+    """Raises BadRequest if the conversation would have too many items after adding `more`."""
     count = db.execute("SELECT count(*) FROM items WHERE record = ?", (conversation,)).fetchone()[0]
     if count + more > (most := limits.CONVERSATION_ITEMS.value):
         raise BadRequest(
@@ -126,8 +129,9 @@ def check_count(db: Connection, conversation: int, more: int = 0) -> None:
         )
 
 
-class Measure:
-    """Adds up the size of stored items before they are read, and refuses what is too large."""
+class StoredSize:
+    """The size of stored items, added up before they are read. Raises TooLarge if it exceeds the
+    limits."""
 
     def __init__(self, param: str, most_bytes: int) -> None:
         self._param, self._most_bytes = param, most_bytes
@@ -140,7 +144,7 @@ class Measure:
         self._items += count
         self._bytes += int(size)
         if self._bytes > self._most_bytes:
-            raise too_much(self._param)
+            raise items_too_large(self._param)
         if self._items > (most := limits.READ_BACK_ITEMS.value):
             raise TooLarge(
                 f"`{self._param}` refers to more than {most} stored items. Start a new "
@@ -149,7 +153,7 @@ class Measure:
             )
 
 
-def too_much(param: str) -> TooLarge:
+def items_too_large(param: str) -> TooLarge:
     return TooLarge(
         f"This request and the stored items that `{param}` refers to are together larger than "
         "`server.max_body_bytes`. Start a new conversation and send the items that still matter "

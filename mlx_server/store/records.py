@@ -1,4 +1,4 @@
-"""The records of the store. Their bodies are JSON bytes that the store returns unchanged."""
+"""The records of the store. Their bodies are JSON, which the store returns unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from mlx_server import limits
 
 RUNNING = frozenset({"queued", "in_progress"})
 
-KEPT = frozenset({"completed", "incomplete"})
-"""The final statuses of a response whose items are added to its conversation."""
+ENDED_WITH_ITEMS = frozenset({"completed", "incomplete"})
+"""The final statuses of responses whose items are added to their conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ItemRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A response; `body` is its JSON object, with `status` but without `output`."""
+    """A response. Its `body` is its JSON object, with `status` but without `output`."""
 
     id: str
     created_at: float
@@ -39,8 +39,8 @@ class ConversationRecord:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRecord:
-    """A chat completion; `labels` is the JSON object of what a list of them is filtered by: the
-    `model` and the `metadata`."""
+    """A chat completion. Its `labels` are a JSON object of the fields by which lists are filtered:
+    `model` and `metadata`."""
 
     id: str
     created_at: float
@@ -56,25 +56,26 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much is kept and for how long, counted separately for responses, conversations and chat
-    completions.
+    """How many records are kept and for how long.
 
-    A response or a completion ages from its creation, a conversation from its last use. Nothing is
-    removed to stay below the two limits on bytes: a write that would exceed them is refused.
+    Responses, conversations and chat completions are counted separately. The age of a conversation
+    is the time since its last use, that of other records the time since their creation. Nothing is
+    removed to stay within the two limits on bytes: a write that would exceed them is refused.
     """
 
     days: float = 30
     count: int = 10_000
     bytes: int = limits.STORE_BYTES.value
     bytes_per_key: int = limits.STORE_BYTES_PER_KEY.value
+    """The most bytes of one owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts and sizes of the store.
+    """The counts and sizes of the store.
 
-    `bytes` is the size of the files on disk; `stored` counts towards the limits on bytes; `oldest`
-    and `newest` are creation times of responses.
+    `bytes` is the size of the files on disk, `stored` the bytes that count towards the limits;
+    `oldest` and `newest` are creation times of responses, as Unix times.
     """
 
     responses: int

@@ -1,4 +1,4 @@
-"""The store's operations on responses, their input items, and their stored event streams."""
+"""The store's operations on responses, their items and their event streams."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,8 +11,8 @@ from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import usage
 from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.items import (
-    Measure,
     Order,
+    StoredSize,
     add,
     all_of,
     append,
@@ -21,12 +21,12 @@ from mlx_server.store.items import (
     find,
     fitting_count,
     item_at,
+    items_too_large,
     output_of,
     page,
     size_at,
-    too_much,
 )
-from mlx_server.store.records import KEPT, ItemRecord, Page, ResponseRecord
+from mlx_server.store.records import ENDED_WITH_ITEMS, ItemRecord, Page, ResponseRecord
 
 CHAIN = """
     WITH RECURSIVE chain (seq, id, previous, depth) AS (
@@ -51,7 +51,7 @@ class Responses(Database):
         input: Sequence[ItemRecord] = (),
         events: Sequence[bytes] = (),
     ) -> None:
-        """Stores a new response; one that has ended already needs no `put`."""
+        """Stores a new response. If it has ended already, no `put` is needed."""
         if response.conversation is not None:
             self._check_conversation(db, response.conversation, owner)
         seq = add(
@@ -72,10 +72,12 @@ class Responses(Database):
     def put(
         self, db: Connection, response: ResponseRecord, owner: str, events: Sequence[bytes] = ()
     ) -> bool:
-        """Replaces the status, body, output and events; `previous` and `conversation` stay.
+        """Replaces the response's status, body, output and events; `previous` and `conversation`
+        stay.
 
-        Returns False and changes nothing if the response was deleted or has ended already, so the
-        first end wins. An end without output is stored even if the limits on bytes are exceeded.
+        Returns False and changes nothing if the response was deleted or has ended already, so that
+        the first end counts. An end without output is stored even if it exceeds the limits on
+        bytes.
         """
         updated = db.execute(
             "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
@@ -122,7 +124,8 @@ class Responses(Database):
     def events(
         self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
     ) -> list[bytes]:
-        """Returns a page of events in order, numbered from 0; none if it was not streamed."""
+        """A page of the response's events, in order and numbered from 0; empty if the response was
+        not streamed."""
         record = find(db, "response", id, owner)
         rows = db.execute(
             "SELECT number, length(body) FROM events WHERE record = ? AND number > ?"
@@ -147,9 +150,10 @@ class Responses(Database):
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
     ) -> list[ItemRecord]:
-        """Returns the input and output items of every response from the first to this one."""
-        who = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
-        links = db.execute(CHAIN, who).fetchall()
+        """The input and output items of every response from the first of the chain to this one.
+        Raises NotFound, BadRequest or TooLarge."""
+        parameters = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
+        links = db.execute(CHAIN, parameters).fetchall()
         if not links:
             raise NotFound(f"Response with id '{id}' not found.")
         _, oldest, missing = links[0]
@@ -164,9 +168,9 @@ class Responses(Database):
                 f"Response with id '{missing}' not found; it is the `previous_response_id` of "
                 f"'{oldest}'."
             )
-        measure = Measure("previous_response_id", most_bytes)
+        size = StoredSize("previous_response_id", most_bytes)
         for seq, *_ in reversed(links):
-            measure.add(db, seq)
+            size.add(db, seq)
         return [item for seq, *_ in links for item in all_of(db, seq)]
 
     @reads
@@ -183,7 +187,7 @@ class Responses(Database):
         owner: str,
         most_bytes: int = limits.STORED_PIECE_BYTES.value,
     ) -> ItemRecord:
-        """Returns the owner's newest item of this id, in any response or conversation."""
+        """The owner's newest item with this id, in any record. Raises NotFound or TooLarge."""
         seq = db.execute(
             "SELECT max(items.seq) FROM items JOIN records ON records.seq = record"
             " WHERE items.id = ? AND owner = ?",
@@ -192,11 +196,11 @@ class Responses(Database):
         if seq is None:
             raise NotFound(f"Item with id '{id}' not found.")
         if size_at(db, seq) > most_bytes:
-            raise too_much("input")
+            raise items_too_large("input")
         return item_at(db, seq)
 
     def _check_conversation(self, db: Connection, id: str, owner: str) -> None:
-        with suppress(NotFound):  # the conversation may have been deleted meanwhile
+        with suppress(NotFound):  # the conversation may have been deleted since the request began
             check_count(db, find(db, "conversation", id, owner), more=1)
 
     def _fill(
@@ -210,11 +214,11 @@ class Responses(Database):
         append(db, seq, response.output, output=True)
         rows = ((seq, number, sized(body)) for number, body in enumerate(events))
         db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
-        if response.status in KEPT:
+        if response.status in ENDED_WITH_ITEMS:
             self._touch_conversation(db, seq, owner, response.created_at)
 
     def _touch_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
-        """Adds the response's items to its conversation; those it has already are ignored."""
+        """Adds the response's items to its conversation, except those that it has already."""
         conversations = db.execute(
             "UPDATE records SET used_at = max(used_at, ?) WHERE kind = 'conversation'"
             " AND owner = ? AND id = (SELECT conversation FROM records WHERE seq = ?)"
@@ -230,6 +234,6 @@ class Responses(Database):
 
 
 def _json_object(body: bytes) -> bytes:
-    """Checks that the body is a JSON object, so that it can be marked failed after a crash."""
+    """The body, checked to be a JSON object, so that it can be marked as failed after a crash."""
     msgspec.json.decode(sized(body), type=dict[str, msgspec.Raw])
     return body

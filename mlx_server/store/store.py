@@ -1,4 +1,4 @@
-"""The store as a whole: how it is opened, and how old records are pruned."""
+"""The complete store: it opens its file, and prunes old records."""
 
 import time
 from collections.abc import Callable
@@ -22,17 +22,18 @@ DAY = 86400.0
 
 BATCH_RECORDS = 50
 BATCH_BYTES = 16 * 2**20
+"""The most records, and about the most bytes, that one step of pruning removes. Other calls run
+between the steps."""
 BATCH_PAGES = 4096
-"""The records that one step of pruning removes; it may exceed BATCH_BYTES by one record. Other
-calls run between steps."""
+"""The most free pages that one step of pruning returns to the file system."""
 
 
 class Store(Responses, Conversations, Completions):
     """Responses, conversations and chat completions in one file.
 
-    A client sees only the records of its `owner`.
-    `owner` identifies a client, or is "" if clients are not distinguished. Every call but `close`
-    raises StoreUnavailable while the file can't be used.
+    A client sees only the records of its `owner`, which identifies the client, or is "" if clients
+    are not distinguished. Every call except `close` raises StoreUnavailable while the file can't be
+    used.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Store(Responses, Conversations, Completions):
     async def open(
         cls, path: Path, retention: Retention | None = None, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Opens the file for a server; responses that an earlier server left running are failed.
+        """Opens the file for a server, and marks responses as failed that an earlier server left
+        running.
 
-        If the file can't be used, that is logged, and later calls try again.
+        If the file can't be used, the error is logged, and later calls try again.
         """
         store = cls(OwnedFile(path), retention or Retention(), clock)
         with suppress(StoreUnavailable):
@@ -56,11 +58,12 @@ class Store(Responses, Conversations, Completions):
 
     @classmethod
     async def visit(cls, path: Path, retention: Retention | None = None) -> Self:
-        """Opens the file to read and prune it, even while a server has it open."""
+        """Opens the file to read and prune it, even if a server has it open."""
         return cls(SharedFile(path), retention or Retention())
 
     async def prune(self) -> int:
-        """Removes records past their age or count, least recently used first; returns how many."""
+        """Removes records that exceed the age or the count, the least recently used first. Returns
+        the number of removed records."""
         pruned = 0
         kinds: tuple[Kind, ...] = ("response", "conversation", "completion")
         for kind in kinds:
@@ -85,7 +88,7 @@ class Store(Responses, Conversations, Completions):
             size += _size(db, seq)
             db.execute("DELETE FROM records WHERE seq = ?", (seq,))
             removed += 1
-        _give_back(db)
+        _release_free_pages(db)
         return removed
 
     @reads
@@ -108,10 +111,11 @@ class Store(Responses, Conversations, Completions):
         return sum(file.stat().st_size for file in files if file.exists())
 
 
-def _give_back(db: Connection) -> None:
-    """Returns free pages to the file system, one at a time.
+def _release_free_pages(db: Connection) -> None:
+    """Returns free pages to the file system.
 
-    `sqlite3` runs only the first step of a pragma without columns, which frees one page.
+    It takes one statement for each page, since `sqlite3` runs only the first step of a pragma
+    without columns, which frees one page.
     """
     free = db.execute("PRAGMA freelist_count").fetchone()[0]
     for _ in range(min(free, BATCH_PAGES)):

@@ -1,7 +1,7 @@
-"""The count of stored bytes for each owner.
+"""Counts the stored bytes of each owner.
 
-Triggers update it in the transaction of each change, so no statement can forget it and no crash
-can leave it wrong.
+Triggers update the count in the transaction of each change, so that no statement can omit it and no
+crash can make it wrong.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from mlx_server.errors import StoreFull
 from mlx_server.store.records import Retention
 
 ROW_BYTES = 128
-"""The bytes of a row in the table and its indexes, without its body and its id (stored twice)."""
+"""The bytes of a row in its table and indexes, in addition to its body and its id, which is stored
+twice."""
 
 REMEDY = (
     "Delete responses, conversations or chat completions (DELETE /v1/responses/ID, "
@@ -33,7 +34,8 @@ def _event_cost(row: str) -> str:
 
 
 def _counts(table: str, change: str, row: str, cost: str) -> str:
-    """A trigger for a table whose rows belong to a record and are deleted before it."""
+    """The SQL of a trigger that counts rows of `table`, which belong to a record and are deleted
+    before it."""
     return (
         f"CREATE TRIGGER {table}_{change} AFTER {change} ON {table} BEGIN"  # noqa: S608
         f" UPDATE usage SET bytes = bytes + {cost}"
@@ -51,7 +53,7 @@ def _record_triggers(cost: Callable[[str], str], sized_columns: str) -> tuple[st
             UPDATE usage SET bytes = bytes + ({cost("NEW")}) - ({cost("OLD")})
                 WHERE owner = NEW.owner;
         END""",  # noqa: S608
-        # rows are deleted before their record, by which their triggers find the owner
+        # rows are deleted before their record, since their triggers find the owner by it
         """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
             DELETE FROM items WHERE record = OLD.seq;
             DELETE FROM events WHERE record = OLD.seq;
@@ -78,8 +80,7 @@ SCHEMA = (
 )
 
 LABELLED_RECORD_TRIGGERS = _record_triggers(_labelled_cost, "body, labels")
-"""Triggers for records that have labels, which are in the file in addition to the body that repeats
-them."""
+"""Triggers for records with labels, whose bytes are counted in addition to those of the body."""
 
 
 def total(db: Connection) -> int:
@@ -87,7 +88,8 @@ def total(db: Connection) -> int:
 
 
 def check(db: Connection, owner: str, retention: Retention) -> None:
-    """Raises StoreFull over a limit; called at the end of a write, which is then rolled back."""
+    """Raises StoreFull if a limit is exceeded. It is called at the end of a write, which is then
+    rolled back."""
     row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
     if row and row[0] > retention.bytes_per_key:
         raise StoreFull(

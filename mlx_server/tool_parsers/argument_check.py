@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a finished call, as far as its tool's schema is plain.
+"""Finds what is wrong with the arguments of a finished call.
 
 Only required arguments and types are checked: this runs in the server's own loop, where a client's
 pattern must not run.
@@ -14,7 +14,7 @@ Schema = Mapping[str, Any]
 
 
 def argument_errors(arguments: Mapping[str, Any], schema: Schema) -> Iterator[tuple[str, str]]:
-    """The name of each argument that is wrong, and what is wrong with it."""
+    """Yields the name of each wrong argument, and what is wrong with it."""
     for key in required(schema):
         if key not in arguments:
             yield key, "it is required"

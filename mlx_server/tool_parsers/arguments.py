@@ -1,4 +1,4 @@
-"""The arguments of a call: as its tool's schema has them, and as JSON text."""
+"""Converts the arguments of a call to the types of its tool's schema, and to JSON text."""
 
 import json
 import re
@@ -28,5 +28,5 @@ def json_of(value: Any) -> str:
     except (ValueError, RecursionError):
         # an infinite number, or endless lists in lists
         raise Malformed("a value that JSON can't express") from None
-    # half a pair is not a character: it stays as the model wrote it
+    # a lone surrogate is not a character: it stays as the model wrote it
     return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

@@ -1,9 +1,10 @@
-"""Values that stand as bare text between delimiters: text as it is, the rest as JSON.
+"""Grammar rules of values that stand as bare text between delimiters: strings as they are, other
+values as JSON.
 
-Where text and others are allowed, what is written is read as what it looks like: so no text is
-allowed that would be read as something that the schema forbids. What a schema says about text is
-kept, but for patterns that can't be read (see schemas/unsupported_arguments.py). Where text is
-allowed, numbers with limits are not offered.
+Where a schema allows strings and other types, a text is read as the type that it looks like. So no
+string is allowed that would be read as a value that the schema forbids. What a schema says about
+strings is enforced, except for patterns that can't be read (see schemas/unsupported_arguments.py).
+Where strings are allowed, numbers with limits are not.
 """
 
 import json
@@ -31,7 +32,7 @@ LOOKS = {
     "object": rf"{SPACE}\{{(?s:.*)",
     "array": rf"{SPACE}\[(?s:.*)",
 }
-"""Texts that are read as another type, where the schema allows that type."""
+"""Patterns of texts that are read as another type, where the schema allows that type."""
 
 PLAIN = {
     "null": r"null",
@@ -39,13 +40,15 @@ PLAIN = {
     "integer": r"-?(0|[1-9][0-9]{0,40})",
     "number": NUMBER,
 }
-"""Values next to text, by schemas with nothing but a type. Templates use Python's words too."""
+"""Patterns of values that may stand in place of a string, for schemas with nothing but a type.
+Templates use Python's words too."""
 
 WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """A value and the delimiter after it. but: other delimiters that can't stand in text."""
+    """Returns the rule of a value and the delimiter after it. but: other delimiters that can't
+    stand in text."""
     if "string" in value.types:
         text = _text_terminal(
             value, lark, (delimiter, *but), (value.types | value.read_as) - {"string"}
@@ -58,13 +61,13 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
 
 
 def marked_text(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -> str:
-    """Makes the rule like `bare_value_rule`, for a value that is marked as text, whatever it looks
+    """Returns a rule like `bare_value_rule`, for a value that is marked as text, whatever it looks
     like."""
     return lark.up_to(delimiter, _text_terminal(value, lark, (delimiter, *but), frozenset()))
 
 
 def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]:
-    """Objects and arrays: no text begins as they do."""
+    """Yields the rules of objects and arrays: no text begins as they do."""
     if types := value.types & {"object", "array"}:
         yield f"{json_rule(value, lark, *types)} {lark.text(delimiter)}"
 
@@ -72,7 +75,7 @@ def _structures(value: ValueSchema, lark: Lark, delimiter: str) -> Iterator[str]
 def _text_terminal(
     value: ValueSchema, lark: Lark, delimiters: tuple[str, ...], others: frozenset[str]
 ) -> str:
-    """Makes one terminal, since only the first of several that fit would be taken."""
+    """Returns one terminal, since of several that match the lexer would take only the first."""
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*delimiters)
     found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
@@ -82,7 +85,7 @@ def _text_terminal(
 
 
 def text_of(value: ValueSchema, lark: Lark) -> str:
-    """A terminal for text, without regard to delimiters."""
+    """Returns a terminal for text, without regard to delimiters."""
     return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
 
 
@@ -90,14 +93,14 @@ def text_of(value: ValueSchema, lark: Lark) -> str:
 class _TextPatterns:
     lark: Lark
     _known: dict[int, str] = field(default_factory=dict)
-    """The rules by schema: several parts may refer to the same one."""
+    """The terminals by the schema's id: several parts may refer to the same schema."""
 
     def of(self, value: ValueSchema, depth: int) -> str:
         if not depth:
             return NEVER
         schema = id(value.schema)
         if schema not in self._known:
-            self._known[schema] = NEVER  # whatever leads back to itself
+            self._known[schema] = NEVER  # for a schema that refers to itself
             said = ["/(?s:.*)/", *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
             self._known[schema] = self.lark.terminal(" & ".join(said))
         return self._known[schema]
@@ -110,7 +113,7 @@ class _TextPatterns:
 
 
 def _own_patterns(value: ValueSchema) -> Iterator[str]:
-    """The patterns of text that the schema itself states."""
+    """Yields the patterns of text that the schema itself states."""
     if "string" not in named(value.schema):
         yield NEVER
     if value.listed is not None:

@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
-    """A block after its opening delimiter. several: more than one call, where it can hold them."""
+    """Returns the rule of a block after its opening delimiter. several: whether it may have more
+    than one call, if its format allows that."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
     begin = [lark.text(block.before)] if block.before else []
@@ -30,7 +31,8 @@ def unmarked_block_rule(
     several: bool,
     space: str = "",
 ) -> str:
-    """All of it. space: what may be before it, as a regular expression."""
+    """Returns the rule of the whole block. space: what may be before it, as a regular
+    expression."""
 
     def first(tool: Tool) -> str:
         return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
@@ -48,7 +50,8 @@ def empty_block(block: BlockGrammar, lark: Lark) -> str:
 
 
 def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
-    """Raises InvalidGrammar for a strict tool that calls would not be held to."""
+    """Raises InvalidGrammar for a strict tool if the block's grammar does not enforce its
+    schema."""
     for gap in (gap for tool in tools if tool.strict for gap in block.unsupported(tool)):
         refusal = gap.refusal()
         refusal.param = "tools"
@@ -56,7 +59,8 @@ def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
 
 
 def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tuple[str, ...]:
-    """`keyword at #/path` for all that its calls are not held to, however they are written."""
+    """Returns `keyword at #/path` for all keywords that some format of the tool's calls does not
+    enforce."""
     blocks = (block for each in call_formats for block in each.blocks)
     unsupported = (str(each) for block in blocks for each in block.unsupported(tool))
     return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *unsupported]))

@@ -26,14 +26,15 @@ class CallArguments(Protocol):
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
     ) -> Steps[ToolCallWriter]:
-        """ends: the delimiters after them."""
+        """Reads the arguments, and returns the writer of the call that `start` begins. ends: the
+        delimiters that may follow them."""
 
     def write(self, lark: Lark, tool: Tool) -> str:
-        """Symbols of a rule."""
+        """Returns the arguments that the tool's schema allows, as symbols of a rule."""
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        """The parts of the tool's schema that the arguments are not held to, beyond those that JSON
-        is not held to."""
+        """Returns the keywords of the tool's schema that are not enforced, besides those that are
+        not enforced in JSON either."""
 
 
 class JsonArguments:
@@ -111,7 +112,7 @@ PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
 def python_arguments(*ends: str) -> LiteralArguments:
-    """ends: the delimiters that may follow calls."""
+    """ends: the delimiters that may follow the calls."""
     return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
 
 

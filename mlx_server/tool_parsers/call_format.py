@@ -19,32 +19,33 @@ BlockReader = Callable[[Source, ToolCallEmitter], Steps[None]]
 """Reads what follows the opening delimiter, the closing one included; raises Malformed."""
 
 BlockRepair = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
-"""Names and arguments in broken text from between the delimiters; raises Malformed."""
+"""Finds the names and arguments in broken text from between the delimiters; raises Malformed."""
 
 
 @dataclass(frozen=True)
 class BlockGrammar:
-    """A grammar of the text after the opening delimiter: `before`, a call, as many times `between`
-    and a call, `after`. Texts are as the model writes them, delimiters included."""
+    """The grammar of the text after the opening delimiter: `before`, then calls with `between` in
+    the middle, then `after`. Texts are as the model writes them, delimiters included."""
 
     call: Callable[[Lark, Tool], str]
-    """Makes one call of this tool, its arguments as its schema wants them: symbols of a rule."""
+    """Returns one call of this tool, with the arguments that its schema allows, as symbols of a
+    rule."""
     before: str = ""
     between: str | None = None
     """The text between two calls; None: a block has one call."""
     after: str | tuple[str, ...] = ""
     """The texts that may follow the last call, mostly the closing delimiter."""
     unsupported: Callable[[Tool], Sequence[UnsupportedKeyword]] = lambda _: ()
-    """The parts of a tool's schema that its calls are not held to, beyond those that JSON is not
-    held to."""
+    """Returns the keywords of a tool's schema that are not enforced in its calls, besides those
+    that are not enforced in JSON either."""
     may_be_empty: bool = False
-    """Whether models write a block without a call, to call nothing."""
+    """Whether models write a block without a call, when they decide to call nothing."""
     read_on: str = ""
-    """A regular expression of what must not follow a block without a closing delimiter, since
-    `read` would go on with it."""
+    """A regular expression of what must not follow a block without a closing delimiter, because
+    `read` would take it for a part of the block."""
     space: str = rf"({SPACE})?"
-    """A regular expression of the space next to these texts and calls: less than `read` passes
-    over, or a small model idles in it; "" where it passes over nothing."""
+    """A regular expression of the white space next to these texts and calls, "" for none. It allows
+    less than `read` skips: a small model would write white space for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,10 @@ class UnmarkedBlockGrammar(BlockGrammar):
     """
 
     head: Callable[[Tool], str]
-    """A regular expression of the beginning of a block whose first call is of this tool, with what
-    is in `begins`, up to where it can't be text any more."""
+    """Returns a regular expression of the beginning of a block whose first call is of this tool. It
+    includes `begins`, and ends where the block can't be text any more."""
     rest: Callable[[Lark, Tool], str]
-    """Makes the rest of that call."""
+    """Returns the rest of that call."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class CallFormat:
     repair: BlockRepair | None = None
     """Repairs a block that was closed and could not be read."""
     repairs: tuple[RepairKind, ...] = ()
-    """Repairs that are reported of such calls: the model was taught another format."""
+    """Repairs that are reported for such calls: the model was trained on another format."""
     ends_answer: bool = False
     """Whether a grammar allows nothing but calls after a block: models that write on there make up
     the result."""
@@ -85,7 +86,7 @@ class CallFormat:
 
 
 def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The calls in a text from after the opening delimiter; ValueError if it holds none."""
+    """Returns the calls in a text from after the opening delimiter; ValueError if it holds none."""
     events: list[Event] = []
     try:
         read_block(call_format, complete_source(text), tools, events)
@@ -102,8 +103,8 @@ def read_block(
     events: list[Event],
     allowed: RepairPolicy = ALL_REPAIRS,
 ) -> None:
-    """Read a block from after its opening delimiter, from a complete source. Malformed if it is no
-    block; `events` then has those that precede the error."""
+    """Reads a block from after its opening delimiter, from a complete source. Raises Malformed if
+    it is no block; `events` then has those that precede the error."""
 
     def emit(event: Event) -> None:
         if isinstance(event, ToolCallFinished):
@@ -134,7 +135,7 @@ def _exhaust(steps: Steps[Any]) -> None:
 
 
 def finished_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """The finished calls, as mlx-lm's parsers give them, and with their ids."""
+    """Returns the finished calls, as mlx-lm's parsers give them, and with their ids."""
     finished = {event.call for event in events if isinstance(event, ToolCallFinished)}
     texts: dict[int, str] = {}
     for event in events:

@@ -9,5 +9,6 @@ def new_id() -> str:
 
 
 def new_short_id() -> str:
-    """The templates of many Mistral models refuse ids of any other form."""
+    """Makes an id of nine characters: the templates of many Mistral models refuse any other
+    form."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

@@ -1,9 +1,9 @@
-"""The calls of one answer, from what a call format reads to events.
+"""Turns what a call format reads into the events of an answer's calls.
 
 A call format reports what it finds: a call begins, a parameter has this value, this is a piece of
 its text. The events have the arguments' JSON text in pieces, as early as it is certain. Repairs of
-a call are reported when it ends, and so is what of its tool's schema the call breaks, since no
-grammar may have constrained it.
+a call are reported when it ends, and so is every violation of its tool's schema, since no grammar
+may have constrained it.
 """
 
 import json
@@ -53,7 +53,8 @@ class ToolCallEmitter:
     ) -> None:
         self.allowed = allowed
         self.misplaced: tuple[RepairKind, ...] = ()
-        """The repairs to report of the next calls, because of where they stand."""
+        """The repairs to report for the next calls, because of where or in which format they
+        stand."""
         self._index = index
         self._tools = {tool.name: tool for tool in tools}
         self._emit = emit
@@ -63,13 +64,14 @@ class ToolCallEmitter:
         """The number of calls that were begun, whether they were reported or not."""
         self._ids: set[str] = set()
         self._current: ToolCallWriter | None = None
-        """The call that was begun, and neither finished nor given up."""
+        """The call that was begun and is neither finished nor given up."""
         self.holds_calls = holds_calls
         """Whether the next call is reported only once it is complete."""
         self.may_echo = False
-        """Whether the next call, if it is the same as the one before, is no second decision."""
+        """Whether the next call may be an echo: if it equals the one before, it is not a second
+        decision."""
         self._held: HeldCall | None = None
-        """The current call, if it may never be reported."""
+        """Holds the events of the current call while it may turn out not to be reported."""
         self._before: ToolCallWriter | None = None
         self._in_a_row = 0
         """The number of identical calls in a row before this one."""
@@ -79,12 +81,12 @@ class ToolCallEmitter:
         return self.meant(name) is not None
 
     def check_name(self, name: str) -> None:
-        """Raise UnknownTool unless the name means a tool of the request."""
+        """Raises UnknownTool unless the name means a tool of the request."""
         self._tool(name)
 
     def tool_and_key(self, text: str) -> tuple[str, str]:
-        """A tool's name and one of its parameters, with nothing that parts them; empty if none or
-        several can be meant."""
+        """Splits a tool's name from the name of one of its parameters that follows it without a
+        delimiter; empty if no such pair or several fit."""
         found = [
             (name, text[len(name) :].strip())
             for name, tool in self._tools.items()
@@ -93,7 +95,7 @@ class ToolCallEmitter:
         return found[0] if len(found) == 1 else ("", "")
 
     def parameters(self, name: str) -> frozenset[str]:
-        """The parameters of the tool that a name means."""
+        """Returns the parameters of the tool that a name means."""
         meant = self.meant(name)
         return frozenset(properties_in(self._tools[meant].parameters)) if meant else frozenset()
 
@@ -103,7 +105,7 @@ class ToolCallEmitter:
         return meant is not None and not required(self._tools[meant].parameters)
 
     def tool_made_of(self, text: str) -> str:
-        """The one tool that takes these arguments, in JSON; empty if none or several do."""
+        """Returns the one tool that takes these arguments, in JSON; empty if none or several do."""
         if not self.allowed.names:
             return ""
         try:
@@ -117,7 +119,8 @@ class ToolCallEmitter:
         return found[0] if len(found) == 1 else ""
 
     def start(self, name: str, id: str | None = None) -> "ToolCallWriter":
-        """id: the model's own, if its format has ids. An unknown name is Malformed: text."""
+        """Begins a call. id: the model's own, if its format has ids. An unknown name is Malformed:
+        text."""
         tool = self._tool(name)
         unique = id if id and id not in self._ids else self._make_id()
         self._ids.add(unique)
@@ -133,15 +136,15 @@ class ToolCallEmitter:
         return call
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
-        """A call whose arguments came at once; some models write them as text again."""
-        found, mistakes = self._object(arguments)
+        """Writes a call whose arguments came at once; some models write them as text again."""
+        found, mistakes = self._as_object(arguments)
         call = self.start(name, id)
         if mistakes:
             call.add_repair("json", ARGUMENTS)
         call.finish_with(found)
 
-    def _object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
-        """The object, and whether there were mistakes in it."""
+    def _as_object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
+        """Returns the arguments as an object, and whether they had to be repaired."""
         found, mistakes = arguments, arguments is None
         if arguments is None and self.allowed.json:
             found = {}
@@ -164,7 +167,8 @@ class ToolCallEmitter:
         return self._tools[meant]
 
     def meant(self, name: str) -> str | None:
-        """The tool that a name means, which may be slightly wrong."""
+        """Returns the name of the tool that a name means, which may be slightly wrong; None if
+        there is none."""
         for exact in (name, name.removeprefix(NAMESPACE)):
             if exact in self._tools:
                 return exact
@@ -181,8 +185,8 @@ class ToolCallEmitter:
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
     ) -> None:
-        """Add all of the calls that could not be read as they were written, or none. The first may
-        have been begun. what: reported of each."""
+        """Adds all of the calls that could not be read as they were written, or none. The first may
+        have been begun. what: the repairs to report for each."""
         begun = self._current
         tools = [self._tool(name) for name, _ in found]
         wholes = [
@@ -205,8 +209,8 @@ class ToolCallEmitter:
         return self._current is not None
 
     def give_up(self, *, broken: bool = False) -> None:
-        """Takes back the call that was begun, since it is none. broken: it becomes text, though it
-        was reported."""
+        """Takes back the call that was begun, since it is none. broken: whether it becomes text
+        although it was reported."""
         call, self._current = self._current, None
         if call and not self._release() and broken:
             what = f"the arguments of {call.name} are malformed, so the call is text"
@@ -230,7 +234,7 @@ class ToolCallEmitter:
         self._before, self._current = call, None
 
     def _release(self) -> bool:
-        """Ends what was held; whether nothing was reported of the call."""
+        """Stops holding events. Returns whether nothing was reported of the call."""
         held, self._held = self._held, None
         is_silent = held is not None and held.is_silent
         self.started -= is_silent
@@ -257,11 +261,11 @@ class ToolCallWriter:
 
     @property
     def arguments(self) -> str:
-        """The arguments, as far as they were written."""
+        """The arguments as JSON text, as far as they are written."""
         return "".join(self._written)
 
     def lacks(self, key: str) -> bool:
-        """Whether a required parameter has no value, other than this one."""
+        """Whether a required parameter other than `key` has no value."""
         return not self._keys.issuperset(set(required(self._schema)) - {key})
 
     def knows(self, tool: str) -> bool:
@@ -285,7 +289,7 @@ class ToolCallWriter:
         return key not in self._keys and takes_text(self._schema, key)
 
     def add_repair(self, what: RepairKind, part: str = "") -> None:
-        """part: the path within the call."""
+        """part: the path of what was repaired, within the call."""
         self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
 
     @property
@@ -299,7 +303,8 @@ class ToolCallWriter:
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
     def value(self, key: str, value: Any) -> None:
-        """A parameter that is complete. Given twice it is Malformed: one would be a guess."""
+        """Writes a parameter that is complete. Given twice it is Malformed: one would be a
+        guess."""
         self._put(key, self._fitted(key, value))
 
     def untyped(self, key: str, text: str) -> bool:
@@ -335,11 +340,11 @@ class ToolCallWriter:
         return found
 
     def _path(self, key: str) -> str:
-        """The path of an argument; of all arguments if the schema does not name it."""
+        """Returns the path of an argument; of all arguments if the schema does not name it."""
         return f"{ARGUMENTS}.{key}" if key in self.known else ARGUMENTS
 
     def text(self, key: str, piece: str) -> None:
-        """A piece of a parameter's text; `end_text` follows the last."""
+        """Writes a piece of a parameter's text; `end_text` follows the last one."""
         if not self._open:
             self._write(self._label(key) + '"')
             self._open = True
@@ -356,7 +361,7 @@ class ToolCallWriter:
         self._end()
 
     def finish_with(self, arguments: Mapping[str, Any]) -> None:
-        """All arguments at once, of which the beginning may have been written."""
+        """Writes all arguments at once; the beginning of them may already be written."""
         if len(arguments) == 1:
             ((key, value),) = arguments.items()
             inside = self._unwrapped(key, value)

@@ -1,8 +1,8 @@
-"""Calls whose arguments are elements of their own names, as MiniMax M3 writes them.
+"""Calls whose arguments are elements with the arguments' names as tags, as MiniMax M3 writes them.
 
-`<invoke name="f"><city>Paris</city><tags><item>a</item></tags></invoke>`, where a sign stands
-before each tag, so that values need no escapes. Lists are elements called `item`, and objects are
-elements within elements.
+`<invoke name="f"><city>Paris</city><tags><item>a</item></tags></invoke>`, with a sign before each
+tag, so that values need no escapes. Lists are elements called `item`, and objects are elements
+within elements.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
 @dataclass(frozen=True)
 class Elements:
     sign: str
-    """Stands before each tag."""
+    """The text before each tag."""
 
     @property
     def invoke(self) -> str:
@@ -61,13 +61,13 @@ class Elements:
         yield from source.space()
         found = yield from source.expect(self.invoke)
         while found == self.invoke:
-            yield from self._call(source, calls)
+            yield from self._read_call(source, calls)
             yield from source.space()
             found = yield from source.accept(self.invoke, self.block_end)
         if not found and (yield from source.peek()):
             raise Malformed("more than calls in a block")
 
-    def _call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
         pieces: list[str] = []
         if not (yield from source.up_to('">', self.sign, into=pieces.append)):
             raise Malformed("a tag has no end")
@@ -80,10 +80,10 @@ class Elements:
             if found == self.invoke_end:
                 call.finish()
                 return
-            yield from self._argument(source, call)
+            yield from self._read_argument(source, call)
 
-    def _argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
-        key, end = yield from self._opened(source)
+    def _read_argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
+        key, end = yield from self._read_opening_tag(source)
         opening = end.replace("/", "", 1)
         if call.streams(key):
             if not (yield from source.up_to(end, into=partial(call.text, key))):
@@ -91,17 +91,17 @@ class Elements:
             call.end_text(key)
         else:
             depth = limits.CALL_DEPTH.value
-            found = [(yield from self._value(source, call, end, depth))]
+            found = [(yield from self._read_value(source, call, end, depth))]
             while (yield from source.after_space(opening)):
                 yield from source.space()
                 yield from source.expect(opening)
-                found.append((yield from self._value(source, call, end, depth)))
-            if len(found) > 1:  # a list, as elements of its key rather than of its items
+                found.append((yield from self._read_value(source, call, end, depth)))
+            if len(found) > 1:  # a list whose items were written as elements of the same key
                 call.repaired("format")
             call.untyped_tree(key, found if len(found) > 1 else found[0])
 
-    def _opened(self, source: Source) -> Steps[tuple[str, str]]:
-        """The name that an opening tag gives, and the tag that closes the element."""
+    def _read_opening_tag(self, source: Source) -> Steps[tuple[str, str]]:
+        """Returns the name in an opening tag, and the tag that closes the element."""
         pieces: list[str] = []
         if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
             raise Malformed("a tag has no end")
@@ -110,8 +110,8 @@ class Elements:
             raise Malformed("expected an element")
         return named.removesuffix('"') or tag, self.end(tag)
 
-    def _value(self, source: Source, call: ToolCallWriter, end: str, depth: int) -> Steps[Any]:
-        """Text, or the elements in an element."""
+    def _read_value(self, source: Source, call: ToolCallWriter, end: str, depth: int) -> Steps[Any]:
+        """Returns the text, or the value of the elements, in an element."""
         if not depth:
             raise Malformed("nested too deep")
         pieces: list[str] = []
@@ -119,12 +119,12 @@ class Elements:
         opens = f"{self.sign}<"
         while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
             if delimiter == end:
-                return _folded(found, call) if found else _text("".join(pieces), call)
+                return _folded(found, call) if found else _text_or_word("".join(pieces), call)
             if word := (yield from source.accept(*(each[1:] for each in WORDS))):
                 pieces.append(f"<{word}")
                 continue
-            key, inner = yield from self._opened(source)
-            found.append((key, (yield from self._value(source, call, inner, depth - 1))))
+            key, inner = yield from self._read_opening_tag(source)
+            found.append((key, (yield from self._read_value(source, call, inner, depth - 1))))
         raise Malformed("a value has no end")
 
     # Writing
@@ -154,7 +154,7 @@ class Elements:
         return f"{opening} {self._of(member.value, lark, self.end(member.key), depth)} {space}"
 
     def _of(self, value: ValueSchema, lark: Lark, end: str, depth: int) -> str:
-        """A value, and the tag that closes it."""
+        """Returns the rule of a value and the tag that closes it."""
         value = value.target or value
         if value.types <= SCALARS:
             return bare_value_rule(value, lark, end, self.sign)
@@ -169,7 +169,7 @@ class Elements:
         return lark.rule(" | ".join(options))
 
     def _elements(self, value: ValueSchema, lark: Lark, depth: int) -> str | None:
-        """None where the schema says what only JSON can be held to."""
+        """Returns the rule of a value in elements; None where only JSON can follow the schema."""
         of_list = value.types - SCALARS == {"array"} and value.says_only(
             "type", "items", "minItems"
         )
@@ -184,7 +184,7 @@ class Elements:
         return None
 
 
-def _text(written: str, call: ToolCallWriter) -> str:
+def _text_or_word(written: str, call: ToolCallWriter) -> str:
     if not (word := WORDS.get(written.strip())):
         return written
     call.repaired("format")
@@ -198,7 +198,7 @@ def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
     members: dict[str, list[Any]] = {}
     for key, value in found:
         members.setdefault(key, []).append(value)
-    if len(members) < len(found):  # a list, as elements of its key rather than of its items
+    if len(members) < len(found):  # a list whose items were written as elements of the same key
         call.repaired("format")
     return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 

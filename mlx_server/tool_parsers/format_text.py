@@ -6,7 +6,7 @@ RFC 1123, addresses in RFC 4291 and URIs in RFC 3986.
 
 
 def _ipv6() -> str:
-    """Eight groups, or fewer around one `::`."""
+    """Returns the pattern of an IPv6 address: eight groups, or fewer around one `::`."""
     group = "[0-9a-fA-F]{1,4}"
     cut = (
         f"(?:{group}(?::{group}){{0,{before - 1}}})?::(?:{group}(?::{group}){{0,{6 - before}}})?"
@@ -18,7 +18,8 @@ def _ipv6() -> str:
 
 
 def _falling(units: str) -> str:
-    """Each unit with its number, followed by the next smaller unit only: `1Y2M`, not `1Y2D`."""
+    """Returns the pattern of units with numbers, each followed by the next smaller unit only:
+    `1Y2M`, not `1Y2D`."""
     found = ""
     for unit in reversed(units):
         found = f"[0-9]+{unit}(?:{found})?" if found else f"[0-9]+{unit}"

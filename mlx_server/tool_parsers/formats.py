@@ -33,7 +33,7 @@ _HERMES = marked_json.marked_json("<tool_call>", "</tool_call>")
 
 
 def _hermes(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    """Calls in JSON. Models that know Qwen3-Coder's format too write its tags there."""
+    """Reads calls in JSON. Models that know Qwen3-Coder's format too write its tags there."""
     yield from source.space()
     if (yield from source.comes("<function=")):
         calls.misplaced += ("format",)
@@ -142,7 +142,7 @@ KIMI_K2_SINGULAR = replace(
     closes="<|tool_call_section_end|>",
     repairs=("format",),
 ).call_format()
-"""The format with a delimiter that the vocabulary does not have, but the models write."""
+"""Kimi K2's format with delimiters that the vocabulary does not have, but the models write."""
 KIMI_K2_WITHOUT_SECTION = replace(_KIMI_K2, opens=_KIMI_K2.before_name).call_format()
 
 _APERTUS = NamedCallFormat(
@@ -197,7 +197,8 @@ def python_list(opens: str, closes: str) -> CallFormat:
 
 
 def python_lines(opens: str, closes: str) -> CallFormat:
-    """The same without brackets, one call a line."""
+    """Returns the format of one call `f(a=1, b="x")` a line between delimiters, without
+    brackets."""
     return _python_block(opens, closes, listed=False, between="\n")
 
 
@@ -245,7 +246,7 @@ BARE_PYTHON = _BARE_PYTHON.call_format()
 
 
 def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """The calls of `BARE_PYTHON` within a text."""
+    """Returns the formats of `BARE_PYTHON`'s calls within a text."""
     return tuple(
         CallFormat(
             partial(_BARE_PYTHON.read, name=tool.name),
@@ -257,7 +258,7 @@ def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 
 def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    """Llama's calls after its tag: in JSON, or in Python with brackets or without."""
+    """Reads Llama's calls after its tag: in JSON, or in Python with brackets or without."""
     yield from source.space()
     if (yield from source.accept("{")):
         yield from marked_json.objects(source, calls)
@@ -295,7 +296,7 @@ def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
 
 
 def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
-    """The same calls without delimiters."""
+    """Returns the formats of calls in Gemma's syntax without delimiters, within a text."""
     bare = replace(form, opens="", closes_call="", between="\n")
     return tuple(
         CallFormat(

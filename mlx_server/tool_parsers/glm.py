@@ -45,14 +45,15 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         calls.misplaced += ("format",)
         yield from marked_json.objects(source, calls, (CLOSE,))
         return
-    is_over = yield from _call(source, calls)
+    is_over = yield from _read_call(source, calls)
     while not is_over and (yield from source.peek()):
-        is_over = yield from _call(source, calls, is_another=True)
+        is_over = yield from _read_call(source, calls, is_another=True)
 
 
-def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
-    """Whether its block is over. is_another: than the first in its block."""
-    name, delimiter, key = yield from _call_name(source, calls)
+def _read_call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -> Steps[bool]:
+    """Reads a call; returns whether its block is over. is_another: whether it is not the block's
+    first."""
+    name, delimiter, key = yield from _read_name(source, calls)
     if delimiter == CLOSE and (assigned := _assigned(name, calls)):
         _write_assigned(*assigned, calls)
         return True
@@ -60,7 +61,7 @@ def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -
     if is_another or key or delimiter == "{":
         call.repaired("format")
     while delimiter == KEY:
-        delimiter = yield from _argument(source, call, key)
+        delimiter = yield from _read_argument(source, call, key)
         key = ""
     if delimiter == "{":
         yield from values.arguments(source, JSON, lambda: call, (CLOSE,))
@@ -71,8 +72,8 @@ def _call(source: Source, calls: ToolCallEmitter, *, is_another: bool = False) -
     return delimiter == CLOSE
 
 
-def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
-    """Reads a name and the delimiter after it; also the first key, if no delimiter is before it."""
+def _read_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
+    """Reads a name and the delimiter after it, and the first key if no delimiter precedes it."""
     while True:
         pieces: list[str] = []
         yield from source.space()
@@ -93,11 +94,12 @@ def _call_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
         delimiter = yield from source.accept(KEY, CLOSE, "{")
         if delimiter or (yield from source.stopped()):
             return name, delimiter, ""
-        yield from source.expect(OPEN)  # begun again
+        yield from source.expect(OPEN)  # the call begins again
 
 
 def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] | None:
-    """A tool and its arguments, written as `name key=value key=value` and nothing else."""
+    """Finds a tool and its arguments in a text that is `name key=value key=value` and nothing
+    else."""
     name, space, rest = text.strip().partition(" ")
     if not space or calls.knows(text.strip()) or not calls.knows(name):
         return None
@@ -118,8 +120,8 @@ def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter
     call.finish()
 
 
-def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
-    """Read an argument; return the delimiter after it. key: its key, if that was read."""
+def _read_argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
+    """Reads an argument; returns the delimiter after it. key: its key, if that was read."""
     pieces = [key]
     delimiter = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
@@ -131,20 +133,20 @@ def _argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
         if (yield from source.comes(KEY, CLOSE)):  # a key without a value
             return (yield from source.expect(KEY, CLOSE))
     if call.streams(key):
-        delimiter = yield from _value(source, call, key, partial(call.text, key))
+        delimiter = yield from _read_value(source, call, key, partial(call.text, key))
         call.end_text(key)
         return delimiter
     pieces = [(yield from read_json(source))]
-    delimiter = yield from _value(source, call, key, pieces.append)
+    delimiter = yield from _read_value(source, call, key, pieces.append)
     call.untyped(key, "".join(pieces))
     return delimiter
 
 
-def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
-    """Passes a value on, which may hold the delimiters that would end it. Reads and returns the
-    delimiter after it; empty where another call follows at once."""
+def _read_value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[str]:
+    """Reads a value, which may contain the delimiters that would end it, and passes it on. Returns
+    the delimiter after it; empty if another call follows at once."""
     inside, is_example = 0, False
-    """Arguments that were begun in it, and whether a whole call was."""
+    """The number of arguments that begin within the value, and whether a whole call does."""
     while delimiter := (yield from source.up_to(*IN_VALUES, into=into)):
         bare = delimiter.lstrip("\n")
         if bare == KEY_END:
@@ -184,7 +186,7 @@ def _value(source: Source, call: ToolCallWriter, key: str, into: Into) -> Steps[
 
 
 def _is_brace(ahead: Lookahead) -> Steps[bool]:
-    """Whether a brace follows that closes nothing, and the end of the block."""
+    """Whether a brace follows that closes nothing, and after it the end of the block."""
     brace = yield from ahead.accept("}")
     yield from ahead.space()
     return bool(brace) and bool((yield from ahead.accept(CLOSE)))
@@ -200,7 +202,7 @@ def _is_call(ahead: Lookahead, call: ToolCallWriter) -> Steps[bool]:
 def _call_of(lark: Lark, tool: Tool) -> str:
     if not NAME.fullmatch(tool.name) or tool.name != tool.name.strip():
         raise UncallableTool(f"the name of the tool {tool.name!r}")
-    space = lark.terminal(r"/\n[\x20\n]?/")  # others would be the name's
+    space = lark.terminal(r"/\n[\x20\n]?/")  # other white space would be part of the name
 
     def written(member: MemberSchema) -> str | None:
         key = member.key

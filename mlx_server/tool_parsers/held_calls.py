@@ -37,7 +37,8 @@ class RepeatedCall:
     """A call that is reported as soon as its arguments differ from those of the call before."""
 
     def __init__(self, before: str, emit: Emit, complete: CompleteCall | None = None) -> None:
-        """complete: what holds the call to its end, if it differs."""
+        """complete: holds the call until it is complete, once it differs; None if it need not be
+        held."""
         self._before = before
         self._complete = complete
         self._emit = complete.emit if complete else emit

@@ -1,5 +1,5 @@
-"""Reads a whole JSON object or array, where delimiters end values and its strings may spell these,
-or where only the whole says what it is."""
+"""Reads a whole JSON object or array where that is needed: where delimiters end values and its
+strings may contain these, or where only the whole shows what it is."""
 
 import json
 
@@ -8,8 +8,9 @@ from mlx_server.tool_parsers.source import Source, Steps
 
 
 def read_json(source: Source) -> Steps[str]:
-    """Read white space and the object or array that comes next, and return their text. What is not
-    JSON stays to be read, and so does white space before it, which may belong to a delimiter."""
+    """Reads white space and the object or array that comes next, and returns their text. What is
+    not JSON stays to be read, and so does white space before it, which may belong to a
+    delimiter."""
     if not (yield from source.after_space("{", "[")):
         return ""
     space = yield from source.space()
@@ -22,7 +23,7 @@ def read_json(source: Source) -> Steps[str]:
 
 
 def json_ahead(source: Source) -> Steps[str]:
-    """Read white space, and return the text of the object or array after it, which stays to be
+    """Reads white space, and returns the text of the object or array after it, which stays to be
     read; empty if there is none."""
     yield from source.space()
     if not (yield from source.comes("{", "[")):
@@ -32,7 +33,7 @@ def json_ahead(source: Source) -> Steps[str]:
 
 
 def _size(source: Source) -> Steps[int]:
-    """The length of the object or array, by its brackets; 0 if it has no end."""
+    """Returns the length of the object or array, by its brackets; 0 if it has no end."""
     size, depth, in_string, escaped = 0, 0, False, False
     while size <= limits.READ_JSON_CHARACTERS.value:
         for character in source.ahead(size):

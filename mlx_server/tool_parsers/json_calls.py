@@ -37,7 +37,7 @@ UNREAD = re.compile(r"""(["']\s*)?([{}\[\]])""")
 def call_object(
     source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] | None = None
 ) -> Steps[None]:
-    """One call, after the opening brace; its arguments stream if its name comes first.
+    """Reads one call after the opening brace; its arguments stream if its name comes first.
 
     closes: the delimiters that may follow; None if nothing may.
     """
@@ -45,8 +45,8 @@ def call_object(
 
 
 def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ...]) -> Steps[None]:
-    """Reads closing braces too many after a call. Malformed if a string of the call has ended at
-    a quote that was not escaped: then more of the call follows."""
+    """Reads surplus closing braces after a call. Malformed if a string of the call has ended at a
+    quote that was not escaped: then more of the call follows."""
     while "}" not in closes and (yield from source.after_space("}")):
         yield from source.space()
         yield from source.expect("}")
@@ -65,8 +65,8 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
 
 
 def _closes_string(rest: str) -> bool:
-    """Whether a text ends a string, and an object or array around it, that began before it: an
-    inner quote has cut it off."""
+    """Whether a text ends a string that began before it, and an object or array around the string:
+    then an unescaped quote has ended the string too early."""
     depth = 0
     for found in UNREAD.finditer(rest):
         depth += 1 if found[2] in "{[" else -1
@@ -82,7 +82,7 @@ def _call_object(
     frame: tuple[str, ...],
     closes: tuple[str, ...] | None = None,
 ) -> Steps[None]:
-    """frame: keys under which the call itself may stand, in an object of its own."""
+    """frame: the keys under which the call itself may stand, as an inner object."""
     name, call, framed = "", None, False
     held: list[Any] = []
     while True:
@@ -108,7 +108,7 @@ def _call_object(
         else:
             raise Malformed(f"no call has a key {key!r}")
         if call and closes is not None and (yield from source.after_space("]", *closes)):
-            call.repaired()  # its last brace was forgotten
+            call.repaired()  # its last brace is missing
             break
         yield from source.space()
         if (yield from source.expect(",", "}")) == "}":
@@ -127,7 +127,7 @@ def _call_object(
 
 @dataclass(frozen=True)
 class JsonCallForm:
-    """The form of such an object for a grammar: its texts are regular expressions."""
+    """The form of JSON calls in a grammar: its texts are regular expressions."""
 
     name: str = "name"
     arguments: str = "arguments"
@@ -140,7 +140,7 @@ class JsonCallForm:
         return f"{lark.terminal(f'/{self.head(tool)}/')} {self.rest(lark, tool)}"
 
     def head(self, tool: Tool) -> str:
-        """Up to the tool's name."""
+        """Returns a regular expression of a call up to its tool's name."""
         name = literally(json.dumps(tool.name, ensure_ascii=False))
         return rf'\{{{GAP}{self.before}"{self.name}"{COLON}{name}'
 
@@ -151,13 +151,13 @@ class JsonCallForm:
 
 
 def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The calls in broken JSON."""
-    found = loads(text, missing=1)  # the outer brace: the arguments are whole
+    """Returns the calls in broken JSON."""
+    found = loads(text, missing=1)  # the outer brace is missing: the arguments are complete
     return [_call(item) for item in (found if isinstance(found, list) else [found])]
 
 
 def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The calls in a broken list of objects whose only key is a tool's name."""
+    """Returns the calls in a broken list of objects whose only key is a tool's name."""
     found = loads(text, missing=1)
     items = found if isinstance(found, list) else [found]
     if not all(isinstance(item, dict) and len(item) == 1 for item in items):
@@ -187,7 +187,7 @@ def _name_text(value: Any) -> str:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Arguments that came whole; some models write them as text again."""
+    """Returns arguments that came at once as an object; some models write them as text again."""
     found = loads(value) if isinstance(value, str) else value
     if not isinstance(found, dict):
         raise Malformed("arguments should be an object")

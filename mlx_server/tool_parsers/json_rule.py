@@ -9,17 +9,19 @@ from mlx_server.schemas.view import DEFINITIONS
 NEVER = r"/[^\s\S]/"
 
 NUMBER = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,2})?"
-"""Matches numbers that are finite in 64 bits."""
+"""Matches numbers that are finite in 64 bits. The digits are limited, or a small model would write
+them for ever."""
 
 
 def json_rule(value: ValueSchema, lark: Lark, *types: str) -> str:
-    """types: those of the value's types that may be taken; all if none are given."""
+    """Returns the rule of the value. types: those of its types that are allowed; all if none are
+    given."""
     if {"number"} == set(types or value.types) and value.is_any("number"):
         return lark.terminal(f"/{NUMBER}/")
     wanted = value.types & set(types or value.types)
     options = [option for option in value.options() if option.types & wanted]
     if wanted < value.types and options != [value]:
-        # if they have a type as well, some of their keywords can't be enforced
+        # next to a type, some keywords of the options can't be enforced
         rules = (json_rule(option, lark, *(option.types & wanted)) for option in options)
         return lark.rule(" | ".join(rules) or NEVER)
     root = value.root.root

@@ -32,10 +32,11 @@ class KeyedCallFormat:
     key_opens: str
     key_closes: str
     type_opens: str = ""
-    """Stands between key and value where a pair has a third part, the value's type."""
+    """The text between key and value where a pair has a third part, the value's type."""
     type_closes: str = ""
     value_opens: str = ""
-    """Left out where the value begins right after `key_closes`; then no value has a type."""
+    """The text before a value. Empty if the value begins right after `key_closes`; then no value
+    has a type."""
     value_closes: str
     closes_call: str
     closes: str = ""
@@ -61,7 +62,7 @@ class KeyedCallFormat:
             space=self.space,
         )
         return CallFormat(
-            self._read,
+            self._read_block,
             opens=(self.opens or self.before_name,),
             closes=(self.closes or self.closes_call,),
             inner=tuple(filter(None, parts)),
@@ -70,36 +71,39 @@ class KeyedCallFormat:
 
     # Reading
 
-    def _read(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    def _read_block(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
         if not self.opens:
-            yield from self._call(source, calls)
+            yield from self._read_call(source, calls)
             return
         yield from source.space()
         found = yield from source.expect(self.before_name)
         while found == self.before_name:
-            yield from self._call(source, calls)
+            yield from self._read_call(source, calls)
             yield from source.space()
             found = yield from source.accept(self.before_name, self.closes)
         if not found and (yield from source.peek()):
             raise Malformed("more than calls in a block")
 
-    def _call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
         yield from source.space()
         if bracket := (yield from source.accept("{", "[")):
             json = marked_json.objects if bracket == "{" else marked_json.array
             yield from json(source, calls, (self.closes_call,))
             return
-        call, delimiter = yield from self._head(source, calls)
+        call, delimiter = yield from self._read_name(source, calls)
         while delimiter == self.key_opens:
-            yield from self._pair(source, call)
+            yield from self._read_pair(source, call)
             yield from source.space()
             delimiter = yield from source.accept(self.key_opens, self.closes_call)
         if not delimiter and not (yield from source.stopped()):
             raise Malformed("a call has no end")
         call.finish()
 
-    def _head(self, source: Source, calls: ToolCallEmitter) -> Steps[tuple[ToolCallWriter, str]]:
-        """The writer of the call that a name begins, and the delimiter after the name."""
+    def _read_name(
+        self, source: Source, calls: ToolCallEmitter
+    ) -> Steps[tuple[ToolCallWriter, str]]:
+        """Returns the writer of the call whose name comes next, and the delimiter after the
+        name."""
         pieces: list[str] = []
         ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
         delimiter = yield from source.up_to(*ends, into=pieces.append)
@@ -112,31 +116,31 @@ class KeyedCallFormat:
             raise Malformed("expected a key")
         return calls.start(name), delimiter
 
-    def _pair(self, source: Source, call: ToolCallWriter) -> Steps[None]:
+    def _read_pair(self, source: Source, call: ToolCallWriter) -> Steps[None]:
         pieces: list[str] = []
         if not (yield from source.up_to(self.key_closes, into=pieces.append)):
             raise Malformed("a key has no end")
         key = "".join(pieces).strip()
         if self.value_opens:  # without it, white space is a part of the value
-            yield from self._value_begins(source)
+            yield from self._read_value_opening(source)
         if call.streams(key):
-            yield from self._value(source, partial(call.text, key))
+            yield from self._read_value(source, partial(call.text, key))
             call.end_text(key)
         else:
             pieces = [(yield from read_json(source))]
-            yield from self._value(source, pieces.append)
+            yield from self._read_value(source, pieces.append)
             call.untyped(key, "".join(pieces))
 
-    def _value_begins(self, source: Source) -> Steps[None]:
-        """Reads the value's type, if there is one, and the delimiter before the value."""
+    def _read_value_opening(self, source: Source) -> Steps[None]:
+        """Reads the type of a value, if it has one, and the delimiter before the value."""
         yield from source.space()
         if self.type_opens and (yield from source.accept(self.type_opens)):
             yield from source.up_to(self.type_closes, into=lambda _: None)
             yield from source.space()
         yield from source.expect(self.value_opens)
 
-    def _value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
-        """Read a value up to the closing delimiter that is followed by markup."""
+    def _read_value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
+        """Reads a value up to the closing delimiter that is followed by markup."""
         following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):

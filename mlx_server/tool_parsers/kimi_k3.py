@@ -28,7 +28,7 @@ OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 QUOTE = '"'
 ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
 WRITTEN = re.compile(r'(\s*\w+="[^"]*")*')
-"""Attributes without a slip."""
+"""Attributes without a mistake."""
 
 
 def beginning(element: str) -> str:
@@ -40,7 +40,7 @@ def end(element: str) -> str:
 
 
 def spaced(delimiter: str, element: str) -> tuple[str, ...]:
-    """An opening or closing of an element with spaces in it, as no template has them."""
+    """Returns an opening or closing delimiter with spaces in it, which no template writes."""
     spaces = ((" ", ""), ("", " "), (" ", " "))
     return tuple(f"{delimiter}{before}{element}{after}{SEPARATOR}" for before, after in spaces)
 
@@ -50,7 +50,7 @@ def _ends(element: str) -> tuple[str, ...]:
 
 
 def _opens(element: str) -> tuple[str, ...]:
-    """The beginning of an opening that has attributes."""
+    """Returns the beginnings of an opening delimiter that has attributes."""
     return OPEN + element, f"{OPEN} {element}"
 
 
@@ -64,24 +64,24 @@ def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         if found in _ends("tools"):
             return
         if not found:
-            # calls that are whole count, but what follows them is no part of them
+            # complete calls count, but what follows them is not part of them
             if (yield from source.peek()):
                 raise Malformed("more than calls among the tools")
             return
-        yield from _call(source, calls)
+        yield from _read_call(source, calls)
 
 
 def _read_calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Reads calls without a section around them, after the first one's opening."""
-    yield from _call(source, calls)
+    yield from _read_call(source, calls)
     while (yield from source.after_space(*_opens("call"))):
         yield from source.space()
         yield from source.expect(*_opens("call"))
-        yield from _call(source, calls)
+        yield from _read_call(source, calls)
 
 
-def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    attributes, has_slips = yield from _attributes(source)
+def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    attributes, has_slips = yield from _read_attributes(source)
     call = calls.start(attributes.get("tool", ""))
     if has_slips:
         call.repaired("format")
@@ -96,9 +96,9 @@ def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             call.repaired("format")
             yield from values.arguments(source, JSON, lambda: call, _ends("call"))
         elif found in _opens("argument"):
-            yield from _argument(source, call)
+            yield from _read_argument(source, call)
         else:
-            yield from _attributes(source)
+            yield from _read_attributes(source)
             yield from source.space()
             yield from source.expect("{")
             yield from values.arguments(source, JSON, lambda: call)
@@ -106,8 +106,8 @@ def _call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             yield from source.expect(*_ends("json"))
 
 
-def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
-    attributes, has_slips = yield from _attributes(source)
+def _read_argument(source: Source, call: ToolCallWriter) -> Steps[None]:
+    attributes, has_slips = yield from _read_attributes(source)
     if has_slips:
         call.repaired("format")
     key, type = attributes.get("key"), attributes.get("type", "string")
@@ -126,8 +126,9 @@ def _argument(source: Source, call: ToolCallWriter) -> Steps[None]:
         call.untyped(key, "".join(pieces))
 
 
-def _attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
-    """The attributes of an opening, and whether they are written with slips."""
+def _read_attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
+    """Returns the attributes of an opening delimiter, and whether they are written with
+    mistakes."""
     pieces: list[str] = []
     if (yield from source.up_to(OPEN, CLOSE, SEPARATOR, into=pieces.append)) != SEPARATOR:
         raise Malformed("an opening has no end")

@@ -65,8 +65,8 @@ def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 
 def _with_slips(name: str, *delimiters: str) -> CallFormat:
-    """The format of calls where more or less than a line break stands between name and arguments.
-    The names are shorter than the delimiters of the right format, which come first."""
+    """Returns the format of calls where more or less than a line break stands between name and
+    arguments. The names are shorter than the delimiters of the right format, which come first."""
     begins = tuple(written.format(name) for written in NAMES)
     return CallFormat(
         partial(_read_with_slips, name=name),
@@ -106,11 +106,11 @@ def _repaired(name: str, text: str) -> list[tuple[str, dict[str, Any]]]:
 _FUNCTIONARY_FIRST = replace(
     _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
 )
-"""Nothing but another message follows a call."""
+"""After a call only another message may follow."""
 
 
 def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
-    """The call of one tool after its name, if that can be written."""
+    """Returns the grammar of one tool's call after its name, if that can be written."""
     if not _GLM4.name.fullmatch(name) or name != name.strip():
         return ()
 

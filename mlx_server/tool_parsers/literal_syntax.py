@@ -1,7 +1,7 @@
 """The grammar rules of strings, words, lists and objects in a call format, by their schema.
 
-What is said of a value beyond the keywords here is left to JSON, which the readers of these
-formats understand as well.
+A value with keywords that are not read here is written as JSON, which the readers of these formats
+understand as well.
 """
 
 import json
@@ -19,11 +19,11 @@ class LiteralSyntax:
     """The literals that differ from JSON's."""
 
     string: Callable[[Lark, ValueSchema], str | None]
-    """The rule of a string that a schema allows; None where it has to be JSON."""
+    """Returns the rule of a string that a schema allows; None where it has to be JSON."""
     text: Callable[[Lark, str], str | None]
-    """The rule of exactly this string; None if there is no way to write it."""
+    """Returns the rule of exactly this string; None if there is no way to write it."""
     key: Callable[[Lark, str], str | None]
-    """The rule of exactly this key of a member; None if there is no way to write it."""
+    """Returns the rule of exactly this key of a member; None if there is no way to write it."""
     any_key: Callable[[Lark], str]
     words: Mapping[bool | None, tuple[str, ...]]
     ordered: Callable[[list[MemberSchema]], list[MemberSchema]] = list
@@ -35,7 +35,7 @@ class LiteralGrammar:
     lark: Lark
     syntax: LiteralSyntax
     _named: dict[tuple[int, str], str] = field(default_factory=dict)
-    """Rules of what was referred to, by the schema around it and the reference."""
+    """The rules of referenced schemas, by the schema around the reference and the reference."""
 
     def value(self, value: ValueSchema) -> str:
         if target := value.target:
@@ -53,7 +53,7 @@ class LiteralGrammar:
         return self._of_types(value)
 
     def members(self, variants: list[list[MemberSchema]]) -> str:
-        """The members of an object, without its brackets."""
+        """Returns the rule of an object's members, without its brackets."""
 
         def written(member: MemberSchema) -> str | None:
             key = self.syntax.key(self.lark, member.key)
@@ -71,7 +71,7 @@ class LiteralGrammar:
         return self.lark.terminal(r"/:\x20?/")
 
     def _once(self, name: tuple[int, str], body: Callable[[], str]) -> str:
-        """A rule that may use itself."""
+        """Returns a rule that may use itself, defined once."""
         if name not in self._named:
 
             def named(own: str) -> str:

@@ -11,20 +11,20 @@ from mlx_server.tool_parsers.source import Source, Steps
 FORM = JsonCallForm()
 
 READ_ON = r"\s*[,;{]"
-"""Matches what is taken for the next object."""
+"""Matches the beginning of a further object, which would be read as a call."""
 
 
 def marked_json(
     opens: str, closes: str = "", form: JsonCallForm = FORM, fence: str = ""
 ) -> CallFormat:
-    """closes: left out where the end of the JSON is the end of the block. fence: what models open
-    a block of code with in which all of the JSON stands."""
+    """closes: empty if the end of the JSON is the end of the block. fence: the opening of the block
+    of code that models write around all of the JSON."""
     delimiters = (closes,) if closes else ()
     before = "" if opens.endswith("[") else f"{fence}\n[" if fence else "["
     blocks = [array_block(form, closes, before)]
     if closes and not fence:
         blocks.insert(0, BlockGrammar(form.call, between="", after=closes))
-    read = partial(_block, delimiters)
+    read = partial(_read_block, delimiters)
     return CallFormat(
         read, (opens,), delimiters, repair=repaired, ends_answer=True, blocks=tuple(blocks)
     )
@@ -33,14 +33,14 @@ def marked_json(
 def marked_object(
     *opens: str, form: JsonCallForm = FORM, follows: tuple[str, ...] = ()
 ) -> CallFormat:
-    """Reads one call after each delimiter, which nothing but the end of the JSON ends. follows:
+    """Returns a format with one call after each delimiter, which ends with its JSON. follows:
     delimiters of other parts of an answer, which may come right after it."""
     block = BlockGrammar(form.call, read_on=READ_ON)
-    read = partial(_object, (*opens, *follows))
+    read = partial(_read_object, (*opens, *follows))
     return CallFormat(read, opens, repair=repaired, ends_answer=True, blocks=(block,))
 
 
-def _object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
+def _read_object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.expect("{")
     yield from call_object(source, calls, follows)
@@ -51,7 +51,7 @@ def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> Bloc
 
 
 def bare_block(form: JsonCallForm) -> UnmarkedBlockGrammar:
-    """Reads one or more objects without delimiters."""
+    """Returns a block of one or more objects without delimiters."""
     return UnmarkedBlockGrammar(
         call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest
     )
@@ -67,7 +67,7 @@ def bare_array(form: JsonCallForm) -> UnmarkedBlockGrammar:
     )
 
 
-def _block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
+def _read_block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.fence()
     yield from source.space()
@@ -99,7 +99,7 @@ def objects(source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()
         elif found in closes or (found == "]" and not closes):
             return
         elif not found:
-            # calls that are whole count, but what follows them in the block is no part of it
+            # complete calls count, but what follows them in the block is not part of them
             if (yield from source.peek()):
                 raise Malformed("more than calls between the delimiters")
             return

@@ -12,7 +12,7 @@ from mlx_server.tool_parsers.call_format import CallFormat, finished_calls, read
 from mlx_server.tool_parsers.source import complete_source
 
 MOST_UNKNOWN = 16
-"""Names of unknown tools in one block; each of them has the block read once more."""
+"""The most names of unknown tools in one block; for each of them the block is read once more."""
 
 SEPARATORS = " \t\r\n,;"
 
@@ -22,7 +22,7 @@ class KnownCall:
     name: str
     arguments: dict[str, Any]
     repairs: tuple[tuple[RepairKind, str], ...]
-    """What was repaired, and the path within the call."""
+    """The kinds of repair, each with its path within the call."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MixedBlock:
     calls: tuple[KnownCall, ...]
     """The calls of known tools."""
     unknown: tuple[str, ...]
-    """Names of the others, in their order."""
+    """The names of the unknown tools, in their order."""
     size: int
     """Characters of the text that belong to the block."""
 
@@ -38,9 +38,9 @@ class MixedBlock:
 def mixed_block(
     call_format: CallFormat, text: str, tools: Sequence[Tool], allowed: RepairPolicy
 ) -> MixedBlock:
-    """The calls that a text begins with, after a block's opening delimiter or after another call.
+    """Returns the calls that a text begins with, after a block's opening delimiter or another call.
 
-    Malformed if it begins with anything else, or if none of them is of a known tool.
+    Malformed if it begins with anything else, or if none of the calls is of a known tool.
     """
     offered = {tool.name for tool in tools}
     unknown: dict[str, Tool] = {}

@@ -22,21 +22,22 @@ from mlx_server.tool_parsers.source import Source, Steps
 
 ID = re.compile(r"[a-zA-Z0-9]+")
 CLIENT_ID = re.compile(r"[\w.:\-]+")
-"""An id in the form of a client's, which the model has seen in earlier calls."""
+"""Matches an id in the form of a client's, which the model has seen in earlier calls."""
 NAME = re.compile(r"[\w.\-]+")
 REWRITTEN_ID = re.compile(r"(?:functions_)?(.+?)(?:_[0-9]+)?")
-"""An id of Kimi's in which nothing but letters, digits and underscores was left."""
+"""Matches an id of Kimi's in which a client or gateway has replaced all but letters, digits and
+underscores."""
 
 JSON_CALLS = re.compile(r"\s*(\[\s*)?\{")
-"""The beginning of calls that are JSON objects."""
+"""Matches the beginning of calls that are JSON objects."""
 
 NO_NAME = ("", "functions", "functions.")
-"""The names of a call that has no more than a number for an id."""
+"""The names in ids that have nothing else but a number."""
 
 
 def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
-    """Malformed if a quote follows a call that nothing closes and that ends an answer:
-    its string may have ended at a quote that was not escaped."""
+    """Raises Malformed if a quote follows a call that nothing closes and that ends an answer: the
+    string may have ended at a quote that was not escaped."""
     ahead = source.lookahead()
     if '"' in (yield from ahead.text_up_to(*ends)):
         raise Malformed("a quote in a string was not escaped")
@@ -49,16 +50,17 @@ class NamedCallFormat:
     """
 
     opens: str = ""
-    """The delimiter of a block; the same as `before_name` where calls stand in none."""
+    """The delimiter of a block; the same as `before_name` if calls stand in no block."""
     begins: str = ""
     """The beginning of an answer that is a block, in a format without an opening delimiter."""
     before_name: str = ""
     name: re.Pattern[str] = NAME
-    """The characters of names."""
+    """Matches names."""
     after_name: str = ""
     arguments: CallArguments = JSON
     instead: tuple[str, CallArguments] | None = None
-    """The text that models write by mistake after a name, and the format of the arguments then."""
+    """The text that models write by mistake after a name, and the format of the arguments after
+    it."""
     closes_call: str = ""
     between: str | None = None
     """The text between two calls; None: a block has one call."""
@@ -70,7 +72,7 @@ class NamedCallFormat:
     code: str = ""
     """The language of the block of code in Markdown in which calls stand."""
     id_delimiter: str = ""
-    """May stand after a name, before an id. `after_name` may then be missing."""
+    """The text between a name and an id after it. `after_name` may then be missing."""
     id_first: bool = False
     """Whether the id stands before the name, and `id_delimiter` between them."""
     before_arguments: str = ""
@@ -97,7 +99,7 @@ class NamedCallFormat:
     """A regular expression of what may stand between the parts of a block in a grammar."""
 
     def call_format(self, *blocks: BlockGrammar) -> CallFormat:
-        """blocks: other ways to write one."""
+        """Returns the format. blocks: further grammars, for other ways to write a call."""
         closes_call = self.closes_call if self.repair_unit == "call" or not self.closes else ""
         return CallFormat(
             self.read,
@@ -114,35 +116,37 @@ class NamedCallFormat:
     # Reading
 
     def read(self, source: Source, calls: ToolCallEmitter, name: str = "") -> Steps[None]:
-        """A block after its opening delimiter. name: of its first call, if it was read."""
+        """Reads a block after its opening delimiter. name: the first call's, if it was read."""
         begun = bool(name) or (bool(self.opens) and self.opens == self.before_name)
         # a brace before the name would be taken for the object's
         has_brace = self.before_name.startswith("{")
         may_be_json = not (begun or has_brace) and (self.may_be_json or bool(self.opens))
-        if may_be_json and (yield from self._json_calls(source, calls)):
+        if may_be_json and (yield from self._read_json_calls(source, calls)):
             return
         found, is_closed = 0, False
-        while begun or (yield from self._goes_on(source, empty=not found)):
+        while begun or (yield from self._read_between_calls(source, empty=not found)):
             is_sure = not found or self.between is not None
             if not begun and not self.noisy:
-                is_sure = (yield from self._begins(source)) and is_sure
-            is_closed = yield from self._call(source, calls, name, is_sure=is_sure)
+                is_sure = (yield from self._read_before_name(source)) and is_sure
+            is_closed = yield from self._read_call(source, calls, name, is_sure=is_sure)
             begun, name, found = False, "", found + 1
             if self.between is None and not self.closes and is_closed:
                 return
 
-    def _begins(self, source: Source) -> Steps[bool]:
-        """Whether what stands before a name was read. It may be missing if it is plain text."""
+    def _read_before_name(self, source: Source) -> Steps[bool]:
+        """Reads the text before a name, which may be missing if it is plain text. Returns whether
+        it was there."""
         if self.before_name in self.inner:
             return bool((yield from source.expect(self.before_name)))
         return not self.before_name or bool((yield from source.accept(self.before_name)))
 
-    def _goes_on(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """Reads what stands around calls; whether a call comes, rather than the block's end."""
+    def _read_between_calls(self, source: Source, *, empty: bool) -> Steps[bool]:
+        """Reads the text around calls. Returns whether a call comes, rather than the block's
+        end."""
         may_end = not empty or bool(self.passed and self.opens)
         ends = (self.closes,) if self.closes and may_end else ()
         if self.noisy:
-            return (yield from self._noise(source, empty=empty))
+            return (yield from self._skip_noise(source, empty=empty))
         found = " "
         while found:
             yield from source.space()
@@ -151,8 +155,11 @@ class NamedCallFormat:
                 return False
         return bool((yield from source.peek())) or not may_end
 
-    def _noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """Passes over the same text as `_goes_on`, and reads the delimiter before a call's name."""
+    def _skip_noise(self, source: Source, *, empty: bool) -> Steps[bool]:
+        """Skips text up to the delimiter before a name, which is read, or to the block's end.
+
+        Returns whether a call comes.
+        """
         delimiters = (self.before_name, self.closes_call, self.closes)
         while True:
             pieces: list[str] = []
@@ -164,8 +171,8 @@ class NamedCallFormat:
             if delimiter != self.closes_call:
                 return False
 
-    def _json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
-        """Whether there were any, or an array of none."""
+    def _read_json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
+        """Reads calls in JSON. Returns whether there were any, or an empty array."""
         closes = tuple(filter(None, (self.closes_call, self.closes))) if self.opens else ()
         yield from source.space()
         if listed := self.begins or (self.may_be_json and (yield from source.accept("["))):
@@ -180,13 +187,13 @@ class NamedCallFormat:
             return False
         return True
 
-    def _call(
+    def _read_call(
         self, source: Source, calls: ToolCallEmitter, name: str, *, is_sure: bool
     ) -> Steps[bool]:
-        """Whether it was closed. is_sure: whether it begins where and as calls do."""
+        """Reads a call. Returns whether it was closed. is_sure: whether it certainly is a call."""
         id, arguments = None, self.arguments
         if not name:
-            name, id, arguments = yield from self._head(source, calls)
+            name, id, arguments = yield from self._read_head(source, calls)
         is_unnamed = self.numbered and name in NO_NAME
         if is_unnamed:
             found = yield from json_ahead(source)
@@ -216,13 +223,13 @@ class NamedCallFormat:
         call = yield from arguments.read(source, start, ends)
         if self.ends_answer and not self.closes_call:
             yield from _check_quotes(source, ends)
-        is_closed = not self.closes_call or (yield from self._end(source, call, ends))
+        is_closed = not self.closes_call or (yield from self._read_end(source, call, ends))
         call.finish()
         return is_closed
 
-    def _end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
-        """The delimiter after a call, which may be missing at the end of the turn and where another
-        delimiter follows. Whether there was one."""
+    def _read_end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
+        """Reads the delimiter after a call. It may be missing at the end of the turn and before
+        another delimiter. Returns whether there was one."""
         yield from source.space()
         if self.fenced and (yield from source.accept("```")):
             yield from source.space()
@@ -234,19 +241,20 @@ class NamedCallFormat:
             raise Malformed("more than arguments in a call")
         return False
 
-    def _head(
+    def _read_head(
         self, source: Source, calls: ToolCallEmitter
     ) -> Steps[tuple[str, str | None, CallArguments]]:
-        """A name, the call's id, and the arguments, after what stands before them."""
+        """Reads what precedes the arguments. Returns the name, the call's id and the arguments'
+        format."""
         yield from source.space()
         while self.noisy and (yield from source.accept(self.before_name)):
             yield from source.space()
         if self.id_first:
-            return (yield from self._head_after_id(source))
+            return (yield from self._read_head_after_id(source))
         name = yield from values.run(source, self.name)
         yield from source.space()
         if self.id_delimiter:
-            return name, *(yield from self._id_after_name(source))
+            return name, *(yield from self._read_id_after_name(source))
         other, arguments = self.instead or ("", self.arguments)
         delimiters = tuple(filter(None, (self.after_name, other)))
         if not delimiters or (yield from source.expect(*delimiters)) == self.after_name:
@@ -261,11 +269,12 @@ class NamedCallFormat:
                 yield from source.space()
                 yield from source.fence()
         if not calls.knows(name):
-            name = name.removesuffix(".call")  # as Llama calls what is built in
+            name = name.removesuffix(".call")  # Llama's name of a built-in tool's call
         return name, None, arguments
 
-    def _id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
-        """The call's id, if it has one, and the arguments, which may be left out at the end."""
+    def _read_id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
+        """Reads an id after a name. Returns it and the arguments' format; these may be missing at
+        the end."""
         id = None
         if (yield from source.accept(self.id_delimiter)):
             yield from source.space()
@@ -279,7 +288,7 @@ class NamedCallFormat:
         )
         return id, LEFT_OUT if has_none else self.arguments
 
-    def _head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
+    def _read_head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
         id = yield from values.run(source, CLIENT_ID)
         yield from source.expect(self.id_delimiter)
         name = yield from values.run(source, self.name)
@@ -287,7 +296,7 @@ class NamedCallFormat:
         return name, id or None, self.arguments
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
-        """The calls of a block whose JSON has mistakes."""
+        """Returns the calls of a block whose JSON has mistakes."""
         if self.may_be_json and JSON_CALLS.match(text):
             return repaired(text)
         if isinstance(self.arguments, LiteralArguments):
@@ -325,7 +334,7 @@ class NamedCallFormat:
             "space": self.space,
         }
         if not self.opens:
-            return UnmarkedBlockGrammar(**parts, head=self._first, rest=self._rest)
+            return UnmarkedBlockGrammar(**parts, head=self._beginning_of, rest=self._rest)
         before = "[" if self.listed else f"\n```{self.code}\n" if self.code else ""
         return BlockGrammar(**parts, before=before, may_be_empty=self.listed)
 
@@ -334,7 +343,7 @@ class NamedCallFormat:
         """Whether a call has delimiters of its own, and stands in no block."""
         return bool(self.closes_call) and self.opens == self.before_name
 
-    def _first(self, tool: Tool) -> str:
+    def _beginning_of(self, tool: Tool) -> str:
         return literally(f"{self.begins}{self.before_name}{self._named(tool)}{self.after_name}")
 
     def _written(self, lark: Lark, tool: Tool) -> str:
@@ -343,7 +352,7 @@ class NamedCallFormat:
         return f"{before}{self._headed(lark, tool)}"
 
     def _headed(self, lark: Lark, tool: Tool) -> str:
-        """A call after `before_name`."""
+        """Returns a call after `before_name`."""
         name, after = (
             quoted(self._named(tool)),
             lark.text(self.after_name + self.before_arguments),
@@ -365,7 +374,7 @@ class NamedCallFormat:
         return f"{name} {after} {rest}"
 
     def _rest(self, lark: Lark, tool: Tool) -> str:
-        """A call after `after_name`."""
+        """Returns a call after `after_name`."""
         own = self.closes or self._stands_alone
         closes = lark.text(self.closes_call) if self.closes_call and own else ""
         return f"{self.arguments.write(lark, tool)} {closes}".strip()
@@ -377,7 +386,7 @@ class NamedCallFormat:
 
 
 def plain(id: str, knows: Callable[[str], bool] = lambda name: True) -> str:
-    """The name in an id, also in one that a client or a gateway has rewritten."""
+    """Returns the name in an id, also in one that a client or a gateway has rewritten."""
     name, _, number = id.rpartition(":")
     name = name if number.isdecimal() else id
     found = REWRITTEN_ID.fullmatch(id)

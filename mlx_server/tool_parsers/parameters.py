@@ -15,14 +15,14 @@ class UncallableTool(BadRequest):
 
 
 ParameterWriter = Callable[[MemberSchema], str | None]
-"""A parameter, as symbols of a rule; None if the format can't express its key."""
+"""Returns a parameter as symbols of a rule; None if the format can't express its key."""
 
 ParameterRules = tuple[str, bool]
 """The rule of a parameter, and whether it is required."""
 
 
 ParameterVariants = Sequence[Sequence[MemberSchema]]
-"""Alternative lists of members, of which any will do."""
+"""Alternative lists of members; the arguments have those of one list."""
 
 
 def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:
@@ -36,7 +36,7 @@ def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: L
 def comma_separated_rule(
     variants: ParameterVariants, write: ParameterWriter, lark: Lark, comma: str
 ) -> str:
-    """comma: symbols of a rule."""
+    """comma: what separates two parameters, as symbols of a rule."""
     return _any([_parted(found, write, lark, comma) for found in variants], lark)
 
 

@@ -13,18 +13,18 @@ KEY = re.compile(r"\w+")
 NAME = re.compile(r"[\w.\-]+")
 WORD = re.compile(r"\w")
 VALUE_BEGINS = re.compile(r"""['"\[{(\-+.\dTFNtfn\])}]""")
-"""A value, or the bracket after a last comma."""
+"""Matches the beginning of a value, or the bracket after a trailing comma."""
 AROUND_CALLS = ("]", "```")
-"""Texts that end the list or the block of code in which calls stand."""
+"""Texts that end the list of calls, or the block of code around them."""
 
 
 class InnerQuotes:
-    """The quotes that stand in one string without a backslash."""
+    """The quotes without a backslash that stand inside one string."""
 
     def __init__(self, quote: str) -> None:
         self._quote = quote
         self._before = ""
-        """The character before the one that comes next."""
+        """The character before the next one."""
         self._seen = False
         self._is_open = False
         """Whether an inner quote has been opened and not closed; an apostrophe opens none."""
@@ -51,7 +51,7 @@ class InnerQuotes:
         return False
 
     def _is_last(self, source: Source, ends: tuple[str, ...]) -> Steps[bool]:
-        """Whether no such quote follows."""
+        """Whether no quote follows that could end the string."""
         ahead = source.lookahead()
         found = yield from ahead.up_to(self._quote, *ends)
         return found != self._quote and not source.cut
@@ -62,8 +62,8 @@ def _ends_argument(
 ) -> Steps[bool]:
     """Whether another argument follows, or the end of the call.
 
-    ends: the delimiters that may follow calls. is_escaped: whether no quote has stood in the string
-    without a backslash; after one, only a parameter that the tool has is taken for the next.
+    ends: the delimiters that may follow calls. is_escaped: whether the string has had no inner
+    quote without a backslash; after one, only a parameter of the tool counts as another argument.
     """
     yield from ahead.space()
     sign = yield from ahead.accept(",", ")")
@@ -82,7 +82,7 @@ def _ends_argument(
 
 
 def _ends_call(ahead: Lookahead, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
-    """Whether another call or the end of all follows a call's closing bracket."""
+    """Whether another call, or the end of all calls, follows a call's closing bracket."""
     yield from ahead.space()
     sign = yield from ahead.accept(*ends, *AROUND_CALLS, ",", ";")
     yield from ahead.space()
@@ -103,7 +103,7 @@ def _ends_call(ahead: Lookahead, call: ToolCallWriter, ends: tuple[str, ...]) ->
 
 
 def _ends_value(ahead: Lookahead) -> Steps[bool]:
-    """Whether a list or an object goes on, or ends, after a string in it."""
+    """Whether a list or an object goes on or ends after a string in it."""
     yield from ahead.space()
     sign = yield from ahead.accept(",", ":", "]", "}", ")")
     if not sign:

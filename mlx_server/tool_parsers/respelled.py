@@ -22,22 +22,22 @@ Delimiters = TypeVar("Delimiters", bound=DelimiterRecord)
 
 
 def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
-    """The delimiter in each other spelling; none, if it is of ordinary characters."""
+    """Returns the delimiter in each other spelling; nothing for one of ordinary characters."""
     found = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
     return tuple(dict.fromkeys(each for each in found if each != delimiter))
 
 
 def respelled(record: Delimiters) -> Iterator[Delimiters]:
-    """The record with all of its texts in each other spelling."""
+    """Yields the record with all of its texts in each other spelling."""
     seen = [record]
     for bar, joint in product(BARS, JOINTS):
-        made = replace(record, **_texts(record, bar, joint))
+        made = replace(record, **_respelled_fields(record, bar, joint))
         if made not in seen:
             seen.append(made)
             yield made
 
 
-def _texts(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
+def _respelled_fields(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
     def spell(text: str) -> str:
         return text.replace(BAR, bar).replace(JOINT, joint)
 

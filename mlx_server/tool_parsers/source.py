@@ -1,8 +1,8 @@
-"""What a model writes, read while it is being written.
+"""The text of a model, read while it is being written.
 
-Parsers are generators over a `Source`: they look at what is there, and yield where they need more
-of it to decide. So they read like recursive descent, and how the text is cut can't change what
-they find.
+Parsers are generators over a `Source`: they look at the text that has come, and yield where they
+need more of it to decide. So they read like recursive descent, and how the text is cut can't change
+what they find.
 """
 
 import re
@@ -23,16 +23,16 @@ Into = Callable[[str], None]
 SPACE = re.compile(r"\s+")
 
 MOST_STOPS = 8
-"""The spelled stop tokens at an end that are no text, at most: what may be one is held back, and
-searched again with each piece."""
+"""The most stop tokens in a row that are dropped where they are spelled out at the end of an
+answer: text that may be one is held back, and searched again with each piece."""
 
 
 class Source:
     """The unread text, and where in it a delimiter was written as one token.
 
-    delimiters: the control tokens of the vocabulary. A delimiter among them, or made with them,
-    counts only where the model wrote those tokens; one that the vocabulary lacks counts wherever it
-    is spelled, but not for a part of a control token.
+    delimiters: the control tokens of the vocabulary. A delimiter that is one of them or contains
+    one is found only where the model wrote those tokens. One that the vocabulary lacks is found
+    wherever it is spelled, but never as a part of a control token.
     """
 
     def __init__(
@@ -42,22 +42,23 @@ class Source:
         self._single = delimiters
         self._stops = _stops_at_end(stops) if stops else None
         self._held = ""
-        """The end of what has come, which may spell a stop token."""
+        """The end of the text that has come, which may spell a stop token."""
         self._control = _any_of(tuple(sorted(delimiters)))
         self._tokens: dict[str, list[tuple[int, str]]] = {}
-        """The control tokens that a delimiter is made with, and where in it they stand."""
+        """The control tokens in each delimiter, with their offsets."""
         self._text = ""
         self._at = 0
         """The position in `_text` of the first unread character."""
         self._before = 0
-        """Characters before `_text`."""
+        """The number of characters before `_text`."""
         self._places: dict[int, str] = {}
         self._kept: list[str] | None = None
         self.quoted = False
-        """Inside of a string, where a control token is nothing but the text that it spells."""
+        """Whether the parser is inside a string, where a control token is only the text that it
+        spells."""
         self.closed = False
         self.cut = False
-        """Whether the answer was ended from outside rather than by the model."""
+        """Whether the answer was cut off, rather than ended by the model."""
 
     def feed(self, text: str) -> None:
         if self._stops:
@@ -77,7 +78,7 @@ class Source:
         self._text += text
 
     def feed_delimiter(self, delimiter: str) -> None:
-        """A token that is this delimiter."""
+        """Adds a token that is this delimiter."""
         self._release()
         self._places[self._before + len(self._text)] = delimiter
         self._append(delimiter)
@@ -102,7 +103,7 @@ class Source:
         return self._before + self._at
 
     def ahead(self, skipped: int = 0) -> str:
-        """The unread text that has come, without its first characters."""
+        """Returns the unread text that has come, without its first characters."""
         return self._text[self._at + skipped :]
 
     def take(self, size: int) -> str:
@@ -113,7 +114,7 @@ class Source:
         return taken
 
     def keep(self, already: str = "") -> None:
-        """Remembers what is read from here on, should it turn out to be text."""
+        """Remembers what is read from now on, in case it turns out to be text."""
         self._kept = [already]
 
     def kept(self) -> str:
@@ -122,7 +123,7 @@ class Source:
         return "".join(kept)
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Returns the next character; empty at the end."""
         while self._at == len(self._text) and not self.closed:
             yield
         return self._text[self._at : self._at + 1]
@@ -172,12 +173,13 @@ class Source:
             yield
 
     def until(self, size: int) -> Steps[None]:
-        """Wait until so many characters are unread, or no more will come."""
+        """Waits until so many characters are unread, or no more will come."""
         while len(self.ahead()) < size and not self.closed:
             yield
 
     def ahead_to_end(self, *beginnings: str) -> Steps[str]:
-        """All that is left of the text, which stays to be read; empty if it begins otherwise."""
+        """Returns all that is left of the text, which stays to be read; empty if it begins
+        otherwise."""
         if not (yield from self.after_space(*beginnings)):
             return ""
         while not self.closed:
@@ -187,7 +189,7 @@ class Source:
     def accept(self, *literals: str) -> Steps[str]:
         """Reads the longest of these that comes next; empty if none does.
 
-        Of one that was cut off with the answer, what there is of it is read as well.
+        If the end of the answer cuts one off, the part of it is read as well.
         """
         found = yield from self.one_of(literals)
         if not found and self.cut and self._longer_may_come(self._at, "", literals):
@@ -213,7 +215,7 @@ class Source:
         """Passes text on until a delimiter comes, which is read and returned; empty at the end."""
         while True:
             at, found = self._first(delimiters)
-            # what may become a delimiter counts before one that begins in it
+            # a longer text that may become a delimiter goes before one that begins inside it
             undecided = self._undecided(delimiters)
             torn = self.closed and self._before + undecided <= max(self._places, default=-1)
             if self.closed and not torn:
@@ -221,7 +223,7 @@ class Source:
             certain = min(at, undecided)
             if certain > self._at:
                 into(self.take(certain - self._at))
-            if torn and undecided <= at:  # a control token is no text, also without its rest
+            if torn and undecided <= at:  # an incomplete control token is no text
                 self.take(len(self._text))
                 return ""
             if self.closed or (found and at < undecided):
@@ -234,19 +236,19 @@ class Source:
             into(self.take(len(found[0])))
 
     def at(self, offset: int) -> Steps[str]:
-        """The character at this distance from the next one; empty after the end."""
+        """Returns the character at this distance from the next one; empty after the end."""
         while self._at + offset >= len(self._text) and not self.closed:
             yield
         return self._text[self._at + offset : self._at + offset + 1]
 
     def one_of(self, literals: tuple[str, ...], offset: int = 0) -> Steps[str]:
-        """The longest of these that comes at this distance; empty if none does."""
+        """Returns the longest of these that comes at this distance; empty if none does."""
         while (found := self._decided(literals, self._at + offset)) is None:
             yield
         return found
 
     def _decided(self, literals: tuple[str, ...], at: int) -> str | None:
-        """The longest of these that is there; None as long as a longer one may come."""
+        """Returns the longest of these that has come; None as long as a longer one may."""
         found = max((x for x in literals if self._begins(x, at)), key=len, default="")
         decided = self.closed or not self._longer_may_come(at, found, literals)
         return found if decided else None
@@ -263,7 +265,7 @@ class Source:
         return self._text.startswith(delimiter, at) and self._is_written(delimiter, at)
 
     def _could_begin(self, delimiter: str, at: int) -> bool:
-        """Whether what is there from `at` on is an unfinished delimiter."""
+        """Whether the text that has come from `at` on is an unfinished delimiter."""
         return (
             len(self._text) - at < len(delimiter)
             and delimiter.startswith(self._text[at:])
@@ -305,30 +307,31 @@ class Source:
 
 
 class Lookahead:
-    """Looks at what comes next in a source, of which nothing is read."""
+    """Looks at what comes next in a source, without reading it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._offset = 0
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Returns the next character; empty at the end."""
         return (yield from self._source.at(self._offset))
 
     def accept(self, *literals: str) -> Steps[str]:
-        """Passes the longest of these that comes next; empty if none does."""
+        """Skips the longest of these that comes next, and returns it; empty if none does."""
         found = yield from self._source.one_of(literals, self._offset)
         self._offset += len(found)
         return found
 
     def up_to(self, *delimiters: str) -> Steps[str]:
-        """Passes everything up to a delimiter and that, which is returned; empty at the end."""
+        """Skips everything up to a delimiter and the delimiter, which is returned; empty at the
+        end."""
         while not (found := (yield from self.accept(*delimiters))) and (yield from self.peek()):
             self._offset += 1
         return found
 
     def text_up_to(self, *delimiters: str) -> Steps[str]:
-        """Passes everything up to a delimiter, which stays, and returns it."""
+        """Skips everything up to a delimiter, which stays, and returns what was skipped."""
         found: list[str] = []
         while not (yield from self._source.one_of(delimiters, self._offset)) and (
             character := (yield from self.peek())
@@ -338,7 +341,7 @@ class Lookahead:
         return "".join(found)
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Passes the run of single characters that `pattern` matches."""
+        """Skips the run of single characters that `pattern` matches, and returns it."""
         found = ""
         while (character := (yield from self.peek())) and pattern.match(character):
             found += character
@@ -350,7 +353,7 @@ class Lookahead:
 
 
 def complete_source(text: str) -> Source:
-    """All of it: nothing more comes."""
+    """Returns a source of the whole text: nothing more comes."""
     source = Source()
     source.feed(text)
     source.close(cut=False)
@@ -359,8 +362,9 @@ def complete_source(text: str) -> Source:
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds runs of stop tokens, and the beginning of one at the text's end. No place within a run
-    is tried again, so that the time is in proportion to the text."""
+    """Returns a pattern of stop tokens in a row at the text's end, the last of which may be
+    incomplete. No place within a run is tried again, so that the time is in proportion to the
+    text."""
     begun = sorted({s[:size] for s in stops for size in range(1, len(s))}, key=len, reverse=True)
     longest_first = sorted(stops, key=len, reverse=True)
     whole, part = ("|".join(map(re.escape, each)) for each in (longest_first, begun))
@@ -371,9 +375,10 @@ def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds where any of these is spelled, overlapping ones too; its group 1 is the longest.
+    """Returns a pattern that finds where any of these is spelled, overlapping ones too; its group 1
+    is the longest.
 
-    Matches are empty, so that the next one may begin inside of this one.
+    Matches are empty, so that the next one may begin inside this one.
     """
     longest_first = sorted(delimiters, key=len, reverse=True)
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
@@ -381,7 +386,7 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    """Finds their first characters; and the length of the longest."""
+    """Returns a pattern of their first characters, and the length of the longest."""
     return _any_of(tuple(sorted({delimiter[0] for delimiter in delimiters}))), max(
         map(len, delimiters), default=1
     )

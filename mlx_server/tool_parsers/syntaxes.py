@@ -25,13 +25,13 @@ PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '"\\/'}
 PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
-"""Python's escapes by number, and the number of their digits."""
+"""The number of digits in Python's escapes by number."""
 
 
 def json_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
 ) -> Steps[None]:
-    """Line breaks in it are let pass."""
+    """Reads a string of JSON. Line breaks in it are accepted."""
     source.quoted = True
     while not (yield from _piece(source, quote, into, escape=_json_escape)):
         pass
@@ -41,8 +41,8 @@ def json_text(
 def python_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None, *, ends: tuple[str, ...]
 ) -> Steps[None]:
-    """A quote that could not be followed by what follows is a part of the string: templates that
-    show past calls to a model escape nothing."""
+    """Reads a string of Python. A quote that can't end the string where it stands is part of it:
+    templates that show past calls to a model escape nothing."""
     source.quoted = True
     inner = python_strings.InnerQuotes(quote)
 
@@ -61,7 +61,8 @@ def python_text(
 def _quoted_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
 ) -> Steps[None]:
-    """A string in quotes that its syntax does not have, and its own delimiter may follow as well.
+    """Reads a string in quotes that its syntax does not have. The syntax's own delimiter may
+    follow.
 
     What a backslash means there is in doubt, and so is any quote in it.
     """
@@ -80,7 +81,7 @@ def _quoted_text(
 def _json_text_or_delimited(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None, *, delimiter: str
 ) -> Steps[None]:
-    """A string in JSON, in a syntax with a delimiter of its own, which may follow."""
+    """Reads a string of JSON in a syntax with a delimiter of its own, which may follow."""
     if (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
         return
     yield from json_text(source, quote, into)
@@ -91,7 +92,8 @@ def _json_text_or_delimited(
 def _delimited_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None, *, delimiter: str
 ) -> Steps[bool]:
-    """A string between delimiters around which there are quotes as well; whether there was one."""
+    """Reads a string between delimiters that have quotes around them. Returns whether there was
+    one."""
     if not (yield from source.accept(delimiter)):
         return False
     yield from marked_text(source, delimiter, into)
@@ -102,7 +104,7 @@ def _delimited_text(
 
 
 def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool]:
-    """Passes on some of a string; whether its quote was read."""
+    """Passes on some of a string. Returns whether the closing quote was read."""
     yield from source.match(PLAIN[quote[0]], into)
     if (yield from source.accept(quote)):
         return True
@@ -118,7 +120,7 @@ def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool
 def marked_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
 ) -> Steps[None]:
-    """Everything up to the same delimiter again."""
+    """Reads everything up to the same delimiter again."""
     if not (yield from source.up_to(quote, into=into)):
         raise Malformed("a string has no end")
 
@@ -148,7 +150,7 @@ def _python_escape(source: Source) -> Steps[str]:
 
 
 def _utf16(source: Source) -> Steps[str]:
-    """A character after `\\u`, in one escape or, as a surrogate pair, in two."""
+    """Reads a character after `\\u`, in one escape or, as a surrogate pair, in two."""
     unit = yield from _code(source, 4)
     if 0xD800 <= unit < 0xDC00 and (yield from source.accept("\\u")):
         low = yield from _code(source, 4)
@@ -186,7 +188,7 @@ def _python_scalar(word: str) -> str:
 
 
 def _bare_scalar(word: str) -> str:
-    """Reads a scalar; a text that looks like no other value is a string."""
+    """Returns a scalar as JSON; a text that looks like no other value is a string."""
     if not word:
         raise ValueError
     found = read_as(word, {}, "")
@@ -214,9 +216,9 @@ def python_syntax(*ends: str) -> Syntax:
 
 
 def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
-    """Strings stand as they are between two delimiters, and everything else is bare.
+    """Strings stand unescaped between two delimiters, and everything else is bare.
 
-    opening: the bracket in front of the arguments. With a round one they have equals signs.
+    opening: the bracket in front of the arguments; after a round one, arguments have equals signs.
     """
     colon, other = (":", "=") if opening == "{" else ("=", ":")
     return Syntax(

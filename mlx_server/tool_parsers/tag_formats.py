@@ -81,11 +81,11 @@ MINICPM5 = replace(
 )
 
 DSML, GCML = "｜DSML｜", "｜GCML｜"
-"""The signs of DeepSeek's markup language, from V3.2 on, and of GigaChat's."""
+"""The text before the names in DeepSeek's tags, from V3.2 on, and in GigaChat's."""
 
 
 def _dsml_tags(block: str, sign: str = DSML, gap: str = "") -> TagSyntax:
-    """gap: what stands between the sign and each name."""
+    """gap: the text between the sign and each name."""
     delimiter = sign + gap
     return TagSyntax(
         function=f"<{delimiter}invoke name=",

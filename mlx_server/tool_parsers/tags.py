@@ -1,7 +1,7 @@
-"""Calls between tags: `<function=f><parameter=key>value</parameter></function>` and its kin.
+"""Calls between tags: `<function=f><parameter=key>value</parameter></function>` and similar ones.
 
-Values are not escaped, so one may hold the very tags that would end it. A closing tag is taken for
-one only where markup follows it; and a whole function inside of a value is the value's.
+Values are not escaped, so one may contain the very tags that would end it. A closing tag ends a
+value only where markup follows it; and a whole function inside a value is part of the value.
 """
 
 import json
@@ -46,17 +46,17 @@ class TagSyntax:
     parameter_end: str
     block_end: str = ""
     margin: str = ""
-    """Stands between a value and its tags and is no part of it."""
+    """The text between a value and its tags that is not part of the value."""
     quote: str = ""
     """The quote around names."""
     says_types: bool = False
-    """Whether a parameter's tag says if it is text, or JSON."""
+    """Whether a parameter's tag says if the value is text or JSON."""
     cdata: bool = False
-    """Whether a value may stand in a CDATA section, where no tag means anything."""
+    """Whether a value may stand in a CDATA section, in which tags have no meaning."""
     before: tuple[str, ...] = ()
-    """Texts before a function, of which models leave some out."""
+    """Texts before a function, some of which models leave out."""
     after: tuple[str, ...] = ()
-    """Texts after a function, of which models leave some out."""
+    """Texts after a function, some of which models leave out."""
 
     @property
     def in_values(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class TagSyntax:
 
     @property
     def garbled_end(self) -> str:
-        """A closing tag with more in it, or without its last bracket."""
+        """The beginning of a closing tag that has more in it, or lacks its last bracket."""
         return self.parameter_end.removesuffix(">")
 
     @property
@@ -90,26 +90,27 @@ class TagSyntax:
 
 
 def _spellings(tag: str) -> tuple[str, ...]:
-    """An opening tag, and as it is written by mistake."""
+    """Returns an opening tag, and the forms in which it is written by mistake."""
     return (tag, f"{tag[:-1]} =", f"{tag[:-1]} ") if tag.endswith("=") else (tag,)
 
 
 def tagged(opens: str, tags: TagSyntax) -> CallFormat:
-    """Functions in a block."""
+    """Returns the format of functions in a block."""
     block = BlockGrammar(
         partial(_call_of, tags=tags),
         between="",
         after=tags.block_end,
         unsupported=unsupported_as_text,
     )
-    read = partial(_block, tags=tags)
+    read = partial(_read_block, tags=tags)
     return CallFormat(read, (opens,), (tags.block_end,), ends_answer=True, blocks=(block,))
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:
-    """The format without the block's delimiter. taught: whether models are taught to omit it."""
+    """Returns the format without the block's delimiter. taught: whether models are trained to omit
+    it."""
     return CallFormat(
-        partial(_functions, tags=tags),
+        partial(_read_functions, tags=tags),
         opens=(tags.function,),
         closes=(tags.block_end,) if tags.block_end else (),
         repairs=() if taught else ("unmarked",),
@@ -142,7 +143,7 @@ def _rest_of(lark: Lark, tool: Tool, tags: TagSyntax) -> str:
 
 
 def _value_of(value: ValueSchema, lark: Lark, tags: TagSyntax) -> str:
-    """Returns the value, and what is left of the tag before it."""
+    """Returns the rule of the value, and the rest of the tag before it."""
     end = tags.margin + tags.parameter_end
     other = (tags.garbled_end, tags.function_end, "\n" + tags.parameter, "\n" + tags.function)
     if not tags.says_types:
@@ -161,7 +162,7 @@ def _named(name: str, tags: TagSyntax) -> str:
 
 
 def _is_name_writable(name: str, tags: TagSyntax) -> bool:
-    """Whether `_head` reads it."""
+    """Whether `_read_head` can read the name."""
     if not name or set(name) & {">", "\n"}:
         return False
     if tags.quote:
@@ -169,7 +170,7 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
     return name == name.strip() and name[0] not in "\"'" and name[-1] != "/"
 
 
-def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+def _read_block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """Reads one function or several, and the end of the block."""
     yield from source.space()
     if (yield from source.accept("{")):
@@ -181,14 +182,14 @@ def _block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[Non
     yield from source.space()
     if (yield from source.expect(*tags.functions)) != tags.function:
         calls.misplaced += ("format",)
-    yield from _functions(source, calls, tags)
+    yield from _read_functions(source, calls, tags)
 
 
-def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    """Reads like `_block`, after the first opening tag."""
+def _read_functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+    """Reads like `_read_block`, after the first opening tag."""
     more = tags.function
     while more:
-        yield from _function(source, calls, tags)
+        yield from _read_function(source, calls, tags)
         if not (yield from _is_passed(source, tags.before)):
             calls.misplaced += ("format",)
         yield from source.space()
@@ -200,7 +201,7 @@ def _functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps
 
 
 def _is_passed(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
-    """Passes over these texts, and white space before each; whether all of them came."""
+    """Skips these texts, and white space before each. Returns whether all of them came."""
     is_whole = True
     for text in texts:
         yield from source.space()
@@ -208,8 +209,8 @@ def _is_passed(source: Source, texts: tuple[str, ...]) -> Steps[bool]:
     return is_whole
 
 
-def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
-    name, attributes, has_slip = yield from _head(source, calls.knows)
+def _read_function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
+    name, attributes, has_slip = yield from _read_head(source, calls.knows)
     calls.check_name(name)
     if has_slip:
         calls.misplaced += ("format",)
@@ -232,7 +233,7 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     while tag in tags.parameters:
         if tag != tags.parameter:
             call.repaired("format")
-        tag = yield from _parameter(source, call, tags)
+        tag = yield from _read_parameter(source, call, tags)
         if tag == tags.parameter_end:
             yield from source.space()
             tag = yield from source.accept(*tags.parameters, tags.function_end)
@@ -243,11 +244,11 @@ def _function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[
     call.finish()
 
 
-def _head(
+def _read_head(
     source: Source, knows: Callable[[str], bool], doubled: str = ""
 ) -> Steps[tuple[str, str, bool]]:
-    """The name in an opening tag, in quotes or not, what follows it there, and whether it has a
-    slip: a known name may stand at the end of a line, where the tag's last bracket was forgotten.
+    """Returns the name in an opening tag, in quotes or not, what follows it there, and whether it
+    has a slip: a known name may end a line on which the tag's last bracket is missing.
 
     doubled: the tag's first word, which may come again.
     """
@@ -270,10 +271,10 @@ def _head(
     return text.removesuffix("/"), text[-1:], has_slip
 
 
-def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
-    """Returns the tag that ended it."""
+def _read_parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[str]:
+    """Reads a parameter; returns the tag that ended it."""
     doubled = "" if tags.quote else tags.parameter.lstrip("<")
-    key, attributes, has_slip = yield from _head(source, call.known.__contains__, doubled)
+    key, attributes, has_slip = yield from _read_head(source, call.known.__contains__, doubled)
     if has_slip:
         call.repaired("format")
     yield from source.accept(tags.margin)
@@ -288,7 +289,7 @@ def _parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> Steps[s
     text = _without_margin("".join(pieces), call, tags)
     if is_text or 'string="true"' in attributes:
         call.value(key, text)
-    elif 'string="false"' in attributes and (found := _json(text)) is not None:
+    elif 'string="false"' in attributes and (found := _json_or_none(text)) is not None:
         call.value(key, found)
     else:
         call.untyped(key, text)
@@ -305,9 +306,9 @@ def _may_have_margin(source: Source, tags: TagSyntax) -> Steps[bool]:
 
 
 def _without_margin(text: str, call: ToolCallWriter, tags: TagSyntax) -> str:
-    """A value that was put on a line of its own, without the line breaks next to its tags. Those of
-    several lines are the value's: a file may begin and end with one. So are those of a strict tool,
-    whose schema may ask for them."""
+    """Removes the line breaks next to the tags from a value of one line. Those around several lines
+    are part of the value: a file may begin and end with one. So are those of a strict tool, whose
+    schema may require them."""
     if tags.margin or tags.says_types or call.is_strict:
         return text
     if not (APART.fullmatch(text) and call.may_be_repaired):
@@ -331,7 +332,7 @@ class _Value:
             yield from self.source.space()
             return (yield from self.source.expect(tags.parameter_end))
         inside = 0
-        """Functions that were begun in it."""
+        """The number of functions that began in the value."""
         while tag := (yield from self.source.up_to(*tags.in_values, into=into)):
             bare = tag.lstrip("\n")
             if bare == tags.function:
@@ -344,7 +345,7 @@ class _Value:
         raise Malformed("a value without an end")
 
     def _is_end(self, tag: str) -> Steps[bool]:
-        """Whether the value ends at this tag, which was read: whether markup goes on after it."""
+        """Whether the value ends at this tag, which was just read: whether markup follows it."""
         source, tags = self.source, self.tags
         if tag == tags.parameter_end:
             if (yield from source.after_space(*tags.after_parameter)):
@@ -352,7 +353,7 @@ class _Value:
             return not self.call.lacks(self.key) and (yield from source.stopped())
         if tag == tags.garbled_end:
             return (yield from self._is_garbled())
-        # the value's own end was forgotten
+        # the closing tag of the value is missing
         if tag == tags.parameter:
             return (yield from self._is_parameter())
         return bool((yield from source.after_space(*tags.after_function))) or (
@@ -371,7 +372,7 @@ class _Value:
         return bool((yield from self.source.comes(*names)))
 
     def _is_garbled(self) -> Steps[bool]:
-        """Reads the rest of a closing tag that is not as it should be."""
+        """Reads the rest of a closing tag that is not written as it should be."""
         ahead = self.source.lookahead()
         yield from ahead.run(GARBLE)
         yield from ahead.accept(">")
@@ -385,11 +386,11 @@ class _Value:
 
 
 def discard(piece: str) -> None:
-    """Takes text that is not wanted."""
+    """Ignores a piece of text."""
 
 
-def _json(text: str) -> Any:
-    """None if it is none; null is read by the schema as well."""
+def _json_or_none(text: str) -> Any:
+    """Returns the value of JSON text; None if it is no JSON, and for null."""
     try:
         return json.loads(text, parse_float=ExactFloat)
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ from mlx_server.tool_parsers.source import Into, Source, Steps
 
 ReadText = Callable[[Source, str, Into, ToolCallWriter | None], Steps[None]]
 """Reads a string after its opening quote, and passes it on as it comes. The call is given if the
-string is an argument of it, and no part of another value."""
+string is one of its arguments, and not part of another value."""
 
 SEPARATORS = (",", ":")
 CLOSING = ("}", "]", ")")
@@ -27,14 +27,14 @@ CLOSING = ("}", "]", ")")
 
 @dataclass(frozen=True)
 class Syntax:
-    """The syntax of values, and of a call's arguments with them."""
+    """The syntax of values, and of the arguments of calls."""
 
     text: Mapping[str, ReadText]
     """Reads strings, by their opening quote."""
     scalar: re.Pattern[str]
     """A run of the characters of a value that is no string, list or object."""
     as_json: Callable[[str], str]
-    """Converts such a value to JSON; raises ValueError if it is none."""
+    """Converts a scalar to JSON; raises ValueError if it is none."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Scalars that are spelled otherwise than in JSON."""
     brackets: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
@@ -44,7 +44,7 @@ class Syntax:
     opening: str = "{"
     """The bracket in front of the arguments."""
     colon: str = ":"
-    """Stands between an argument's key and its value."""
+    """The text between an argument's key and its value."""
     other_colon: str = ""
     """The text that models write in place of `colon` by mistake; empty if there is none."""
     key_quotes: tuple[str, ...] = ('"',)
@@ -53,7 +53,7 @@ class Syntax:
     begins_with_key: bool = False
     """Whether text looks like a call up to its first key, so that only this makes it one."""
     closing_quote: str = ""
-    """Ends a string whose opening quote was forgotten."""
+    """The quote that ends a string whose opening quote is missing."""
     untyped: bool = False
     """Whether the tool's schema decides what a scalar among the arguments is."""
 
@@ -66,7 +66,8 @@ def arguments(
 ) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one.
 
-    ends: the delimiters after the arguments. Brackets that are open there were forgotten.
+    ends: the delimiters that may follow. Brackets that are still open there are missing their
+    closing one.
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_bare = syntax.brackets[syntax.opening], True, False
@@ -77,13 +78,13 @@ def arguments(
         call, first = call or start(), False
         if is_bare and call.known and key not in call.known:
             raise Malformed("text without quotes that may go on")
-        is_bare = yield from _argument(source, syntax, call, key, ends)
+        is_bare = yield from _read_argument(source, syntax, call, key, ends)
     call.repaired()
     return call
 
 
 def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Steps[bool]:
-    """Reads what stands between two arguments; whether there is another one."""
+    """Reads the text between two arguments; returns whether there is another one."""
     commas = 0
     yield from source.space()
     while (found := (yield from source.accept(closing, ","))) == ",":
@@ -114,10 +115,10 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     return key
 
 
-def _argument(
+def _read_argument(
     source: Source, syntax: Syntax, call: ToolCallWriter, key: str, ends: tuple[str, ...]
 ) -> Steps[bool]:
-    """Whether the value is text without quotes."""
+    """Reads an argument; returns whether its value is text without quotes."""
     quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
     if quote:
         yield from syntax.text[quote](source, quote, partial(call.text, key), call)
@@ -141,8 +142,8 @@ def value(
     call: ToolCallWriter | None = None,
     ends: tuple[str, ...] = (),
 ) -> Steps[Any]:
-    """Any value; white space before it is read. call: whose argument it is. ends: as for
-    `arguments`."""
+    """Reads any value, and white space before it. call: the call, if the value is one of its
+    arguments. ends: as for `arguments`."""
     transcript = _Transcript(source, syntax, call)
     while transcript.open or not transcript.json:
         if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
@@ -161,14 +162,14 @@ def value(
 class _Transcript:
     """The tokens of a value, as JSON.
 
-    What can't be one is Malformed where it stands: the text after it is not taken for a string.
+    A token that has no place in JSON is Malformed: the text after it is not taken for a string.
     """
 
     def __init__(self, source: Source, syntax: Syntax, call: ToolCallWriter | None) -> None:
         self._call = call
         self.json: list[str] = []
         self.open: list[tuple[int, str]] = []
-        """Open brackets: their place in `json`, and what closes them."""
+        """The open brackets: their place in `json`, and what closes each."""
         self._source = source
         self._syntax = syntax
         self._tokens = (*SEPARATORS, *CLOSING, *syntax.brackets, *syntax.text)
@@ -184,7 +185,7 @@ class _Transcript:
 
     @property
     def may_end(self) -> bool:
-        """Whether nothing but brackets is missing."""
+        """Whether only brackets are missing."""
         return bool(self.open) and not self._wants_value and self._syntax.rules != "python"
 
     def close(self) -> None:
@@ -207,7 +208,7 @@ class _Transcript:
             yield from self._item(found)
 
     def _item(self, quote: str) -> Steps[None]:
-        """A key and its colon, or a value."""
+        """Reads a key and its colon, or a value."""
         self._begin_item()
         is_key = self._syntax.rules != "python" and self._wants_key
         if quote:

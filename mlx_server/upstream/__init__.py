@@ -1,1 +1,1 @@
-"""Models that are served elsewhere: what is sent to their servers, and how answers are read."""
+"""Models on other servers: writes the requests to their servers and parses the answers."""

@@ -1,4 +1,4 @@
-"""One attempt at an answer: a request to an upstream, and the events of what comes back."""
+"""One attempt at an answer: a request to an upstream, and the events of its response."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -31,7 +31,7 @@ class UpstreamAttempt:
     async def begun(
         cls, connection: UpstreamConnection, request: UpstreamRequest, reader: AnswerReader
     ) -> "UpstreamAttempt":
-        """Wait until the answer begins. Raises a ServerError if it does not."""
+        """Sends the request and waits until its answer begins. Raises ServerError if none does."""
         body = request.thinking.first() if request.thinking else request.body
         return cls(connection, request, await connection.open(request.route, body), reader)
 
@@ -41,7 +41,7 @@ class UpstreamAttempt:
 
     @property
     def estimated_prompt_tokens(self) -> int:
-        """Estimates the prompt's tokens by its characters; the upstream counts them in the end."""
+        """The prompt's tokens, estimated by its characters until the upstream has counted them."""
         body = self._request.body
         asked = [body.get(name) for name in ("messages", "prompt", "tools")]
         return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN
@@ -51,12 +51,12 @@ class UpstreamAttempt:
         return self._reader.is_unterminated
 
     async def aclose(self) -> None:
-        """End the upstream's work on the answer."""
+        """Closes the response, which ends the upstream's work on the answer."""
         await self._stream.aclose()
 
     async def events(self) -> AsyncGenerator[Event]:
         reader, thinking = self._reader, self._request.thinking
-        async with aclosing(self._read()) as events:
+        async with aclosing(self._request_events()) as events:
             async for event in events:
                 yield event
         if thinking and thinking.budget and reader.is_without_answer and not reader.needs_no_more:
@@ -65,14 +65,14 @@ class UpstreamAttempt:
             for event in reader.close_thoughts(thinking.tags):
                 yield event
             self._stream = await self._connection.open(self._request.route, body)
-            async with aclosing(self._read()) as events:
+            async with aclosing(self._request_events()) as events:
                 async for event in events:
                     yield event
         for event in reader.finish():
             yield event
 
-    async def _read(self) -> AsyncGenerator[Event]:
-        """The events of one request's answer, but for the last ones."""
+    async def _request_events(self) -> AsyncGenerator[Event]:
+        """Yields the events of one request's response, except those that `reader.finish` makes."""
         reader, connection = self._reader, self._connection
         try:
             async with (

@@ -1,4 +1,4 @@
-"""Keeps requests from an upstream that fails, until a probe shows that it works again."""
+"""A circuit breaker: after several failures an upstream gets no requests until a probe succeeds."""
 
 import time
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from collections.abc import Callable
 FAILURES = 5
 """The number of failures in a row that opens the breaker."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 120.0
-"""The shortest and the longest pause without a request, in seconds. It doubles with each probe that
-fails."""
+"""The first and the longest pause without a request, in seconds. The pause doubles with each probe
+that fails."""
 
 
 class CircuitBreaker:
@@ -16,8 +16,7 @@ class CircuitBreaker:
         self._failures = 0
         self._pause = FIRST_PAUSE
         self._closed_at: float | None = None
-        """The time at which the next request is let through as a probe; None while the breaker is
-        closed."""
+        """The time from which a request is sent as a probe; None while the breaker is closed."""
         self._probing = False
 
     @property
@@ -25,18 +24,19 @@ class CircuitBreaker:
         return self._closed_at is not None
 
     def seconds_left(self) -> float:
-        """The seconds for which no request is let through; 0 if one is."""
+        """The seconds until a request may be sent; 0 if one may be sent now. While a probe runs it
+        is always 1."""
         if self._closed_at is None:
             return 0.0
         left = max(0.0, self._closed_at - self._clock())
         return left if left or not self._probing else 1.0
 
     def begin(self) -> None:
-        """Note that a request is sent. With an open breaker it is the probe."""
+        """Records that a request is sent, which is the probe if the breaker is open."""
         self._probing = self.is_open
 
     def abandoned(self) -> None:
-        """Note that the request showed nothing, for example because its client disconnected."""
+        """Records that a request ended without a result, for example because its client left."""
         self._probing = False
 
     def succeeded(self) -> None:

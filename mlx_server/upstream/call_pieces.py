@@ -1,4 +1,4 @@
-"""The calls in a message or a delta of an upstream, under whatever names."""
+"""Finds the tool calls in an upstream's message or delta, whatever names their fields have."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,10 @@ class CallPiece:
     name: str = ""
     arguments: str | Mapping[str, Any] = ""
     is_misnumbered: bool = False
-    """Whether the index is no integer in the upstream's JSON."""
+    """Whether the upstream's JSON has an index that is not an integer."""
     extra_content: Mapping[str, Any] = field(default_factory=dict)
-    """The provider's own fields, which it wants back: Gemini's signature of the thoughts."""
+    """The provider's own fields of the call, which must be sent back with it, for example Gemini's
+    signature of the thoughts."""
 
 
 def calls_of(
@@ -36,20 +37,23 @@ def calls_of(
     *,
     are_whole: bool,
 ) -> Iterator[CallPiece]:
-    """parts: the calls among the parts of the content. are_whole: whether each stands alone,
-    however they are numbered."""
+    """Yields the calls of a message or delta, `said`, or next to it in its `choice`.
+
+    parts: the calls among the parts of its content. are_whole: whether each call is complete, so
+    that wrong indices do not matter.
+    """
     found = next((each[name] for each in (said, choice) for name in FIELDS if each.get(name)), None)
     if not found and isinstance(said.get("function_call"), Mapping):
         found = [{"index": 0, "function": said["function_call"]}]
-    calls = [call for call in (*_listed(found), *parts) if call is not None]
+    calls = [call for call in (*_call_list(found), *parts) if call is not None]
     for position, call in enumerate(calls):
         if not isinstance(call, Mapping):
             raise UpstreamFailed("The upstream sent a call that is not an object.")
-        piece = _call(call)
+        piece = _call_piece(call)
         yield replace(piece, index=position) if are_whole else piece
 
 
-def _listed(found: Any) -> list[Any]:
+def _call_list(found: Any) -> list[Any]:
     if isinstance(found, str):
         found = _value_of(found)
     if isinstance(found, Mapping):
@@ -63,15 +67,15 @@ def _listed(found: Any) -> list[Any]:
 
 
 def _value_of(text: str) -> Any:
-    """The value of JSON, or the text if it is none."""
+    """The value of a JSON text; the text itself if it is not JSON."""
     try:
         return decoded(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _call(call: Mapping[str, Any]) -> CallPiece:
-    """A call, whose name and arguments are in `function` or next to it."""
+def _call_piece(call: Mapping[str, Any]) -> CallPiece:
+    """Reads a call, whose name and arguments are in its `function` or next to that."""
     inside = call.get("function") or call.get("custom")
     if isinstance(inside, str) and inside.lstrip().startswith("{"):
         inside = _value_of(inside)
@@ -79,7 +83,7 @@ def _call(call: Mapping[str, Any]) -> CallPiece:
     names = (*map(function.get, NAMES), inside)
     arguments: Any = next((function[key] for key in ARGUMENTS if key in function), "")
     index, id = call.get("index"), call.get("id") or call.get("call_id")
-    if not isinstance(arguments, str | Mapping):  # no call has such, so that it becomes text
+    if not isinstance(arguments, str | Mapping):  # JSON of another type, which no tool accepts
         arguments = "" if arguments is None else json.dumps(arguments)
     extra = call.get("extra_content")
     return CallPiece(

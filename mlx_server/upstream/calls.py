@@ -1,4 +1,4 @@
-"""The calls that an upstream sends as such: put together from their pieces, read and repaired."""
+"""Joins the pieces of an upstream's structured calls, and parses and repairs the calls."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.call_pieces import CallPiece
 
-LEVELS = 4
-"""The number of times that arguments may be encoded as a JSON string."""
+ENCODING_LEVELS = 4
+"""The most times that arguments may be encoded as a JSON string within a JSON string."""
 
 
 @dataclass
@@ -26,9 +26,9 @@ class CollectedCall:
     name: str = ""
     texts: list[str] = field(default_factory=list)
     size: int = 0
-    """The number of characters of the arguments."""
+    """The number of characters of `texts`."""
     whole: dict[str, Any] | None = None
-    """The arguments if they came as an object."""
+    """The arguments, if they came as an object."""
     is_misnumbered: bool = False
     extra_content: dict[str, Any] = field(default_factory=dict)
 
@@ -49,24 +49,25 @@ class CollectedCall:
             self.size = len(arguments) + (self.size if len(self.texts) > 1 else 0)
 
     def _is_repeated_by(self, text: str) -> bool:
-        """Whether a piece has all that came so far, as some servers send it again and again."""
+        """Whether a piece begins with all arguments so far, which some servers send in each
+        piece."""
         may_be = 1 < self.size <= len(text) and text.startswith("{")
         return may_be and text.startswith("".join(self.texts))
 
     def as_text(self) -> str:
-        """The text that is shown if no tool of the request can be called so."""
+        """The call as JSON, which becomes text of the answer if no tool can be called with it."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
 
 class CollectedCalls:
-    """The calls of one answer, in their order."""
+    """The structured calls of one answer, in their order."""
 
     def __init__(self) -> None:
         self.calls: list[CollectedCall] = []
         self._by_index: dict[int, CollectedCall] = {}
 
     def add(self, piece: CallPiece) -> None:
-        call = self._of(piece)
+        call = self._call_of(piece)
         call.id = call.id or piece.id
         call.is_misnumbered = call.is_misnumbered or piece.is_misnumbered
         call.extra_content.update(piece.extra_content)
@@ -75,18 +76,18 @@ class CollectedCalls:
             call.name = piece.name if is_repeated else call.name + piece.name
         call.add(piece.arguments)
 
-    def _of(self, piece: CallPiece) -> CollectedCall:
-        """The call that a piece belongs to, which may be a new one: some servers count none of
-        them, or give all of them one number."""
+    def _call_of(self, piece: CallPiece) -> CollectedCall:
+        """The call that a piece belongs to, or a new one. Its index alone may be misleading, since
+        some servers send none, or the same one for all calls."""
         if piece.index is None:
             known = next((call for call in self.calls if piece.id and call.id == piece.id), None)
             last = self.calls[-1] if self.calls else None
             begins = bool(piece.name) and (last is None or bool(piece.id) or bool(last.arguments))
-            begins = begins and not (last and _names_it(last, piece))
+            begins = begins and not (last and _names_begun_call(last, piece))
             found = known or (None if begins else last)
         else:
             found = self._by_index.get(piece.index)
-            if found and _begins_another(found, piece):
+            if found and _begins_new_call(found, piece):
                 found = None
         return found or self._new(piece.index)
 
@@ -100,28 +101,28 @@ class CollectedCalls:
         return call
 
 
-def _begins_another(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether a piece is another call, although it has the number of this one."""
+def _begins_new_call(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether a piece begins a new call, although it has the index of this one."""
     if not piece.name:
         return False
-    if piece.id and call.id and piece.id != call.id and not _goes_on(call, piece):
+    if piece.id and call.id and piece.id != call.id and not _continues_arguments(call, piece):
         return True
-    if _names_it(call, piece) or not _is_object(call.arguments):
+    if _names_begun_call(call, piece) or not _is_object(call.arguments):
         return False
     if piece.name != call.name:
         return True
-    # an empty object may come before the arguments, and the same ones may be sent again
+    # not if the call has only an empty object so far, or if the same arguments are sent again
     has_both = bool(call.arguments.strip("{} \n") and piece.arguments)
     return has_both and not str(piece.arguments).startswith(call.arguments)
 
 
-def _names_it(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether the piece has the name of a call whose arguments arrived first."""
+def _names_begun_call(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether the piece is only the name of the call, whose arguments arrived first."""
     return not (call.name or piece.arguments)
 
 
-def _goes_on(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether the piece has more of arguments that have begun, under an id of its own."""
+def _continues_arguments(call: CollectedCall, piece: CallPiece) -> bool:
+    """Whether the piece continues the call's arguments, although it has another id."""
     more = piece.arguments
     begun = piece.name == call.name and bool(call.arguments) and not _is_object(call.arguments)
     return begun and isinstance(more, str) and bool(more) and not more.lstrip().startswith("{")
@@ -135,7 +136,7 @@ def _is_object(text: str) -> bool:
 
 
 class StructuredCallReader:
-    """Emits collected calls, as far as they are calls of the request's tools."""
+    """Parses and repairs collected calls, and emits those that call the request's tools."""
 
     def __init__(
         self, emitter: ToolCallEmitter, tools: Sequence[Tool], allowed: RepairPolicy
@@ -146,10 +147,10 @@ class StructuredCallReader:
         self._nameless = MisplacedCallReader(emitter, tools, allowed, makes=True)
 
     def read(self, call: CollectedCall) -> bool:
-        """Emit the call; False if it is none. One with several objects as its arguments is several
-        calls."""
+        """Emits the call, or several calls if its arguments are several objects. Returns False if
+        it is not a call of a tool."""
         try:
-            found = list(self._found(call))
+            found = list(self._readable_calls(call))
         except Malformed:
             return False
         try:
@@ -161,14 +162,16 @@ class StructuredCallReader:
             return False
         return True
 
-    def _found(self, call: CollectedCall) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
-        listed = _listed(call.arguments)
+    def _readable_calls(
+        self, call: CollectedCall
+    ) -> Iterator[tuple[str, str, tuple[RepairKind, ...]]]:
+        listed = _objects_of_list(call.arguments)
         texts = _objects(call.arguments if listed is None else listed)
         texts = [text for text in texts if text.strip("{} \n")] or texts[:1]
         is_other = len(texts) > 1 or listed is not None
         several: tuple[RepairKind, ...] = ("format",) if is_other else ()
         for text in texts:
-            inside, repairs = self._json(text)
+            inside, repairs = self._arguments_json(text)
             name = call.name
             if not self._emitter.knows(name):
                 taker = self._nameless.nameless(inside) if self._allowed.names else None
@@ -179,7 +182,7 @@ class StructuredCallReader:
             yield name, inside, (*several, *repairs, *unwrapped)
 
     def _unwrapped(self, name: str, inside: str) -> tuple[str, tuple[RepairKind, ...]]:
-        """The arguments, where the whole call was written in their place."""
+        """The arguments, taken out of a complete call that was written in their place."""
         if not (self._allowed.json and '"name"' in inside) or self._takes_a_name(name):
             return inside, ()
         try:
@@ -189,7 +192,7 @@ class StructuredCallReader:
                 case {"name": again, "parameters": dict(found)} if again == name:
                     return json.dumps(found, ensure_ascii=False), ("format",)
         except (ValueError, RecursionError):
-            pass  # what is no JSON is reported where calls are checked
+            pass  # the check of the call reports invalid JSON
         return inside, ()
 
     def _takes_a_name(self, name: str) -> bool:
@@ -197,8 +200,9 @@ class StructuredCallReader:
         properties = (tool.parameters or {}).get("properties") if tool else None
         return isinstance(properties, Mapping) and "name" in properties
 
-    def _json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
-        """The JSON of arguments around which the model may have thought aloud."""
+    def _arguments_json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
+        """The JSON of a call's arguments, which may be within prose or encoded again. Raises
+        Malformed if there is none."""
         if not text.strip() or text.strip() == "null":
             return "{}", ()
         if self._allowed.json and (braced := _braced(text)):
@@ -207,13 +211,13 @@ class StructuredCallReader:
         if found is None:
             raise Malformed("no JSON")
         inside, repairs = found
-        if inside.startswith('"'):  # an object that was written as a text once more
+        if inside.startswith('"'):  # the object was encoded as a string again
             return _unquoted(inside), ("json",)
         return inside, repairs
 
 
 def _braced(text: str) -> str | None:
-    """The object of which only the inside was written; None for any other text."""
+    """The object for a text that lacks only its braces; None for any other text."""
     inside = text.strip().rstrip(",")
     if not inside.startswith('"') or len(inside) > limits.READ_JSON_CHARACTERS.value:
         return None
@@ -225,7 +229,7 @@ def _braced(text: str) -> str | None:
 
 
 def _unquoted(text: str) -> str:
-    for _ in range(LEVELS):
+    for _ in range(ENCODING_LEVELS):
         found = json.loads(text)
         if not isinstance(found, str):
             raise Malformed("no object")
@@ -235,8 +239,8 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def _listed(text: str) -> str | None:
-    """The objects of a list of them, one after the other; None for any other text."""
+def _objects_of_list(text: str) -> str | None:
+    """The objects of a JSON list, written one after the other; None for any other text."""
     if len(text) > limits.READ_JSON_CHARACTERS.value or not text.lstrip().startswith("["):
         return None
     try:
@@ -248,7 +252,7 @@ def _listed(text: str) -> str | None:
 
 
 def _objects(text: str) -> list[str]:
-    """The JSON objects that a text consists of, if there are several; else the text."""
+    """The JSON objects in a text that consists of several; for any other text, only the text."""
     decoder, at, found = json.JSONDecoder(), 0, list[str]()
     size = len(text)
     if size > limits.READ_JSON_CHARACTERS.value:

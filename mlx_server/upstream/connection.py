@@ -1,4 +1,4 @@
-"""Sends requests to one upstream, and yields what its answers consist of."""
+"""Sends requests to one upstream, and yields the JSON values of its responses."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from mlx_server import limits
 from mlx_server.errors import ServerError, UpstreamBusy, UpstreamFailed, UpstreamTimeout
 from mlx_server.upstream.breaker import CircuitBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
-from mlx_server.upstream.dialects import MODELS, dressed, endpoint
+from mlx_server.upstream.dialects import MODELS, body_for, endpoint
 from mlx_server.upstream.event_values import values_of
 from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
@@ -27,36 +27,37 @@ from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 log = logging.getLogger("mlx_server.upstream")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""Seconds before a request is sent again; the pause doubles each time, and half of it is random."""
+"""The first and the longest pause before a request is sent again, in seconds. It doubles each time,
+and up to half of it is left out at random."""
 
 USAGE_SECONDS = 2.0
-"""How long the usage is waited for after an answer's end."""
+"""How long the reader waits for the usage after an answer's end."""
 
 END_SECONDS = 0.2
-"""How long the end of the body is waited for after the last event."""
+"""How long the reader waits for the end of the body after the last event."""
 
-LARGE = 256 << 10
-"""Characters of JSON that are parsed in a thread."""
+LARGE_JSON = 256 << 10
+"""The characters of JSON above which it is parsed in a thread."""
 
-TURN = 64
-"""The number of events that are read before other requests get their turn."""
+EVENTS_PER_TURN = 64
+"""The number of events that are read before other tasks of the event loop get their turn."""
 
-LESSONS = 3
-"""The number of times that an upstream which does not answer is asked for its models."""
+MODEL_LIST_ATTEMPTS = 3
+"""How often an upstream is asked for its models if it does not respond."""
 
 
 class Retriable(Exception):
-    """Raised if the request may be sent again; `error` is reported if it is not."""
+    """The request may be sent again. `error` is reported if it is not."""
 
     def __init__(self, error: ServerError, pause: float | None = None) -> None:
         super().__init__(error.message)
         self.error = error
         self.pause = pause
-        """The seconds that the upstream asks to wait."""
+        """The seconds to wait that the upstream asks for, if any."""
 
 
 class UpstreamStream:
-    """The JSON values of one answer; the first one has arrived already."""
+    """The JSON values of one response, the first of which has arrived already."""
 
     def __init__(self, first: Any, rest: AsyncGenerator[Any], close: Callable[[], Any]) -> None:
         self._first = first
@@ -81,23 +82,24 @@ class UpstreamConnection:
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """id: the model's name here. pause: waits so many seconds."""
+        """id: the model's id on this server. pause: sleeps between attempts."""
         self.id = id
         self.spec = spec
         self.breaker = CircuitBreaker()
         self.running = 0
         """The number of answers that are being read."""
         self.last_used: float | None = None
-        """The Unix time at which the latest answer ended."""
+        """The Unix time at which the last answer ended."""
         self.last_error: str | None = None
-        """The fault of the latest request; None if it was answered."""
+        """The error of the last request; None if it was answered."""
         self.learnt = LearntFacts()
         self.capabilities = spec.capabilities
-        """The upstream's capabilities, as far as they are known now."""
+        """The upstream's capabilities: those that models.yaml sets, its `/models` states, or its
+        answers have shown."""
         self._learning: asyncio.Task[None] | None = None
-        self._lessons_left = LESSONS
+        self._attempts_to_learn = MODEL_LIST_ATTEMPTS
         self._seen: Mapping[str, str] = {}
-        """The capabilities that answers have shown."""
+        """The capabilities that the upstream's answers have shown."""
         self._pause = pause
         self._client: httpx2.AsyncClient | None = None
         self._credentials: Credentials = credentials_of(spec, self._http)
@@ -112,10 +114,11 @@ class UpstreamConnection:
             await client.aclose()
 
     def learn_soon(self) -> None:
-        """Ask the upstream what it can do, unless it has said so. Requests don't wait for it."""
+        """Asks the upstream for its models in a task, if it has not responded before. Requests do
+        not wait for the task."""
         running = self._learning and not self._learning.done()
-        if self.spec.kind == "openai" and self._lessons_left and not running:
-            self._lessons_left -= 1
+        if self.spec.kind == "openai" and self._attempts_to_learn and not running:
+            self._attempts_to_learn -= 1
             self._learning = asyncio.create_task(self._learn())
 
     async def _learn(self) -> None:
@@ -131,10 +134,10 @@ class UpstreamConnection:
                 finally:
                     await response.aclose()
         except (httpx2.HTTPError, TimeoutError, ServerError):
-            return  # after the next answer it is asked again
-        self._lessons_left = 0
+            return  # it is asked again after the next answer
+        self._attempts_to_learn = 0
         try:
-            values = await self._parsed(body) if response.status_code == 200 else []
+            values = await self._json_values(body) if response.status_code == 200 else []
         except UpstreamFailed:
             return
         self.learnt = found = facts_in(next(iter(values), None), self.spec.model)
@@ -144,8 +147,8 @@ class UpstreamConnection:
         log.debug("%s: its server says %s", self.id, learnt)
 
     def saw_reasoning(self, name: str | None) -> None:
-        """Learns from an answer, whose reasoning came in the field `name`, that the upstream takes
-        reasoning back: some refuse the results of calls without it."""
+        """Records that an answer had reasoning in the field `name`. Then the upstream accepts
+        earlier reasoning there, and may refuse the results of calls without it."""
         is_known = self._seen or "reasoning_messages" in self.spec.stated
         takes = name in get_args(ReasoningField) and self.spec.kind == "openai"
         if name and takes and not is_known:
@@ -154,7 +157,8 @@ class UpstreamConnection:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
 
     async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
-        """Send the request until an answer begins. Raises a ServerError if none does."""
+        """Sends the request, and again after failures, until an answer begins. Raises ServerError
+        if none does."""
         for attempt in range(self.spec.policy.retries + 1):
             if left := self.breaker.seconds_left():
                 raise UpstreamBusy(
@@ -167,7 +171,7 @@ class UpstreamConnection:
                 seconds = _pause_before(attempt, failure)
                 if seconds is None or attempt == self.spec.policy.retries:
                     raise failure.error from None
-                # the code alone, since a server's words may quote a prompt
+                # logs only the code, since the server's message may quote the prompt
                 log.info("%s: %s, trying again in %.1f s", self.id, failure.error.code, seconds)
                 await self._pause(seconds)
         raise AssertionError("the last attempt returns or raises")
@@ -218,7 +222,7 @@ class UpstreamConnection:
                     f"{policy.connect_seconds:g} seconds."
                 )
             ) from None
-        except httpx2.HTTPError as error:  # its text may have the URL
+        except httpx2.HTTPError as error:  # only its type is shown, since its text may have the URL
             raise Retriable(
                 UpstreamFailed(
                     f"The upstream of {self.id} can't be reached, or lost the connection "
@@ -231,7 +235,7 @@ class UpstreamConnection:
         request = http.build_request(
             "POST",
             endpoint(self.spec, route),
-            content=msgspec.json.encode(dressed(self.spec, body)),
+            content=msgspec.json.encode(body_for(self.spec, body)),
             headers={"content-type": "application/json", **await self._credentials.headers()},
         )
         return await http.send(request, stream=True)
@@ -247,7 +251,7 @@ class UpstreamConnection:
             async for first in values:
                 return UpstreamStream(first, values, response.aclose)
             raise Retriable(UpstreamFailed(f"The upstream of {self.id} sent no answer."))
-        except UpstreamBusy as error:  # said with status 200
+        except UpstreamBusy as error:  # reported in a response with status 200
             await response.aclose()
             raise Retriable(error) from None
         except BaseException:
@@ -267,7 +271,7 @@ class UpstreamConnection:
         return (*self._credentials.secrets, spec.project_id or "", spec.space_id or "")
 
     async def _values(self, response: httpx2.Response) -> AsyncGenerator[Any]:
-        """The JSON values of a stream, or the one value of a body."""
+        """Yields the JSON values of an event stream, or the one value of a JSON body."""
         count, texts = 0, self._texts(response)
         async for text in texts:
             if text == END:
@@ -275,22 +279,23 @@ class UpstreamConnection:
                 yield END
                 return
             count += 1
-            if count % TURN == 0:
+            if count % EVENTS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            for value in await self._parsed(text):
+            for value in await self._json_values(text):
                 if isinstance(value, dict) and (error := error_in(value)):
                     raise reported(self.id, error, self.secrets)
                 yield value
 
-    async def _parsed(self, text: str | bytes) -> list[Any]:
+    async def _json_values(self, text: str | bytes) -> list[Any]:
         decode = partial(values_of, text)
         try:
-            return await asyncio.to_thread(decode) if len(text) > LARGE else decode()
+            return await asyncio.to_thread(decode) if len(text) > LARGE_JSON else decode()
         except (ValueError, RecursionError):
             raise UpstreamFailed(f"The upstream of {self.id} sent no valid JSON.") from None
 
     async def _texts(self, response: httpx2.Response) -> AsyncGenerator[str | bytes]:
-        """The data of its events, or its one body. Its bytes show which, as its header may lie."""
+        """Yields the data of the events of a stream, or a JSON body. Its first bytes show which of
+        them it is, since the content type of some servers is wrong."""
         body, reader = bytearray(), None
         async for chunk in self._counted(response):
             if reader is None:
@@ -321,7 +326,7 @@ class UpstreamConnection:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Maps what goes wrong while an answer is read that has begun."""
+        """Counts a running answer, and turns HTTP errors while it is read into UpstreamFailed."""
         self.running += 1
         try:
             yield
@@ -337,8 +342,9 @@ class UpstreamConnection:
     async def within_idle(
         self, values: AsyncIterator[Any], has_ended: Callable[[], bool]
     ) -> AsyncGenerator[Any]:
-        """The values, each of which must come in time. Once the answer has ended, only its usage
-        may follow, and neither silence, nor a lost connection, nor nonsense is an error."""
+        """Yields the values. Raises UpstreamTimeout if the next one does not come in time. After
+        the answer's end only the usage may follow, so a timeout, a lost connection or invalid data
+        ends the values without an error."""
         while True:
             seconds = USAGE_SECONDS if has_ended() else self.spec.policy.idle_seconds
             try:
@@ -374,9 +380,8 @@ class UpstreamConnection:
 
 
 async def _read_to_end(texts: AsyncIterator[Any]) -> None:
-    """Read what follows the last event, which is no more than the body's end, so that the
-    connection can be used again. Some servers take a connection that is closed for a lost client.
-    """
+    """Reads the body to its end after the last event, so that the connection can be used again.
+    Some servers take a connection that is closed earlier for a client that was lost."""
     with suppress(TimeoutError, httpx2.HTTPError, UpstreamFailed):
         async with asyncio.timeout(END_SECONDS):
             async for _ in texts:
@@ -384,13 +389,14 @@ async def _read_to_end(texts: AsyncIterator[Any]) -> None:
 
 
 def _may_be_json(begin: bytearray) -> bool:
-    """Whether a body that begins so is no stream of events, as far as it can be known."""
+    """Whether a body with this beginning may be JSON, and not an event stream."""
     head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
     return not head or head.startswith((b"{", b"["))
 
 
 def _pause_before(attempt: int, failure: Retriable) -> float | None:
-    """The seconds before the next attempt; None if the upstream asks for too many."""
+    """The seconds to wait before the next attempt; None if the upstream asks for more than the
+    limit."""
     backoff = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
     jittered = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - it keeps no secret
     asked = failure.pause or 0.0

@@ -1,4 +1,4 @@
-"""The text, the reasoning and the calls of a message's content, whatever its form."""
+"""Finds the text, the reasoning and the calls in a message's content, whatever its form."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,20 +12,20 @@ REASONING = (
     *("thinking_content", "reasoningContent", "thinkingContent", "reasoning_output", "cot"),
     *("thought_process", "chain_of_thought", "analysis"),
 )
-"""Fields of a message that have its reasoning. A server that sends several says the same in all."""
+"""Fields of a message that may have its reasoning. If there are several, they have the same one."""
 
-WITHIN = ("provider_specific_fields", "model_extra")
-"""Fields in which gateways put those fields of a message that they don't know."""
+GATEWAY_FIELDS = ("provider_specific_fields", "model_extra")
+"""Fields into which gateways move the fields of a message that they don't know."""
 
 DETAILS = ("reasoning_details", "thinking_blocks")
 
-FIELDS = frozenset((*REASONING, *WITHIN, *DETAILS))
+FIELDS = frozenset((*REASONING, *GATEWAY_FIELDS, *DETAILS))
 
-INSIDE = (
+TEXT_FIELDS = (
     *("text", "thinking", "summary", "reasoning", "content", "think", "thought", "parts", "value"),
     *("output_text", "reasoning_content", "reasoning_text"),
 )
-"""Fields of a part of a content, or of a reasoning detail, that have its text."""
+"""Fields of a content part, or of a reasoning detail, that may have its text."""
 
 THOUGHTS = frozenset(
     (
@@ -33,13 +33,13 @@ THOUGHTS = frozenset(
         *("reasoning.summary", "summary", "reasoning_content", "reasoning_text"),
     )
 )
-"""Types of a content's parts that are reasoning."""
+"""The `type` values of content parts that are reasoning."""
 
 CALLS = ("tool_use", "tool_call", "function_call", "functionCall", "toolCall")
-"""Types of a content's parts that are calls, or the fields of such a part that have the call."""
+"""The `type` values of content parts that are calls, and the fields that may have the call."""
 
-LEVELS = 8
-"""The number of levels at which a part's text is looked for."""
+NESTING_LEVELS = 8
+"""The number of levels of nested parts in which a text is searched."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Content:
 
 
 def read_content(content: Any) -> Content:
-    """Raises UpstreamFailed for what is no content of a message."""
+    """Reads a message's content. Raises UpstreamFailed for a value of another type."""
     match content:
         case None:
             return Content()
@@ -66,19 +66,19 @@ def read_content(content: Any) -> Content:
             return Content([content])
         case bool():
             raise UpstreamFailed("The upstream sent a `content` that is not text.")
-        case int() | float():  # JSON that was asked for, and parsed on its way
+        case int() | float():  # a JSON answer that a server has parsed
             return Content([json.dumps(content)])
         case Mapping():
-            is_part = content.get("type") or not content or any(n in content for n in INSIDE)
+            is_part = content.get("type") or not content or any(n in content for n in TEXT_FIELDS)
             if not (is_part or any(name in content for name in CALLS)):
                 return Content([json.dumps(content, ensure_ascii=False)])
-            return _of_parts([content])
+            return _content_of_parts([content])
         case list():
-            return _of_parts(content)
+            return _content_of_parts(content)
     raise UpstreamFailed("The upstream sent a `content` that is not text.")
 
 
-def _of_parts(parts: list[Any]) -> Content:
+def _content_of_parts(parts: list[Any]) -> Content:
     found = Content()
     for part in parts:
         if isinstance(part, str):
@@ -87,7 +87,7 @@ def _of_parts(parts: list[Any]) -> Content:
             if call := _call_in(part):
                 found.calls.append(call)
             else:
-                (found.thoughts if _is_thought(part) else found.texts).append(_inside(part))
+                (found.thoughts if _is_thought(part) else found.texts).append(_part_text(part))
     return found
 
 
@@ -103,17 +103,17 @@ def _call_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return part if part.get("type") in CALLS else None
 
 
-def _inside(part: Mapping[str, Any], depth: int = 0) -> str:
-    """The text of a part, which may have parts itself."""
-    for name in INSIDE if depth < LEVELS else ():
+def _part_text(part: Mapping[str, Any], depth: int = 0) -> str:
+    """The text of a part or, if it has parts itself, of those."""
+    for name in TEXT_FIELDS if depth < NESTING_LEVELS else ():
         match part.get(name):
             case str(text) if text:
                 return text
-            case Mapping() as found if within := _inside(found, depth + 1):
+            case Mapping() as found if within := _part_text(found, depth + 1):
                 return within
             case [*items]:
                 return "".join(
-                    item if isinstance(item, str) else _inside(item, depth + 1)
+                    item if isinstance(item, str) else _part_text(item, depth + 1)
                     for item in items
                     if isinstance(item, str | Mapping)
                 )
@@ -121,10 +121,10 @@ def _inside(part: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def reasoning_of(said: Mapping[str, Any]) -> str:
-    """The reasoning of a message or a delta, from any field but its content."""
-    if FIELDS.isdisjoint(said):  # as in nearly all pieces
+    """The reasoning in a message or a delta, without that in its content."""
+    if FIELDS.isdisjoint(said):  # the usual case
         return ""
-    within = (found for name in WITHIN if isinstance(found := said.get(name), Mapping))
+    within = (found for name in GATEWAY_FIELDS if isinstance(found := said.get(name), Mapping))
     places = (said, *within)
     texts = (_reasoning(place) or "".join(_details(place)) for place in places)
     return next(filter(None, texts), "")
@@ -136,8 +136,10 @@ def _reasoning(said: Mapping[str, Any]) -> str:
             case str(text) if text:
                 return text
             case Mapping() as found:
-                return _inside(found)
-            case None | "" | bool() | list():  # with a switch, some echo their settings
+                return _part_text(found)
+            case (
+                None | "" | bool() | list()
+            ):  # a bool is a server's own setting, a list has details
                 continue
             case _:
                 raise UpstreamFailed(f"The upstream sent a `{name}` that is not text.")
@@ -150,9 +152,10 @@ def _details(said: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(found, str | Mapping):
             found = [found]
         if isinstance(found, list):
-            yield from (part if isinstance(part, str) else _inside(part) for part in _parts(found))
+            for part in _text_parts(found):
+                yield part if isinstance(part, str) else _part_text(part)
             return
 
 
-def _parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
+def _text_parts(found: list[Any]) -> Iterator[str | Mapping[str, Any]]:
     return (part for part in found if isinstance(part, str | Mapping))

@@ -1,4 +1,4 @@
-"""The headers by which an upstream knows its client."""
+"""Makes the headers that authenticate this server to an upstream."""
 
 import asyncio
 import os
@@ -16,7 +16,8 @@ from mlx_server.upstream.spec import UpstreamSpec
 
 GRANT = "urn:ibm:params:oauth:grant-type:apikey"
 EARLY_SECONDS = 300.0
-"""A token is replaced so long before it expires, or in the last fifth of a shorter life."""
+"""How long before its expiry a token is replaced. One with a short life is replaced in the last
+fifth of it."""
 
 Environ = Mapping[str, str]
 
@@ -25,15 +26,17 @@ class Credentials(Protocol):
     async def headers(self) -> Mapping[str, str]: ...
 
     def refused(self) -> bool:
-        """Note that the upstream refused these headers; return whether others are available now."""
+        """Records that the upstream refused the headers. Returns whether `headers` can give new
+        ones."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The texts that no message may show."""
+        """The texts that must not appear in any message."""
 
 
 class ApiKey:
-    """A key that is sent as it is, or none."""
+    """The key of an environment variable, which is sent as a bearer token; without a variable
+    nothing is sent."""
 
     def __init__(self, variable: str | None, environ: Environ = os.environ) -> None:
         self._variable = variable
@@ -60,7 +63,7 @@ class ApiKey:
 
 
 class IamToken:
-    """IBM Cloud's token for a key. It is fetched once for all requests, before it expires."""
+    """An IBM Cloud token for a key. All requests share it, and it is replaced before it expires."""
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class _Token(msgspec.Struct):
 
 
 async def limited(response: httpx2.Response, most: int) -> bytes:
-    """The first bytes of a body, of which the rest is not read."""
+    """The first `most` bytes of a body; the rest is not read."""
     body = b""
     async for chunk in response.aiter_raw():
         body += chunk

@@ -1,4 +1,4 @@
-"""The paths of each kind of upstream, and the fields that it names differently."""
+"""The URLs of each kind of upstream, and the fields that it names differently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ def endpoint(spec: UpstreamSpec, route: str) -> str:
     return f"{spec.url}{route}"
 
 
-def dressed(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the model, and as this kind of upstream names its fields."""
+def body_for(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the model, and with the field names of this kind of upstream."""
     if spec.kind == "openai":
         return {"model": spec.model, **body, "stream": True}
     owner = {"project_id": spec.project_id} if spec.project_id else {"space_id": spec.space_id}
     found = {"model_id": spec.model, **owner, **body}
     choice = found.pop("tool_choice", None)
-    if isinstance(choice, str):  # a text there, and an object elsewhere
+    if isinstance(choice, str):  # watsonx has one field for a string and one for an object
         found["tool_choice_option"] = choice
     elif choice is not None:
         found["tool_choice"] = choice

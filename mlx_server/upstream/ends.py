@@ -1,4 +1,4 @@
-"""Why an answer ended, in OpenAI's words."""
+"""Maps other servers' reasons for the end of an answer to OpenAI's `finish_reason`."""
 
 import re
 from collections.abc import Mapping
@@ -26,28 +26,29 @@ ENDS: Mapping[str, str] = {
         ("safety", "recitation", "sensitive", "filtered", "blocked", "moderation"), "content_filter"
     ),
 }
-"""Other servers' names for OpenAI's reasons."""
+"""Other servers' names of reasons, and OpenAI's."""
 
 LIMITS = re.compile(
     r"max_\w*(token|length)|(context|token|output|max)_(length|limit|window)|length_"
 )
-"""Matches the names of limits."""
+"""Matches reasons that name a limit, which mean `length`."""
 
 PREFIX = re.compile(r"finish_?reason[._]|^reason[._]")
 
-NOTHING = ("", "null", "none", "unspecified")
-"""Words for no reason, in pieces before the last one."""
+NO_REASON = ("", "null", "none", "unspecified")
+"""Values that mean that the answer has not ended, in all pieces but the last."""
 
 NAMES = ("finish_reason", "finishReason", "done_reason")
 
 
 def reason_of_end(*places: Mapping[str, Any]) -> str | None:
-    """The reason that the first of these objects gives, which is OpenAI's where it is known."""
+    """The reason in the first of these objects that has one, as OpenAI's if it is known, else as
+    the upstream names it; None if there is none."""
     for place in places:
         for name in NAMES:
             if (found := place.get(name)) and (reason := _reason(found)):
                 return reason
-    # vLLM names a stop string so, next to the reason
+    # vLLM's `stop_reason` is a stop string, so it is used only if it is a known reason
     stop = places[0].get("stop_reason") if places else None
     reason = _reason(stop) if isinstance(stop, str) else None
     return reason if reason in ENDS.values() else None
@@ -58,12 +59,12 @@ def _reason(found: Any) -> str | None:
         found = found.get("type") or found.get("reason")
     if not isinstance(found, str):
         return None
-    # some name the cause after it, as in `content_filter: SAFETY`
+    # some servers add the cause, as in `content_filter: SAFETY`
     said = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.partition(":")[0].strip())
     reason = PREFIX.sub("", said.lower().replace("-", "_"))
-    if reason in NOTHING:
+    if reason in NO_REASON:
         return None
-    if reason.startswith("<") and reason.endswith(">"):  # the token that ended it
+    if reason.startswith("<") and reason.endswith(">"):  # the stop token
         return "stop"
     if known := ENDS.get(reason):
         return known

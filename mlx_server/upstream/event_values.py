@@ -1,4 +1,4 @@
-"""The JSON values of one event, or of one body that is not streamed."""
+"""Parses the JSON values of one event, or of one body that is not streamed."""
 
 import json
 import re
@@ -9,29 +9,30 @@ from mlx_server.upstream.lenient_json import decoded, lenient_json
 from mlx_server.upstream.sse import END, ENDS
 
 BETWEEN = re.compile(r"[\s,]*(?:data:\s*)?")
-"""What may stand between two values."""
+"""Matches what may stand between two values of one event."""
 
 PINGS = frozenset(("ping", "pong", "heartbeat", "keepalive", "keep-alive"))
-"""Words that say no more than that the upstream is still there."""
+"""Events that only keep the connection open."""
 
 WRAPPERS = ("data", "response", "output", "result", "body")
-"""Fields in which some servers put the answer."""
+"""Fields in which some servers wrap the answer."""
 
 
 def values_of(text: str | bytes) -> list[Any]:
-    """The values, END among them. Raises ValueError or RecursionError for what is no JSON."""
+    """The values of a text; `END` stands for the end of the stream. Raises ValueError or
+    RecursionError for a text that is not JSON."""
     try:
         found = decoded(text)
     except (ValueError, RecursionError):
         words = (text if isinstance(text, str) else text.decode()).strip()
-        return [] if words.lower() in PINGS else list(_in_a_row(words))
+        return [] if words.lower() in PINGS else list(_concatenated(words))
     if isinstance(found, list):
         return [_unwrapped(each) for each in found if each]
     return [_unwrapped(found)] if found not in (None, "") else []
 
 
-def _in_a_row(text: str) -> Iterator[Any]:
-    """The values of a text that has several, such as a line each."""
+def _concatenated(text: str) -> Iterator[Any]:
+    """Yields the values of a text that has several, for example one on each line."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         end = next((each for each in ENDS if text.startswith(each, at)), None)

@@ -1,4 +1,4 @@
-"""Turns what an upstream answers instead of an answer into our errors, without its secrets."""
+"""Turns an upstream's errors into this server's, without credentials or other secrets."""
 
 import email.utils
 import json
@@ -18,7 +18,7 @@ from mlx_server.errors import (
 from mlx_server.upstream.usage import whole_number
 
 RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529))
-"""Statuses after which the same request may succeed."""
+"""Statuses after which the same request may succeed, so that it is sent again."""
 
 BUSY = frozenset((408, 409, 425, 429, 503, 529))
 
@@ -29,25 +29,25 @@ CONTEXT = re.compile(
     r"|token limit exceeded|max_new_tokens\W{1,3}must be|exceed_context",
     re.I,
 )
-"""Matches other servers' words for a prompt that is too long."""
+"""Matches other servers' messages for a prompt that is too long."""
 
 KINDS = {
     429: re.compile(r"rate.?limit|too.?many.?requests|quota|resource.?exhausted|throttl", re.I),
     503: re.compile(r"overloaded|unavailable|capacity", re.I),
     400: re.compile(r"invalid.?request|context.?length|exceed.?context|invalid.?argument", re.I),
 }
-"""Matches the names of errors that come without a number, by the status that they stand for."""
+"""Matches the names of errors without a status, by the status that they mean."""
 
 CODES = ("code", "status", "status_code", "statusCode", "type")
 
-WORDS = (
+MESSAGE_FIELDS = (
     *("error", "errors", "fault", "detail", "message", "msg", "errorMessage", "error_message"),
     *("Message", "faultstring", "status_msg"),
 )
-"""Fields that have an error's message, or what has it."""
+"""Fields that may have an error's message, or an object with the message."""
 
-LEVELS = 5
-"""The number of objects within each other that are looked through for a message."""
+NESTING_LEVELS = 5
+"""The number of levels of nested objects in which a message is searched."""
 
 SECRETS = re.compile(
     r"(?i:bearer|basic)\s+(?=\S*[\d=._-])\S+"
@@ -69,22 +69,24 @@ SECRETS = re.compile(
     r"|\b(?=\w*\d)(?=\w*[A-Za-z])\w{28,}\b"
     r"|\beyJ[\w.-]+"
 )
-"""Matches what may be a credential or show an account or a machine: keys, ids, addresses, paths."""
+"""Matches texts that may be a credential or identify an account or a machine: keys, ids, addresses,
+paths."""
 
 QUOTED_CHARACTERS = 500
 
-FINE = (0, 200, "0", "200", "ok", "success")
-"""Codes of messages that report no error."""
+SUCCESSES = (0, 200, "0", "200", "ok", "success")
+"""Values of `code` and `status` that report success."""
 
 
-def refusal(
-    model: str, status: int, body: bytes, secrets: Iterable[str] = (), *, was_sent: bool = True
-) -> ServerError:
-    """The error for a status other than 200."""
+def refusal(model: str, status: int, body: bytes, secrets: Iterable[str] = ()) -> ServerError:
+    """The error for a response with a status other than 200.
+
+    secrets: texts that its message must not show.
+    """
     said = message_of(body, secrets)
     names = b" ".join(re.findall(rb'"(?:code|type)": ?"(\w{1,60})"', body[:QUOTED_CHARACTERS]))
     quoted = f": {said}" if said else "."
-    if status in (400, 413, 422) and was_sent:
+    if status in (400, 413, 422):
         if CONTEXT.search(said) or CONTEXT.search(names.decode()):
             return ContextTooLong(f"The upstream of {model} refused the request{quoted}")
         return BadRequest(f"The upstream of {model} refused the request{quoted}")
@@ -113,15 +115,16 @@ def refusal(
 
 
 def reported(model: str, error: object, secrets: Iterable[str] = ()) -> ServerError:
-    """The error for an answer with status 200 that is an error nevertheless."""
+    """The error for a response with status 200 whose body reports an error."""
     found = error if isinstance(error, Mapping) else {"message": error}
     body = json.dumps({"error": found}, default=str).encode()
     return refusal(model, _status(found), body, secrets)
 
 
 def _status(error: Mapping[str, Any]) -> int:
-    """The HTTP status that an error stands for."""
-    inner = next((each for name in WORDS if isinstance(each := error.get(name), Mapping)), {})
+    """The HTTP status that an error's codes mean; 500 if they show none."""
+    fields = map(error.get, MESSAGE_FIELDS)
+    inner = next((each for each in fields if isinstance(each, Mapping)), {})
     codes = [place[name] for place in (error, inner) for name in CODES if name in place]
     numbers = (whole_number(code) for code in codes)
     if status := next((n for n in numbers if n is not None and 400 <= n < 600), None):
@@ -131,60 +134,65 @@ def _status(error: Mapping[str, Any]) -> int:
 
 
 def error_in(value: Mapping[str, Any]) -> object:
-    """The error that a server reports in place of an answer, however it is called."""
+    """The error in a body that reports one, in whatever field; None for an answer."""
     if value.get("object") == "error" or value.get("type") == "error":
         return value.get("error") or value
-    if _says(found := value.get("error") or value.get("errors")):
+    if _is_error(found := value.get("error") or value.get("errors")):
         return value if isinstance(found, str | list) and "choices" not in value else found
     match value:
         case {"x_groq": {"error": error}}:
             return error
         case {"base_resp": {"status_code": int(code)} as error} if code:  # MiniMax's
             return error
-    is_fine = value.get("success") is True or any(value.get(n) in FINE for n in ("code", "status"))
-    words = (value.get(name) for name in WORDS if name not in ("error", "errors"))
-    if "choices" not in value and not is_fine and any(map(_says, words)):
+    codes = (value.get(name) for name in ("code", "status"))
+    is_fine = value.get("success") is True or any(code in SUCCESSES for code in codes)
+    words = (value.get(name) for name in MESSAGE_FIELDS if name not in ("error", "errors"))
+    if "choices" not in value and not is_fine and any(map(_is_error, words)):
         return value
     match value.get("choices"):
-        case [{"error": error}, *_] if _says(error):  # as OpenRouter reports it within a stream
+        case [{"error": error}, *_] if _is_error(error):  # OpenRouter's, within a stream
             return error
     return None
 
 
-def _says(error: object) -> bool:
-    """Whether it is an error: some servers send its fields with nothing in them."""
+def _is_error(error: object) -> bool:
+    """Whether the field reports an error. Some servers always send it, with empty values."""
     return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
-    """The message of an error's body; empty if it has none that can be quoted."""
+    """The message in an error's body, without secrets; empty if it has none."""
     try:
         found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES.value])
     except (ValueError, RecursionError):
         return ""
-    return redacted(_message(found) or "", secrets) if not isinstance(found, str) else ""
+    return redacted(_find_message(found) or "", secrets) if not isinstance(found, str) else ""
 
 
-def _message(found: Any, level: int = 0) -> str | None:
+def _find_message(found: Any, level: int = 0) -> str | None:
     match found:
         case str():
-            return (_message(_within(found), level + 1) or found) if level < LEVELS else found
-        case [first, *_] if level < LEVELS:
-            return _message(first, level + 1)
-        case Mapping() if level < LEVELS:
-            made = (_message(found[name], level + 1) for name in WORDS if found.get(name))
+            if level >= NESTING_LEVELS:
+                return found
+            return _find_message(_embedded_json(found), level + 1) or found
+        case [first, *_] if level < NESTING_LEVELS:
+            return _find_message(first, level + 1)
+        case Mapping() if level < NESTING_LEVELS:
+            made = (
+                _find_message(found[name], level + 1) for name in MESSAGE_FIELDS if found.get(name)
+            )
             said = next(filter(None, made), None)
             match found.get("metadata"):
                 case {"raw": str(raw)} if (
                     said
                 ):  # the provider's words, as OpenRouter passes them on
-                    return f"{said}: {_message(raw, level + 1)}"
+                    return f"{said}: {_find_message(raw, level + 1)}"
             return said
     return None
 
 
-def _within(text: str) -> Any:
-    """The JSON of a message that is some."""
+def _embedded_json(text: str) -> Any:
+    """The value of a message that is a JSON object; else None."""
     try:
         return json.loads(text) if text.startswith("{") else None
     except (ValueError, RecursionError):
@@ -200,7 +208,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that the upstream asks to wait, if it says so."""
+    """The seconds to wait in the `Retry-After` header; None if it has none."""
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text):
         return float(text)

@@ -1,7 +1,7 @@
-"""Reads formats that a server leaves in its text, where models.yaml names no family or another one.
+"""Parses formats that a server leaves in its text, if models.yaml names no family or another one.
 
-Harmony is recognised in any answer that begins with it. Where no family is named, so are the other
-families' delimiters of thoughts at the beginning of an answer, and of calls anywhere in its text.
+Harmony is recognised in any answer that begins with it. If no family is named, other families'
+delimiters are recognised too: of thoughts at the beginning of an answer, of calls anywhere.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from mlx_server.parsers.harmony.text_parser import CHANNELS
 from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, Parser
 
 HARMONY = (*(f"<|channel|>{name}" for name in CHANNELS), "<|start|>assistant")
-"""The beginnings of an answer in Harmony. No answer of another family has them."""
+"""The beginnings of an answer in Harmony, which no answer of another family has."""
 
 THOUGHTS: Mapping[str, str] = {
     "[THINK]": "mistral",
@@ -23,7 +23,7 @@ THOUGHTS: Mapping[str, str] = {
     "<|START_THINKING|>": "command",
     "<|inner_prefix|>": "apertus",
 }
-"""Delimiters of thoughts with which an answer may begin, and the family of each."""
+"""Delimiters of thoughts with which an answer may begin, and their families."""
 
 CALLS: Mapping[str, str] = {
     "<｜tool▁calls▁begin｜>": "deepseek_v3",
@@ -41,11 +41,11 @@ CALLS: Mapping[str, str] = {
     "<TOOLCALL>": "nemotron",
     "<tool_calls>": "hunyuan",
 }
-"""Delimiters of calls, and the family of each."""
+"""Delimiters of calls, and their families."""
 
 
 def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
-    """The parser of an upstream's text."""
+    """The parser for an upstream's text: the family's own, or one that may switch to another."""
     if family is HARMONY_TEXT or context.formatted or context.continues:
         return family.make_parser(context)
     is_known = family is not family_named("plain")
@@ -53,7 +53,8 @@ def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
 
 
 class LeakedFormatParser(DelegatingParser):
-    """Holds what may be a delimiter of another family until it shows which parser reads it."""
+    """Holds back text that may be a delimiter of another family, and switches to that family's
+    parser if it is."""
 
     def __init__(self, parser: Parser, context: ParseContext, *, only_harmony: bool) -> None:
         super().__init__(parser)
@@ -64,7 +65,7 @@ class LeakedFormatParser(DelegatingParser):
         self._beginnings = harmony if only_harmony else {**harmony, **THOUGHTS}
         self._held = ""
         self._begun = self._is_certain = False
-        """Whether the answer's beginning has been read, and whether its parser is final."""
+        """Whether the answer's beginning has been parsed, and whether its parser is final."""
 
     def feed(self, token: int, text: str) -> list[Event]:
         if self._is_certain:
@@ -85,8 +86,8 @@ class LeakedFormatParser(DelegatingParser):
         return [*self._released(-1, len(self._held)), *self._parser.finish(text, cut=cut)]
 
     def _until_calls(self, token: int) -> list[Event]:
-        """The events of what is held, but for the beginning of a delimiter at its end, and for the
-        white space before it."""
+        """The events of the held text. The beginning of a delimiter at its end, and the white space
+        before that, stay held."""
         events: list[Event] = []
         while self._calls and (at := self._held.find("<")) >= 0:
             events += self._released(token, len(self._held[:at].rstrip()))
@@ -103,15 +104,15 @@ class LeakedFormatParser(DelegatingParser):
         return [*events, *self._released(token, size)]
 
     def _released(self, token: int, size: int) -> list[Event]:
-        """The events of so many characters of what is held."""
+        """The events of the first `size` characters of the held text."""
         text, self._held = self._held[:size], self._held[size:]
         events = self._parser.feed(token, text) if text else []
         if any(isinstance(event, ToolCallStarted) for event in events):
-            self._calls = {}  # it has a format that is known
+            self._calls = {}  # the current parser knows the format of the model's calls
         return events
 
     def _switch(self, token: int, family: str) -> list[Event]:
-        """Replace the parser by this family's."""
+        """Replaces the parser by that of `family`, and parses the held text with it."""
         made = HARMONY_TEXT if family == HARMONY_TEXT.name else family_named(family)
         self._parser = made.make_parser(self._context)
         self._is_certain = True
@@ -123,5 +124,5 @@ def _at_the_beginning(text: str, delimiters: Mapping[str, str]) -> str | None:
 
 
 def _may_become(text: str, delimiters: Mapping[str, str]) -> bool:
-    """Whether the text is the beginning of a delimiter, or none yet."""
+    """Whether the text is empty or the beginning of a delimiter."""
     return any(len(text) < len(each) and each.startswith(text) for each in delimiters)

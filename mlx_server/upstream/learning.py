@@ -1,4 +1,4 @@
-"""Reads an upstream's `/models`: the length of a model's context, and what it can do."""
+"""Reads the context length and the capabilities of a model in an upstream's `/models`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ CONTEXTS = (
     *("max_model_len", "context_length", "loaded_context_length", "max_context_length"),
     *("context_window", "n_ctx", "n_ctx_train"),
 )
-"""Names of the length, of which a more exact one comes first."""
+"""Fields that may have the context length, the more exact ones first."""
 
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "tools": ("tools",),
@@ -22,18 +22,18 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "logit_bias": ("logit_bias",),
     "logprobs": ("logprobs", "top_logprobs"),
 }
-"""Capabilities, and what `supported_parameters` must have for them."""
+"""Capabilities, and the parameters that `supported_parameters` must list for each."""
 
 OWNERS: Mapping[str, Mapping[str, bool]] = {
     "vllm": dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
     "llamacpp": {"chat_template_kwargs": True},
-    "me": {"json_schema": False},  # llama-cpp-python, which fails with a schema
+    "me": {"json_schema": False},  # llama-cpp-python, which fails for a schema
     "mlx-server": {
         **dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
         **dict.fromkeys(("reasoning_messages", "developer_role"), True),
     },
 }
-"""Capabilities of the servers that `owned_by` names."""
+"""Capabilities of servers, by the `owned_by` of their models."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LearntFacts:
 
 
 def facts_in(models: Any, name: str) -> LearntFacts:
-    """The facts of the model of this name, or of the only one in the list."""
+    """The facts about the model of this name, or about the only one in the list."""
     listed = models.get("data") if isinstance(models, Mapping) else models
     entries = [e for e in listed if isinstance(e, Mapping)] if isinstance(listed, list) else []
     entry = next((e for e in entries if e.get("id") == name), None)

@@ -1,4 +1,4 @@
-"""Reads JSON that some servers write, although JSON has neither NaN nor half surrogate pairs."""
+"""Parses the invalid JSON of some servers, which has NaN, infinities or lone surrogates."""
 
 import json
 import math
@@ -8,7 +8,8 @@ import msgspec
 
 
 def decoded(text: str | bytes) -> Any:
-    """The value of JSON, or of what is nearly that. Raises as `lenient_json` does."""
+    """The value of a text, parsed as strict JSON if possible, which is faster. Raises as
+    `lenient_json` does."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -16,9 +17,9 @@ def decoded(text: str | bytes) -> Any:
 
 
 def lenient_json(text: str) -> Any:
-    """The value, in which numbers that are none are None.
+    """The value, with None in place of NaN and infinite numbers.
 
-    Raises ValueError or RecursionError for what is not JSON.
+    Raises ValueError or RecursionError for a text that is not JSON.
     """
     found = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     return _encodable(found)
@@ -30,7 +31,7 @@ def _finite(text: str) -> float | None:
 
 
 def _encodable(value: Any) -> Any:
-    """The value, with whole characters only: some servers cut an emoji in two."""
+    """The value, without lone surrogates, which some servers make by cutting an emoji in two."""
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

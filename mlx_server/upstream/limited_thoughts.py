@@ -1,7 +1,7 @@
-"""A thinking budget by two requests, for upstreams that can continue a message.
+"""Sets a thinking budget by two requests, for upstreams that can continue a message.
 
-The first request ends after so many tokens, or where the thoughts end. The second one continues the
-message that has these thoughts, closed, so that the model can only answer.
+The first request ends after the budget, or where the thoughts end. The second one continues a
+message with these thoughts and their closing tag, so that the model can only answer.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 STOPS = 4
-"""The number of stop strings that are passed on, as OpenAI's API takes no more. All of them are
-enforced here."""
+"""The most stop strings that are sent to an upstream, since OpenAI's API takes no more. All of the
+client's are also enforced here."""
 
 CONTINUED: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -21,7 +21,8 @@ class ThoughtTags:
     closing: str
 
     def begun(self, thoughts: str, content: str) -> str:
-        """The message up to its answer, from what the upstream sent as either."""
+        """The text of the message up to its answer: the thoughts, which may be in `content`, and
+        their closing tag."""
         if thoughts:
             return f"{self.opening}\n{thoughts.strip()}\n{self.closing}\n\n{content}"
         if self.is_open(content):
@@ -37,14 +38,14 @@ class LimitedThoughts:
     """The bodies of the two requests for one answer."""
 
     body: Mapping[str, Any]
-    """The request without a limit of its thoughts."""
+    """The body of the request without a limit of its thoughts."""
     tags: ThoughtTags
     budget: int
     limit: str
-    """The upstream's name of `max_tokens`."""
+    """The upstream's name for `max_tokens`."""
 
     def first(self) -> Mapping[str, Any]:
-        """Makes the first request, which is the second one already if the budget is 0."""
+        """The body of the first request. If the budget is 0, it is that of the second one."""
         if not self.budget:
             return self.second("", "", 0)
         most = min(self.budget, self.body.get(self.limit, self.budget))
@@ -52,7 +53,7 @@ class LimitedThoughts:
         return {**self.body, self.limit: most, "stop": stops}
 
     def second(self, thoughts: str, content: str, spent: int) -> Mapping[str, Any]:
-        """spent: the tokens of the first one."""
+        """The body of the second request. spent: the tokens that the first one used."""
         begun = {"role": "assistant", "content": self.tags.begun(thoughts, content)}
         found = {**self.body, "messages": [*self.body["messages"], begun], **CONTINUED}
         if self.limit in found:

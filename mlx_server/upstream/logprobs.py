@@ -1,4 +1,4 @@
-"""Log probabilities of another server's tokens, as chat completions and completions have them."""
+"""Reads the log probabilities of an upstream's tokens, in chat completions and completions."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from mlx_server.events import TokenLogprob
 
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """The log probabilities of a choice. Entries without a token or a number are left out."""
+    """The log probabilities of a choice, without entries that lack a token or a number."""
     found = choice.get("logprobs")
     if not isinstance(found, Mapping):
         return ()
@@ -23,7 +23,7 @@ def _of_chat(content: list[Any]) -> Iterator[TokenLogprob]:
     for entry in content:
         if isinstance(entry, Mapping):
             top = entry.get("top_logprobs")
-            yield from _token(
+            yield from _token_logprob(
                 entry.get("token"),
                 entry.get("logprob"),
                 entry.get("bytes"),
@@ -38,12 +38,12 @@ def _of_completions(found: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     )
     for token, value, top in zip_longest(tokens, values, tops):
         likely = top.items() if isinstance(top, Mapping) else ()
-        yield from _token(
-            token, value, None, tuple(each for pair in likely for each in _token(*pair))
+        yield from _token_logprob(
+            token, value, None, tuple(each for pair in likely for each in _token_logprob(*pair))
         )
 
 
-def _token(
+def _token_logprob(
     token: object, value: object, spelled: object = None, top: tuple[TokenLogprob, ...] = ()
 ) -> Iterator[TokenLogprob]:
     if not isinstance(token, str) or isinstance(value, bool) or not isinstance(value, int | float):
@@ -56,14 +56,15 @@ def _token(
 
 
 class LogprobQueue:
-    """Gives each text the log probabilities of its tokens, in time that grows with the text."""
+    """Assigns log probabilities to the texts that their tokens make, in linear time."""
 
     def __init__(self, top: int) -> None:
-        """top: how many alternatives were asked for."""
+        """top: the number of alternatives that the client requested."""
         self._top = top
         self._waiting = deque[TokenLogprob]()
         self._bytes = bytearray()
-        """The unread bytes of the token that was taken, and then the bytes of those that wait."""
+        """The bytes of the last token taken that no text has used yet, then those of the waiting
+        tokens."""
         self._left = 0
         self.has_had_any = False
 
@@ -80,11 +81,11 @@ class LogprobQueue:
         self._left = 0
 
     def of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the text's tokens. Those of tokens before it, which are no text,
-        are dropped; those of tokens after it wait for the next text."""
+        """Takes the log probabilities of the text's tokens. Those of earlier tokens, which are not
+        text, are dropped; those of later tokens wait for the next text."""
         wanted = text.encode("utf-8", "replace")
         begin = self._bytes.find(wanted)
-        if begin < 0:  # a repair has changed it
+        if begin < 0:  # a repair has changed the text
             self.clear()
             return ()
         taken, at, end = [], self._left, begin + len(wanted)

@@ -1,4 +1,4 @@
-"""A conversation as messages of OpenAI's chat completions, in the forms that an upstream knows."""
+"""Converts a conversation to messages of OpenAI's chat completions that an upstream accepts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,8 @@ def messages_of(
     *,
     tells_format: bool,
 ) -> list[Wire]:
-    """tells_format: whether the system prompt says what format the answer must have."""
+    """The messages of a conversation. tells_format: whether the system prompt describes the format
+    of the answer."""
     last = max(
         (i for i, each in enumerate(conversation.messages) if each.role == "user"), default=0
     )
@@ -39,8 +40,8 @@ def messages_of(
 
 
 def as_text(message: Wire) -> Wire:
-    """The message for a server without tools: calls and results are text, as Hermes models have
-    them."""
+    """The message for a server without tools, with calls and results as text in the format of
+    Hermes models."""
     content = message.get("content") or ""
     if message["role"] == "tool":
         return {"role": "user", "content": _framed(RESULT_BEGIN.text, content, RESULT_END.text)}
@@ -55,7 +56,7 @@ def as_text(message: Wire) -> Wire:
 
 def with_system_prompt(messages: Sequence[Wire], added: Iterable[Part]) -> list[Wire]:
     """The messages with a paragraph at the end of their leading system prompt."""
-    # no text is control on another server's wire, so that ours and the client's are alike
+    # another server tokenises all text alike, so control tokens in `OwnText` need no marking
     text = "".join(part.text if isinstance(part, OwnText) else str(part) for part in added)
     leading = next((i for i, each in enumerate(messages) if not _is_system(each)), len(messages))
     if not leading:
@@ -67,18 +68,18 @@ def with_system_prompt(messages: Sequence[Wire], added: Iterable[Part]) -> list[
 
 
 def _wire(message: Message, can: UpstreamCapabilities, *, thinks: bool) -> Wire:
-    """thinks: whether its reasoning is sent, as far as the upstream takes any."""
+    """thinks: whether the message's reasoning is sent, if the upstream accepts any."""
     role = message.role
     if role == "developer" and not can.developer_role:
         role = "system"
-    # never null: some servers fail with it
+    # the content is never null, since some servers fail for it
     wire: Wire = {"role": role, "content": message.content}
     if message.name and role != "tool":
         wire["name"] = message.name
     if message.tool_call_id and role == "tool":
         wire["tool_call_id"] = message.tool_call_id
     details = _details(message) if can.extra_content else None
-    if details:  # which have the reasoning's text
+    if details:  # they contain the reasoning's text
         wire[DETAILS] = details
     elif message.reasoning and can.reasoning_messages and thinks:
         wire[can.reasoning_field] = message.reasoning
@@ -96,13 +97,13 @@ def _calls(message: Message, can: UpstreamCapabilities) -> Iterator[Wire]:
 
 
 def _details(message: Message) -> Any:
-    """The details of the reasoning, which the first of the calls had with it."""
+    """The message's `reasoning_details`, which are stored with its first call."""
     extras = (call.extra_content or {} for call in message.tool_calls)
     return next((found for extra in extras if (found := extra.get(DETAILS))), None)
 
 
 def _framed(before: str, content: str | list[Wire], after: str) -> str | list[Wire]:
-    """A content, which may have parts, between two texts."""
+    """A content, which may be text or parts, with a text before and after it."""
     if isinstance(content, str):
         return f"{before}{content}{after}"
     first, last = ([{"type": "text", "text": text}] if text else [] for text in (before, after))

@@ -1,4 +1,4 @@
-"""Reads the JSON of an upstream's answer, whatever names and types it uses."""
+"""Reads a piece of an upstream's answer, a body or a chunk, whatever names and types it uses."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,31 +20,32 @@ class AnswerPiece:
     calls: tuple[CallPiece, ...] = ()
     finish: str | None = None
     stop: str | None = None
-    """The stop string that ended the answer, where the upstream names it."""
+    """The stop string that ended the answer, if the upstream names it."""
     usage: UpstreamUsage | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int | None = 0
-    """The number of the answer; None if the piece belongs to none."""
+    """The index of the answer; None if the piece belongs to none."""
     has_others: bool = False
-    """Whether other answers came with it."""
+    """Whether the same value has pieces of other answers."""
     details: tuple[Mapping[str, Any], ...] = ()
-    """`reasoning_details` as they came: OpenRouter wants them back, with their signatures."""
+    """The unchanged `reasoning_details`, which OpenRouter needs back for their signatures."""
     reasoning_field: str | None = None
-    """The field that had the reasoning as text."""
+    """The field that had the reasoning as text; None if there is none."""
     is_whole: bool = False
-    """Whether it repeats all of the answer, as a body does that is not streamed."""
+    """Whether the piece is a complete message and not a delta."""
 
 
 def read_piece(value: Any) -> AnswerPiece:
-    """Raises UpstreamFailed for what is no part of an answer."""
+    """Reads one JSON value of a response. Raises UpstreamFailed for a value that is not part of an
+    answer."""
     if not isinstance(value, Mapping):
         raise UpstreamFailed("The upstream sent JSON that is not an object.")
     choices = value.get("choices")
-    choice = _first(choices)
+    choice = _first_choice(choices)
     usage = usage_of(value, choice)
     if choice is None:
         return AnswerPiece(usage=usage, choice=None)
-    delta, message = _said(choice.get("delta")), _said(choice.get("message"))
+    delta, message = _message_object(choice.get("delta")), _message_object(choice.get("message"))
     is_whole = delta is None and message is not None
     said = delta if delta is not None else message
     if said is None:
@@ -67,8 +68,8 @@ def read_piece(value: Any) -> AnswerPiece:
     )
 
 
-def _said(found: Any) -> Mapping[str, Any] | None:
-    """A message or a delta; None for nothing."""
+def _message_object(found: Any) -> Mapping[str, Any] | None:
+    """A message or a delta as an object; None if there is none."""
     match found:
         case None | Mapping():
             return found
@@ -90,8 +91,8 @@ def _signed_details(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield detail
 
 
-def _first(choices: Any) -> Mapping[str, Any] | None:
-    """The first answer; None if there is none, as where only the usage is sent."""
+def _first_choice(choices: Any) -> Mapping[str, Any] | None:
+    """The choice with the lowest index; None if there is none, as in a chunk with the usage."""
     if isinstance(choices, Mapping):
         is_numbered = bool(choices) and all(str(name).isdigit() for name in choices)
         choices = list(choices.values()) if is_numbered else [choices]

@@ -1,7 +1,7 @@
-"""Reads an upstream's answer: from the pieces that it sends to the events of an answer.
+"""Turns the pieces of an upstream's answer into events.
 
-The reasoning and the text of a message are read by the family's own parser, since servers leave in
-either what belongs elsewhere: thoughts, calls, and the delimiters of all of them.
+Both the reasoning and the text of a message are parsed by the family's own parser, since servers
+leave in them what belongs elsewhere: thoughts, calls and their delimiters.
 """
 
 import re
@@ -38,14 +38,14 @@ from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.reasoning_details import ReasoningDetails
-from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, beyond
+from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, new_part
 from mlx_server.upstream.usage import UpstreamUsage
 
 NO_TOKEN = -1
-"""Text that comes without token ids."""
+"""The token id that parsers get for text without token ids."""
 
 CHARACTERS_PER_TOKEN = 4
-"""The number of characters per token, for tokens that an upstream did not count."""
+"""The characters per token by which tokens are estimated if an upstream does not count them."""
 
 ENDS = ("stop", "length", "tool_calls", "content_filter")
 
@@ -53,7 +53,7 @@ CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
 
 class AnswerReader:
-    """Turns the pieces of one answer into its events."""
+    """Turns the pieces of one answer into its events, across one request or two."""
 
     def __init__(self, options: ReadingOptions) -> None:
         self.finished = False
@@ -81,7 +81,7 @@ class AnswerReader:
         self._calls = self._size = self._reasoned = self._said = 0
         self._streamed = False
         self._choice: int | None = None
-        """The number of the answer that is read, of several that the upstream may send."""
+        """The index of the answer that is read; others that the upstream may send are ignored."""
         self._has_others = False
         self._details = ReasoningDetails()
         self._repeats = Repeats()
@@ -93,38 +93,39 @@ class AnswerReader:
         self._is_unterminated = False
         self._raw_thoughts: list[str] = []
         self._before = TokenCounts()
-        """The tokens that the first of two requests has used."""
+        """The tokens of the first request, if this is the second of two."""
         self._must_answer = False
-        """Whether the thoughts are closed in the prompt, so that all that comes is the answer."""
+        """Whether the prompt has closed the thoughts, so that even reasoning is the answer."""
 
     @property
     def is_without_answer(self) -> bool:
-        """Whether the answer was cut off, or has not begun."""
+        """Whether the answer was cut off, or has neither text nor calls so far."""
         return self._finish == "length" or not (self._said or self._calls or self._collected.calls)
 
     @property
     def content(self) -> str:
-        """The content as it came."""
+        """The content of the response, before parsing."""
         return "".join(self._raw)
 
     @property
     def thoughts(self) -> str:
-        """The reasoning as it came next to the content."""
+        """The reasoning of the response that was not in its content, before parsing."""
         return "".join(self._raw_thoughts)
 
     @property
     def has_begun(self) -> bool:
-        """Whether the upstream has sent any answer."""
+        """Whether the upstream has sent a piece of an answer."""
         return self._choice is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the upstream has said how the answer ended."""
+        """Whether the upstream has sent a finish reason."""
         return self._finish is not None
 
     @property
     def needs_no_more(self) -> bool:
-        """Whether the answer is complete, whatever the upstream sends."""
+        """Whether the answer is complete by a stop string, or by a call if only one is allowed, so
+        that the rest of the response is ignored."""
         return self._stops.matched or (self._calls > 0 and not self._options.parallel)
 
     @property
@@ -145,15 +146,15 @@ class AnswerReader:
         self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
         if piece.is_whole and self._streamed:
             self._repeats.rest()
-            piece = self._further(piece)
+            piece = self._new_part_of(piece)
         elif self._logprobs is None:
             piece = self._repeats.without(piece)
             for place in self._repeats.places:
                 yield from self._repaired(Repaired(self._index, "stutter", place))
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
-        yield from self._read(piece)
+        yield from self._events_of(piece)
 
-    def _read(self, piece: AnswerPiece) -> Iterator[Event]:
+    def _events_of(self, piece: AnswerPiece) -> Iterator[Event]:
         self._count(piece)
         self._details.add(piece.details)
         if piece.reasoning and self._must_answer:
@@ -162,7 +163,7 @@ class AnswerReader:
         if piece.reasoning:
             self._raw_thoughts.append(piece.reasoning)
             self._echoed_thoughts.add(piece.reasoning)
-            yield from self._reason(piece.reasoning)
+            yield from self._feed_reasoning(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
             self._raw.append(piece.text)
@@ -173,7 +174,8 @@ class AnswerReader:
             self._collected.add(call)
 
     def close_thoughts(self, tags: ThoughtTags) -> Iterator[Event]:
-        """Go on with another request, whose prompt has what came so far, with closed thoughts."""
+        """Prepares for the second request, whose prompt has this response and closes its
+        thoughts."""
         yield from self._end_thoughts(cut=True)
         if tags.is_open(self.content):
             yield from self._forward("content", self._content.feed(NO_TOKEN, tags.closing))
@@ -183,8 +185,8 @@ class AnswerReader:
         self._streamed, self._repeats = False, Repeats()
 
     def finish(self) -> Iterator[Event]:
-        """End the answer. The last event is `Finished`."""
-        yield from self._read(self._repeats.rest())
+        """Yields the last events of the answer, the very last of which is `Finished`."""
+        yield from self._events_of(self._repeats.rest())
         cut = self._finish == "length"
         if self._thoughts:
             self._is_unterminated = self._thoughts.is_unterminated and cut
@@ -194,7 +196,7 @@ class AnswerReader:
         self._is_unterminated = self._is_unterminated or self._content.is_unterminated
         yield from self._structured_calls(cut=cut)
         yield from self._stops.finish()
-        yield from self._last_words()
+        yield from self._final_reports()
         self.finished = True
         yield self._finished()
 
@@ -210,16 +212,16 @@ class AnswerReader:
         if self._size > limits.UPSTREAM_CHARACTERS.value:
             raise UpstreamFailed("The upstream sent an answer that is too long.")
 
-    def _further(self, piece: AnswerPiece) -> AnswerPiece:
-        """The new part of a whole message: some servers send the message again as it grows."""
+    def _new_part_of(self, piece: AnswerPiece) -> AnswerPiece:
+        """The new part of a complete message, which some servers send again as it grows."""
         return replace(
             piece,
-            text=beyond(piece.text, self._raw),
-            reasoning=beyond(piece.reasoning, self._raw_thoughts),
+            text=new_part(piece.text, self._raw),
+            reasoning=new_part(piece.reasoning, self._raw_thoughts),
             calls=() if self._collected.calls else piece.calls,
         )
 
-    def _reason(self, text: str) -> Iterator[Event]:
+    def _feed_reasoning(self, text: str) -> Iterator[Event]:
         if not self._options.opening:
             yield from self._forward("thoughts", [ReasoningDelta(self._index, text)])
             return
@@ -260,8 +262,8 @@ class AnswerReader:
                 yield from self._forward("structured", [text])
 
     def _with_extra(self, events: Iterable[Event], extra: Mapping[str, Any]) -> Iterator[Event]:
-        """The events of one call, of which the first has what the upstream wants back with it, and
-        with the first call of an answer the details of its reasoning."""
+        """The events of one call, the first of which gets the fields that must be sent back to the
+        upstream. The answer's first call gets the details of its reasoning too."""
         for event in events:
             if isinstance(event, ToolCallStarted):
                 details = {} if self._calls else self._details.found()
@@ -335,7 +337,7 @@ class AnswerReader:
 
         return CALL_PLACE.sub(number, path)
 
-    def _last_words(self) -> Iterator[Event]:
+    def _final_reports(self) -> Iterator[Event]:
         if self._finish and self._finish not in ENDS:
             what = f"the upstream says {self._finish[:40]!r}, which is no reason that is known here"
             yield Violation(self._index, f"finish_reason: {what}")
@@ -351,7 +353,7 @@ class AnswerReader:
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
     def _reason_of_end(self) -> FinishReason:
-        """The reason, which follows from the answer where the upstream's contradicts it."""
+        """The finish reason. It is corrected where the upstream's contradicts the answer."""
         if self._stops.matched:
             return "stop"
         if self._calls:
@@ -360,7 +362,7 @@ class AnswerReader:
 
     @property
     def _is_counted(self) -> bool:
-        """Whether the upstream's count may be right, which is not 0 for an answer with text."""
+        """Whether the upstream's count of tokens is plausible: 0 is not for an answer with text."""
         completion = self._usage.completion if self._usage else None
         return completion is not None and (completion > 0 or not self._size)
 

@@ -1,4 +1,4 @@
-"""The options with which an upstream's answers are read."""
+"""The options for parsing an upstream's answers."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from mlx_server.parsers.parse_context import ParseContext
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """Options for reading the answers of one request."""
+    """Options for parsing the answer to one request."""
 
     family: ModelFamily
     opening: str
-    """The delimiter of reasoning, as `opening_of_reasoning` gives it."""
+    """The delimiter that opens reasoning for the family's parser; empty if it has none."""
     context: ParseContext
     is_chat: bool = True
     stops: tuple[str, ...] = ()
     parallel: bool = True
-    """Whether there may be several calls; if not, the answer ends with the first."""
+    """Whether several calls are allowed; if not, the first one ends the answer."""
     expects_calls_as_text: bool = False
     """Whether the prompt asks the model to write calls in its text."""
     keeps_raw: bool = False
     logprobs: int | None = None
-    """The number of alternatives that are reported for each token; None reports no log
-    probabilities."""
+    """The number of alternatives to report for each token; None: no log probabilities."""
     bills_prompt: bool = True
-    """Whether the prompt's tokens are counted with this answer, and not with another of the n."""
+    """Whether the prompt's tokens are counted with this answer. Of `n` answers only the first does,
+    so that they are counted once."""

@@ -1,4 +1,4 @@
-"""Puts together `reasoning_details`, the thoughts with signatures of OpenRouter and others."""
+"""Joins the pieces of `reasoning_details`, the signed thoughts of OpenRouter and others."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 DETAILS = "reasoning_details"
 
 GROWING = ("text", "summary", "signature")
-"""Fields of a detail whose pieces a stream sends one after the other."""
+"""Fields of a detail whose text a stream sends in pieces."""
 
 
 class ReasoningDetails:
-    """The details of one answer. The upstream wants them back unchanged with the next request."""
+    """The details of one answer, which the next request must send back to the upstream."""
 
     def __init__(self) -> None:
         self._details: list[dict[str, Any]] = []
@@ -23,12 +23,12 @@ class ReasoningDetails:
                 self._details.append(dict(piece))
 
     def found(self) -> dict[str, Any]:
-        """The field of a message; empty without details."""
+        """The details as the field of a message; empty if there are none."""
         return {DETAILS: self._details} if self._details else {}
 
 
 def _continues(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
-    """Whether a piece belongs to the detail before it. What is encrypted comes whole."""
+    """Whether a piece continues the last detail. Encrypted details always come in one piece."""
     if "data" in piece or "data" in detail:
         return False
     return all(detail.get(name) == piece.get(name) for name in ("type", "index"))

@@ -1,7 +1,7 @@
-"""Removes what an upstream sends twice.
+"""Removes text, thoughts and calls that an upstream sends twice.
 
 Text may be repeated in each piece or in the last one; thoughts and calls may come both in the text
-and in fields of their own.
+and in separate fields.
 """
 
 import json
@@ -13,55 +13,55 @@ from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallSt
 from mlx_server.upstream.pieces import AnswerPiece
 
 CERTAIN = 8
-"""Characters of a third piece that show by themselves that each piece repeats those before it."""
+"""The characters that a third piece must have to show that each piece repeats those before it."""
 
 SHORTEST = 3
-"""A text with fewer characters may well be said twice."""
+"""The fewest characters of a repetition. Shorter texts often occur twice by chance."""
 
 
 class Repeats:
-    """Leaves out of an answer's pieces what came before."""
+    """Removes from an answer's pieces the text and reasoning that earlier pieces had."""
 
     def __init__(self) -> None:
         self._text, self._reasoning = RepeatedText(), RepeatedText()
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The fields in which repetitions were left out."""
+        """The fields in which repetitions were removed, for the report."""
         if not (self._text.repeats or self._reasoning.repeats):
             return ()
         found = {"content": self._text, "reasoning_content": self._reasoning}
         return tuple(place for place, text in found.items() if text.repeats)
 
     def rest(self) -> AnswerPiece:
-        """What is held, at the end of the answer."""
+        """The held text and reasoning, to be called at the end of the answer."""
         return AnswerPiece(text=self._text.rest(), reasoning=self._reasoning.rest())
 
     def without(self, piece: AnswerPiece) -> AnswerPiece:
         ends = piece.finish is not None
         reasoning = self._reasoning.new_in(piece.reasoning, is_last=ends or bool(piece.text))
         text = self._text.new_in(piece.text, is_last=ends)
-        if text == piece.text and reasoning == piece.reasoning:  # as nearly always
+        if text == piece.text and reasoning == piece.reasoning:  # the usual case
             return piece
         return replace(piece, text=text, reasoning=reasoning)
 
 
 class RepeatedText:
-    """Passes on what is new in each piece of a text.
+    """Finds what is new in each piece of a text.
 
-    A second piece that begins with the first one may be its continuation ("1", "10") or repeat it
-    ("I", "I am"): it is held until the third one shows which. Pieces of nearly all answers differ
-    from the second one on, so that nothing is held.
+    A second piece that begins with the first one may continue it ("1", "10") or repeat it ("I",
+    "I am"), so it is held until the third piece shows which. In nearly all answers the second piece
+    begins differently, and nothing is held.
     """
 
     def __init__(self) -> None:
         self.repeats = False
-        """Whether a repetition was left out."""
+        """Whether a repetition was removed."""
         self._sent: list[str] = []
         self._size = 0
-        """The number of characters that were passed on."""
+        """The number of characters that were returned."""
         self._last = ""
-        """The latest piece, as it came."""
+        """The last piece, with its repetitions."""
         self._held = ""
         self._is_cumulative: bool | None = None
 
@@ -75,7 +75,7 @@ class RepeatedText:
         return found + self.rest() if is_last else found
 
     def rest(self) -> str:
-        """The piece that is held, at the end of the text."""
+        """The new text of a held piece, to be called at the end of the text."""
         held, self._held = self._held, ""
         if not held:
             return ""
@@ -104,7 +104,7 @@ class RepeatedText:
         return piece
 
     def _decided(self, piece: str) -> str:
-        """What is new after a piece that was held."""
+        """The new text of a piece that follows a held one, and of the held one."""
         held, self._held = self._held, ""
         grows = len(piece) >= CERTAIN and piece.startswith(held) and len(set(piece)) > 2
         self._is_cumulative = grows
@@ -113,7 +113,7 @@ class RepeatedText:
     def _grown(self, piece: str) -> str:
         if piece.startswith(self._last) or self._last.startswith(piece):
             return self._beyond(piece)
-        self._is_cumulative = False  # it was a chance likeness
+        self._is_cumulative = False  # the pieces before were alike by chance
         return piece
 
     def _beyond(self, piece: str) -> str:
@@ -125,24 +125,24 @@ class RepeatedText:
 
 
 class EchoedThoughts:
-    """Recognises the thoughts in a text that have come next to the text too.
+    """Recognises thoughts in a text that have also come in the reasoning field.
 
-    Whitespace does not count, as few servers leave it as it was.
+    Whitespace is ignored, since most servers change it.
     """
 
     def __init__(self) -> None:
         self._ahead: deque[str] = deque()
-        """Thoughts that the text has not repeated."""
+        """Thoughts of the reasoning field that the text has not repeated yet."""
         self._may_be = True
-        """Whether all of the text's thoughts so far have come before."""
+        """Whether all thoughts in the text so far were repetitions."""
 
     def add(self, thoughts: str) -> None:
-        """Note thoughts that came next to the text."""
+        """Records thoughts of the reasoning field."""
         if self._may_be and (compact := "".join(thoughts.split())):
             self._ahead.append(compact)
 
     def repeats(self, thoughts: str) -> bool:
-        """Whether the next thoughts in the text repeat those that came next to it."""
+        """Whether these thoughts in the text repeat the next ones of the reasoning field."""
         rest = "".join(thoughts.split())
         while self._may_be and rest:
             head = self._ahead.popleft() if self._ahead else ""
@@ -157,11 +157,11 @@ class EchoedThoughts:
 
 
 class EchoedCalls:
-    """Recognises calls that were in the text or in the thoughts too."""
+    """Recognises structured calls that were also in the text or in the thoughts."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int], tuple[str, list[str]]] = {}
-        """Names and arguments of calls, by where they were and their number there."""
+        """The names and arguments of the calls, by their source and number within it."""
         self._left: Counter[tuple[str, str]] | None = None
 
     def add(self, source: str, event: ToolCallStarted | ToolCallDelta) -> None:
@@ -172,8 +172,8 @@ class EchoedCalls:
                 self._made[source, call][1].append(arguments)
 
     def new_in(self, events: list[Event]) -> list[Event]:
-        """The events without those of calls that the text had already; each of these stands for one
-        call."""
+        """The events without those of calls that were in the text or the thoughts. Each call there
+        removes only one structured call."""
         if not self._made:
             return events
         if self._left is None:
@@ -194,15 +194,15 @@ class EchoedCalls:
 
 
 def _same(name: str, arguments: str) -> tuple[str, str]:
-    """A key that calls share if they differ only in how they are written."""
+    """The call's name and its arguments in a canonical form, which is equal for equal calls."""
     try:
         return name, json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
         return name, arguments
 
 
-def beyond(text: str, came: Sequence[str]) -> str:
-    """The rest of a text that repeats what came."""
+def new_part(text: str, came: Sequence[str]) -> str:
+    """The part of a text after what came before; empty if the text does not begin with that."""
     if len(text) <= sum(map(len, came)):
         return ""
     begin = "".join(came)

@@ -1,6 +1,7 @@
-"""Writes a request as the body that an upstream takes: OpenAI's chat completions.
+"""Writes a request as a body of OpenAI's chat completions or completions for an upstream.
 
-What can't be passed on is refused by name, made up for in the prompt, or listed as ignored.
+A field that the upstream lacks is refused by name, replaced by text in the prompt, or listed as
+ignored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,28 +33,28 @@ PENALTIES = ("presence_penalty", "frequency_penalty")
 
 @dataclass(frozen=True)
 class UpstreamRequest:
-    """The request for one answer."""
+    """The request to an upstream for one answer."""
 
     route: str
     body: Mapping[str, Any]
     thinking: LimitedThoughts | None = None
-    """If set, its requests are sent in place of this body."""
+    """The two requests that are sent in place of `body` if the thoughts are limited."""
 
 
 def check(
     id: str, can: UpstreamCapabilities, request: GenerateRequest, thoughts: ThoughtTags | None
 ) -> None:
-    """Raise BadRequest for what no request to this upstream can express.
+    """Raises BadRequest for a parameter that no request to this upstream can express.
 
-    thoughts: the delimiters of reasoning, as far as it has any that can be written into a message.
+    thoughts: the family's tags of reasoning; None if it has none that a message can have.
     """
-    for name, why in _unsayable(can, request, thoughts):
+    for name, why in _inexpressible(can, request, thoughts):
         raise BadRequest(
             f"`{name}` can't be used with {id}, which is on another server: {why}.", param=name
         )
 
 
-def _unsayable(
+def _inexpressible(
     can: UpstreamCapabilities, request: GenerateRequest, thoughts: ThoughtTags | None
 ) -> Iterator[tuple[str, str]]:
     names = request.param_names
@@ -96,7 +97,7 @@ def _unsayable(
 
 
 def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, ...]:
-    """The fields that the client set and this upstream can't use."""
+    """The parameters that the client set and that this upstream ignores."""
     found = dict.fromkeys(_ignored(can, request))
     return tuple(request.param_names.get(name, name) for name in found)
 
@@ -131,7 +132,11 @@ def request_of(
     thoughts: ThoughtTags | None = None,
     tells_format: bool = False,
 ) -> UpstreamRequest:
-    """choice: the number of the answer among the `n`. tells_format: also in the prompt."""
+    """Makes the request for one answer.
+
+    choice: the number of the answer among the `n`. tells_format: whether the prompt describes the
+    answer's format even if the upstream takes a schema, since it did not follow it before.
+    """
     body = dict(_sampling(can, request, choice))
     if not isinstance(prompt, Conversation):
         scored = {} if request.logprobs is None else {"logprobs": request.logprobs}
@@ -154,7 +159,7 @@ def _sampling(
 ) -> Iterator[tuple[str, Any]]:
     for name, value in request.choices.items():
         if (name in NEW_SAMPLING and not can.sampling) or (name in PENALTIES and not can.penalties):
-            continue  # a default of models.yaml: a client's value has been refused
+            continue  # it is a default of models.yaml, since `check` refuses a client's value
         yield name, value
     if request.max_tokens is not None:
         yield can.max_tokens_field, request.max_tokens

@@ -1,4 +1,4 @@
-"""The settings of a model that another server has, from models.yaml."""
+"""The settings of an upstream model, which another server runs, from models.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Kind = Literal["openai", "watsonx"]
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
 PREFIXES: Mapping[str, Kind] = MappingProxyType({"openai+": "openai", "watsonx:": "watsonx"})
-"""The prefixes of a `source` that is a URL of another server, and the API of that server."""
+"""The prefixes of a `source` that names another server, and the API that each stands for."""
 
 
 def is_upstream(source: str) -> bool:
@@ -29,56 +29,56 @@ def kind_and_url(source: str) -> tuple[Kind, str]:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCapabilities:
-    """The features that an upstream has. A missing one is made up for here, ignored or refused by
+    """The features of an upstream. A missing one is emulated here, listed as ignored or refused by
     name."""
 
     tools: bool = True
-    """Whether tools are passed on; if not, the prompt describes them, and calls are read in Hermes'
+    """Whether tools are sent. If not, the prompt describes them, and calls are parsed in Hermes'
     format."""
     tool_choice: bool = True
-    """Whether `tool_choice` is passed on. It is checked in any case."""
+    """Whether `tool_choice` is sent. Answers are checked for it in any case."""
     parallel_tool_calls: bool = True
-    """Whether `parallel_tool_calls` is passed on. It is enforced in any case."""
+    """Whether `parallel_tool_calls` is sent. It is enforced in any case."""
     tool_messages: bool = True
-    """Whether earlier calls and their results are sent as such; if not, they are sent as text."""
+    """Whether earlier calls and their results are sent in their own fields; if not, as text."""
     reasoning_messages: bool | Literal["tool_rounds"] = False
-    """Whether the reasoning of earlier messages is sent back. `tool_rounds`: of those after the
-    user's last message, as DeepSeek, Kimi and MiniMax demand. It is learnt from an answer that has
-    reasoning in a field of its own."""
+    """Whether the reasoning of earlier messages is sent. With `tool_rounds` only that after the
+    user's last message is, as DeepSeek, Kimi and MiniMax require. An answer with reasoning in its
+    own field sets it to `tool_rounds`."""
     reasoning_field: ReasoningField = "reasoning_content"
-    """The field in which earlier reasoning is sent back."""
+    """The field in which earlier reasoning is sent."""
     extra_content: bool = True
-    """Whether the fields of its own that it sent with a call are sent back with that call: Gemini's
-    signatures, OpenRouter's `reasoning_details`."""
+    """Whether the upstream's own fields of a call are sent back with that call, for example
+    Gemini's signatures and OpenRouter's `reasoning_details`."""
     json_schema: bool = True
-    """Whether a schema is passed on; if not, it is described in the prompt. An answer is checked
-    in any case."""
+    """Whether a schema is sent; if not, the prompt describes it. Answers are checked in any
+    case."""
     structured_outputs: bool = False
-    """Whether a regex, a choice or a grammar is passed on, as vLLM names them."""
+    """Whether a regex, a choice or a grammar is sent, by vLLM's names of these fields."""
     reasoning_effort: bool = True
     chat_template_kwargs: bool = False
     continue_message: bool = False
-    """Whether an answer may continue the last message, as vLLM names it."""
+    """Whether an answer can continue the last message, by vLLM's `continue_final_message`."""
     thinking_budget: bool = False
-    """Whether `thinking_budget` is passed on, as this server names it. If not, and if a message can
-    be continued, thoughts are limited by a second request."""
+    """Whether `thinking_budget` is sent, by this server's name of the field. If not, two requests
+    limit the thoughts, if a message can be continued."""
     sampling: bool = True
-    """Whether `top_k`, `min_p` and `repetition_penalty` are passed on, which OpenAI's API lacks."""
+    """Whether `top_k`, `min_p` and `repetition_penalty` are sent, which OpenAI's API lacks."""
     penalties: bool = True
-    """Whether `presence_penalty` and `frequency_penalty` are passed on."""
+    """Whether `presence_penalty` and `frequency_penalty` are sent."""
     seed: bool = True
     stop: bool = True
-    """Whether stop strings are passed on. They end an answer in any case."""
+    """Whether stop strings are sent. They end an answer in any case."""
     logit_bias: bool = True
-    """Whether a bias is passed on. Its token ids are those of the upstream's vocabulary."""
+    """Whether `logit_bias` is sent. Its token ids are those of the upstream's vocabulary."""
     logprobs: bool = True
-    """Whether log probabilities are asked for and passed on. They are those of its tokens."""
+    """Whether log probabilities can be requested. They are those of the upstream's tokens."""
     completions: bool = True
-    """Whether there is `/completions`, for prompts that are text."""
+    """Whether the upstream has `/completions`, for prompts that are plain text."""
     stream_usage: bool = True
-    """Whether `stream_options` may ask for the usage."""
+    """Whether `stream_options` is sent to get the usage."""
     developer_role: bool = False
-    """Whether `developer` is a role of messages; if not, such messages are sent as `system`."""
+    """Whether messages may have the role `developer`; if not, they are sent as `system`."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
 
@@ -97,18 +97,17 @@ DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPolicy:
-    """Limits on the time that an upstream may take, and on repeated requests."""
+    """Limits of the time that an upstream may take, and of repeated requests."""
 
     connect_seconds: float = float(limits.UPSTREAM_CONNECT_SECONDS.value)
     first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS.value)
-    """The seconds until the answer begins."""
+    """The most seconds until the answer begins."""
     idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS.value)
-    """The seconds between two events of a stream."""
+    """The most seconds between two events of a stream."""
     retries: int = limits.UPSTREAM_RETRIES.value
-    """The number of times that a request is sent again if it was refused or lost before its answer
-    began."""
+    """How often a request is sent again if it failed before its answer began."""
     empty_retries: int = 1
-    """The number of times that an answer without text or calls is requested again."""
+    """How often an answer without text or calls is requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +118,21 @@ class UpstreamSpec:
     model: str
     """The model's name on that server."""
     api_key_env: str | None = None
-    """The environment variable that has the key."""
+    """The environment variable with the key; None: the upstream needs none."""
     project_id: str | None = None
-    """watsonx's project, or else its space."""
+    """The project on watsonx; it takes precedence over the space."""
     space_id: str | None = None
     iam_url: str = "https://iam.cloud.ibm.com"
-    """The server that issues watsonx's tokens."""
+    """The server that issues tokens for watsonx."""
     capabilities: UpstreamCapabilities = field(default_factory=UpstreamCapabilities)
     stated: frozenset[str] = frozenset()
-    """The capabilities that the owner has set. What the upstream says does not change them."""
+    """The names of the capabilities that models.yaml sets, which the upstream can't change."""
     policy: UpstreamPolicy = field(default_factory=UpstreamPolicy)
     fallback: tuple[str, ...] = ()
-    """Models that are asked instead if this one can't answer."""
+    """Models that get the request, one after the other, if this one can't answer."""
 
     @property
     def host(self) -> str:
-        """The server's name for messages and logs, without credentials or a path."""
+        """The host and port, which messages and logs show in place of the URL with its secrets."""
         parts = urlsplit(self.url)
         return parts.hostname or "" if parts.port is None else f"{parts.hostname}:{parts.port}"

@@ -1,4 +1,4 @@
-"""Reads server-sent events from an upstream that may send anything."""
+"""Parses server-sent events of an upstream, even if they break the format."""
 
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
@@ -10,12 +10,12 @@ END = "[DONE]"
 ENDS = (END, "[done]", "DONE", f'"{END}"')
 """The spellings of the event that ends a stream."""
 
-GOES_ON = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
-"""The beginnings of lines that are JSON which an upstream sent without `data:`."""
+JSON_STARTS = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
+"""The beginnings of lines that are taken for JSON that an upstream sent without `data:`."""
 
 
 class SseReader:
-    """Cuts bytes into the `data` of events, wherever the bytes are cut themselves."""
+    """Turns chunks of bytes, however they are cut, into the `data` of events."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -23,11 +23,11 @@ class SseReader:
         self._size = self._searched = 0
         self._after_return = False
         self._is_first = True
-        """Whether the next line is the first one."""
+        """Whether the next line is the first one, which may have a byte order mark."""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that are complete now."""
-        if self._after_return and chunk:  # a line feed after it belongs to the same line break
+        """The data of the events that this chunk completes."""
+        if self._after_return and chunk:  # the line feed belongs to the line break before it
             chunk = chunk.removeprefix(b"\n")
             self._after_return = False
         self._rest += chunk
@@ -39,7 +39,7 @@ class SseReader:
         return found
 
     def finish(self) -> list[str]:
-        """The data of an event after which the stream ended without an empty line."""
+        """The data of the last event, if the stream ended without the empty line after it."""
         found: list[str] = []
         self._add(bytes(self._rest), found)
         self._rest.clear()
@@ -68,11 +68,11 @@ class SseReader:
             self._data, self._size = [], 0
             return
         name, _, value = line.partition(b":")
-        if line.startswith(GOES_ON):
+        if line.startswith(JSON_STARTS):
             value = line
-        elif name != b"data":  # a comment, or a field that says nothing to us
+        elif name != b"data":  # a comment, or a field without meaning here
             return
-        while value.removeprefix(b" ").startswith(b"data:"):  # as some proxies repeat it
+        while value.removeprefix(b" ").startswith(b"data:"):  # some proxies repeat it
             value = value.removeprefix(b" ").removeprefix(b"data:")
         try:
             self._data.append(value.removeprefix(b" ").decode())
@@ -82,7 +82,8 @@ class SseReader:
 
 
 def _events(lines: list[str]) -> list[str]:
-    """The data of one event, or of several between which the upstream left out the empty lines."""
+    """The data of one event, or of several if the upstream left out the empty lines between
+    them."""
     lines = [line for line in lines if line.strip()]
     if all(line.startswith("{") or line.strip() in ENDS for line in lines):
         return [END if line.strip() in ENDS else line for line in lines]

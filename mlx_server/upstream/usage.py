@@ -1,4 +1,4 @@
-"""The tokens that an upstream counted, under whatever names."""
+"""Reads the tokens that an upstream counted, whatever names the counts have."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 MAX_TOKENS = 1 << 40
-"""A count of tokens that reaches this bound is wrong."""
+"""A count of tokens that is not below this bound is taken to be wrong."""
 
 PROMPT = (
     *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input_token_count"),
@@ -20,8 +20,8 @@ COMPLETION = (
 )
 COUNTS = (*PROMPT, *COMPLETION)
 
-PLACES = ("usage", "usageMetadata", "timings")
-"""Fields of a chunk that have the counts; llama.cpp's timings have them too."""
+USAGE_FIELDS = ("usage", "usageMetadata", "timings")
+"""Fields of a chunk that may have the counts; llama.cpp has them in `timings` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,25 @@ class UpstreamUsage:
     cached: int = 0
     reasoning: int | None = None
     is_mistyped: bool = False
-    """Whether a count is no integer in the upstream's JSON."""
+    """Whether the upstream's JSON has a count that is not an integer."""
 
 
 def usage_of(value: Mapping[str, Any], choice: Mapping[str, Any] | None) -> UpstreamUsage | None:
-    """The counts of a chunk, which may be in its answer."""
-    for name in PLACES:
+    """The counts in a chunk or body, or in its choice; None if there are none."""
+    for name in USAGE_FIELDS:
         if (found := value.get(name)) and (usage := _usage(found)):
             return usage
     groq = value.get("x_groq")
     if isinstance(groq, Mapping) and (usage := _usage(groq.get("usage"))):
         return usage
-    if "eval_count" in value:  # as Ollama has it
+    if "eval_count" in value:  # Ollama has the counts at the top level
         return _usage(value)
     return _usage(choice.get("usage")) if choice else None
 
 
 def whole_number(value: Any) -> int | None:
-    """A number, which some servers write as text or with a decimal point."""
+    """The integer that a value means, since some servers write it as a string or a float; None for
+    any other value."""
     match value:
         case bool():
             return None

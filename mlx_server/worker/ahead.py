@@ -24,7 +24,7 @@ from mlx_server.worker.prefill.snapshot_places import NEAREST
 from mlx_server.worker.quantized_kv import make_caches
 
 PIECE_SECONDS = 0.1
-"""The intended time of a piece: so long a request may wait that arrives meanwhile."""
+"""Intended seconds of a piece: a request that arrives during one waits for its end."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class NextPrompt:
 
     model: str
     key: str
-    """See `PromptCache`."""
+    """The key of its entry in the prompt cache, see `cache_key`."""
     tokens: list[int]
     row_adapter: RowAdapter
     known: int
@@ -89,7 +89,8 @@ class AheadComputation:
         del self._prompts[: -limits.PROMPTS_AHEAD.value]
 
     def arrived(self, model: str, key: str, prompt: list[int]) -> list[ComputedAhead]:
-        """Drops what the request's prompt makes useless. Returns how much of it was used."""
+        """Drops the prompts whose conversation this request continues. Returns a report of how many
+        of their tokens it uses."""
         going_on = [p for p in self._prompts if p.key == key and p.common(prompt) > p.known]
         self._prompts = [p for p in self._prompts if p not in going_on]
         if not going_on:

@@ -387,7 +387,7 @@ class Batch:
         self._look_up_waiting(group)
 
     def _look_up_waiting(self, computed: PrefillGroup) -> None:
-        """Finds out how much of the waiting prompts that begin alike is known by now."""
+        """Looks up again what is cached of the waiting prompts that begin like a computed one."""
         beginnings = [tokens[:SHARED] for tokens in computed.batch.tokens]
         for waiting in self._turns:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:

@@ -27,9 +27,10 @@ applied to heads in place of rows raises an error only if their numbers differ."
 
 
 def why_alone(model: nn.Module) -> str:
-    """Why the rows of this model must be computed one at a time; empty if they can share a batch.
+    """Returns why the rows of this model must be computed one at a time; empty if they can share a
+    batch.
 
-    A trial batch goes through all operations. Only its graph is built; nothing is computed.
+    A test batch goes through all operations. Only its graph is built; nothing is computed.
     """
     if reason := UNBATCHABLE.get(getattr(model, "model_type", "")):
         return reason

@@ -17,7 +17,8 @@ SHARE = 0.1
 """The share of the memory limit above which buffers are freed earlier."""
 
 LEAST_STEPS = 16
-"""Decoding steps between two times, even if the steps themselves use more than the share."""
+"""The fewest decoding steps between two times that buffers are freed, even if the steps themselves
+use more than the share."""
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Buffers:
     _steps: int = 0
     """Decoding steps since buffers were freed."""
 
-    def to_give_back(self, held: int, *, prefilling: bool) -> bool:
+    def should_free(self, held: int, *, prefilling: bool) -> bool:
         """Whether to free the buffers; call it once after each step.
 
         held: bytes kept for reuse. prefilling: whether the next piece of a prompt will reuse them.

@@ -34,8 +34,8 @@ def cache_cost(
     kv_bits: int | None = None,
     cut: Callable[[nn.Module], None] = lambda model: None,
 ) -> KvCost:
-    """The cost of one row of a model with this config.json. Raises what mlx-lm raises for it, and
-    ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
+    """Returns the cost of one row of a model with this config.json. Raises what mlx-lm raises for
+    it, and ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
     if is_encoder(config):
         if kv_bits:
             raise ValueError("`kv_cache` has no effect: it keeps no keys and values. Leave it out.")
@@ -74,9 +74,9 @@ def measure_cache(
 
 
 def _activations_of(arguments: Any) -> KvCost:
-    """The values that one layer of an encoder makes of a token: keys, queries, values, their sum
-    and what comes out of them, and twice the wide part. All are in float32 at most, and freed after
-    it."""
+    """Returns the activations of one encoder layer for a token: keys, queries, values, the
+    attention's output, two residuals and twice the intermediate width. They take float32 at most,
+    and are freed after the layer."""
     widths = 6 * arguments.hidden_size + 2 * arguments.intermediate_size
     return KvCost(per_token=4 * widths)
 
@@ -95,7 +95,8 @@ def _check_kv_bits(model: nn.Module, bits: int) -> None:
 
 
 def _activations(config: dict[str, Any]) -> mx.Dtype:
-    """The type that the model computes in; half precisions are loaded as float32 without Metal."""
+    """Returns the type in which the model computes; half precisions are loaded as float32 without
+    Metal."""
     types = {text.get(key) for text in texts(config) for key in ("dtype", "torch_dtype")}
     return mx.bfloat16 if mx.metal.is_available() and "float32" not in types else mx.float32
 
@@ -118,8 +119,8 @@ def _leaves(cache: Any) -> Iterator[Any]:
 
 
 def _cost(short: Any, long: Any) -> KvCost:
-    """The cost of one layer, whose cache either grows with the tokens, or up to a window, or not
-    at all."""
+    """Returns the cost of one layer, whose cache grows with the tokens, grows up to a window, or
+    does not grow at all."""
     if window := getattr(long, "max_size", 0):
         return KvCost(windowed_per_token=long.nbytes // LONG, window=window)
     per_token = -(-(long.nbytes - short.nbytes) // STEP)
@@ -127,6 +128,6 @@ def _cost(short: Any, long: Any) -> KvCost:
 
 
 def _largest(model: nn.Module) -> KvCost:
-    """The cost if each layer caches keys and values as wide as the model."""
+    """Returns the cost if each layer caches keys and values as wide as the model."""
     widest = max((array for array in arrays(model) if array.ndim == 2), key=lambda a: a.size)
     return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))

@@ -47,9 +47,9 @@ class DecodeGroups:
         return group, group.uids.index(number)
 
     def next(self) -> Iterator[tuple[Any, bool]]:
-        """Yields what mlx-lm says of the next token of each row, and whether the row has a group of
-        its own: only then a row that finishes frees its memory at once, as other groups have to be
-        copied without it."""
+        """Yields mlx-lm's response for the next token of each row, and whether the row is alone in
+        its group. Only a row that is alone frees its memory as soon as it finishes: any other group
+        has to be copied without it."""
         rows = len(self)
         for group in list(self._groups):
             alone = len(group) == 1
@@ -81,8 +81,8 @@ class DecodeGroups:
         return one
 
     def _regroup(self) -> None:
-        """Changes the groups after rows have come or left, if that is worth it or they are padded
-        too much: memory is reserved for no more."""
+        """Regroups the rows after some have come or left, if a step then reads enough less, or if
+        the padding exceeds the memory that is reserved for it."""
         self._groups = [group for group in self._groups if group]
         token = max((self._reads.token(group.prompt_cache) for group in self._groups), default=0.0)
         numbers = [number for group in self._groups for number in group.uids]
@@ -130,7 +130,7 @@ def _padded(group: DecodeBatch) -> int:
 
 
 def _padded_of(group: DecodeBatch, numbers: set[int]) -> int:
-    """Tokens that some rows of a group take, with padding."""
+    """Returns the tokens that some rows of a group take, padding included."""
     rows = zip(group.uids, group.tokens, strict=True)
     lengths = [len(tokens) for number, tokens in rows if number in numbers]
     return len(lengths) * max(lengths)

@@ -18,7 +18,7 @@ def limit_memory(max_bytes: int) -> None:
         mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
 
 
-def give_back_memory() -> None:
+def release_memory() -> None:
     """Returns the memory of unloaded weights to the system, instead of keeping it for reuse."""
     gc.collect()
     mx.clear_cache()

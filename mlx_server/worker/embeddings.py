@@ -18,7 +18,7 @@ from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 IDLE_PIECE = 512
-"""Tokens that are computed at a time, of all texts together, while no row decodes."""
+"""Tokens of all texts together that are computed in one piece while no row decodes."""
 
 SMALLEST_NORM = 1e-12
 
@@ -67,7 +67,7 @@ def _pooled(
 
 
 def backbone_of(model: nn.Module) -> Any:
-    """The part of the model that computes the hidden states, without the output head."""
+    """Returns the part of the model that computes the hidden states, without the output head."""
     backbone = getattr(getattr(model, "language_model", model), "model", None)
     if not isinstance(backbone, nn.Module):
         raise ValueError(f"mlx-lm has no hidden states of {getattr(model, 'model_type', 'it')}")

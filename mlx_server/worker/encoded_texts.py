@@ -9,7 +9,7 @@ from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.encoders.base import Layer, Mask, mean_of
 
 Hidden = Generator[None, None, mx.array]
-"""Yields after each piece."""
+"""Yields after each piece; returns one row of float32 values for each text."""
 
 
 def encoded(model: Encoder, command: Embed, piece_tokens: Callable[[], int]) -> Hidden:
@@ -28,7 +28,8 @@ def encoded(model: Encoder, command: Embed, piece_tokens: Callable[[], int]) -> 
 
 
 def _padded(command: Embed) -> tuple[mx.array, mx.array, Mask]:
-    """The tokens, which of them are of a pair's second text, and which are no padding."""
+    """Returns the tokens, which of them belong to a pair's second text, and which are no
+    padding."""
     texts = command.inputs
     longest = max(map(len, texts))
     tokens = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
@@ -43,7 +44,8 @@ def _padded(command: Embed) -> tuple[mx.array, mx.array, Mask]:
 def _pieces(
     layers: Sequence[Layer], tokens: int, piece_tokens: Callable[[], int]
 ) -> Iterator[Sequence[Layer]]:
-    """Groups as many layers as have the work of so many tokens in all layers, but at least one."""
+    """Yields groups of layers. Each takes as long as `piece_tokens()` tokens in all layers, or is
+    one layer."""
     at = 0
     while at < len(layers):
         end = at + max(1, len(layers) * piece_tokens() // tokens)

@@ -43,7 +43,7 @@ def measured(group: mx.distributed.Group) -> dict[str, Any]:
 
 
 def _seconds(group: mx.distributed.Group, nbytes: int, times: int) -> float:
-    """The mean time of an all-reduce; the first one is not counted."""
+    """Returns the mean time of an all-reduce; the first one is not counted."""
     values = mx.ones((nbytes // 4,), mx.float32)
     mx.eval(mx.distributed.all_sum(values, group=group, stream=mx.cpu))
     began = perf_counter()

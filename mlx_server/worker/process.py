@@ -74,7 +74,8 @@ def _ready(others: list[int]) -> Ready:
 
 
 def _read_after_imports(connection: socket.socket) -> bytes:
-    """The arguments that the server sends when it is ready; empty if it has ended."""
+    """Imports MLX, then returns the arguments that the server sends when it is ready; empty if it
+    has ended."""
     with left_out():
         import mlx_server.worker.serving  # noqa: F401
     try:

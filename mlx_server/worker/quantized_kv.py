@@ -207,7 +207,7 @@ class _Part:
 
 
 def _joined(parts: Sequence[tuple[Quantized | None, _Part]]) -> Quantized | None:
-    """The rows of all parts together; those without any tokens are padding."""
+    """Joins the rows of all parts; those without any tokens are padding."""
     filled = next((side for side, _ in parts if side is not None), None)
     if filled is None:
         return None
@@ -228,7 +228,7 @@ def _padded(x: mx.array, left: int) -> mx.array:
 
 
 def _with(stored: Quantized | None, new: Quantized, start: int) -> Quantized:
-    """The stored tokens up to `start`, and then the new ones, with room for more."""
+    """Returns the stored tokens up to `start`, and then the new ones, with room for more."""
     added = new[0].shape[2]
     if stored is None or stored[0].shape[2] < start + added:
         room = -(-added // STEP) * STEP

@@ -67,7 +67,7 @@ class Row:
         return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def key(self) -> tuple[int, int]:
-        """The random key of the row's next draw."""
+        """Returns the random key of the row's next draw."""
         digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 

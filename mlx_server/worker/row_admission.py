@@ -138,7 +138,8 @@ class RowAdmission:
             scored.pooling = self._pooling(scored.command)
 
     def compute_piece(self, row: int) -> list[Report]:
-        """Computes the next piece of the row's; after the last one the row joins its batch."""
+        """Computes the next piece of the row's prompt log probabilities or embeddings. After the
+        last piece the row joins its batch, or its vectors are reported."""
         match self._scored[row]:
             case _EmbeddedRow(pooling=pooling):
                 found = _next(pooling)

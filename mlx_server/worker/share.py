@@ -21,14 +21,14 @@ class WholeModel:
     """Whether other processes have other shares, and have to fail together with this one."""
 
     def cut(self, model: nn.Module) -> None:
-        """Leaves this process's share of a model whose weights are not read yet."""
+        """Reduces a model whose weights are not read yet to this process's share."""
 
     def together(self, reading: Reading) -> Reading:
         """Reads the weights until every process of the model has its share."""
         return (yield from reading)
 
     def nbytes(self, model: nn.Module) -> int:
-        """The bytes of the weights, on the machine that has most of them."""
+        """Returns the bytes of the weights, on the machine that has most of them."""
         return sum(array.nbytes for array in arrays(model))
 
     def step_bytes(self, model: nn.Module) -> StepBytes:
@@ -90,7 +90,7 @@ class Share(WholeModel):
                     log.exception("rank %d can't load its share", self._group.rank())
                     mine.failure = public_message(error)
             ranks = [
-                msgspec.msgpack.decode(each, type=_Progress) for each in self._said_by_all(mine)
+                msgspec.msgpack.decode(each, type=_Progress) for each in self._messages_of_all(mine)
             ]
             for rank, each in enumerate(ranks):
                 if each.failure:
@@ -104,27 +104,28 @@ class Share(WholeModel):
         return self._largest
 
     def step_bytes(self, model: nn.Module) -> StepBytes:
-        """One batch for all rows: ranks with other layers would make other groups."""
+        """Returns a measure that keeps all rows in one batch: ranks with different layers would
+        otherwise group the rows in different ways."""
         return OneGroup(model)
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
-        """The ranks of a pipeline may have layers of different kinds, or more of them: then the
-        same limit would have each rank drop other prompts."""
+        """Whether the layers have the same kinds on all ranks. In a pipeline a rank may have other
+        layers or more of them: then the same limit would have each rank drop other prompts."""
         layout = [
             (type(each).__name__, getattr(each, "max_size", 0)) for each in make_caches(model)
         ]
-        return len(set(self._said_by_all(layout))) == 1
+        return len(set(self._messages_of_all(layout))) == 1
 
-    def _said_by_all(self, mine: Any) -> list[bytes]:
-        """The message of each rank, in their order; `mine` is that of this one."""
-        said = msgspec.msgpack.encode(mine)
-        sizes = self._gathered(mx.array([len(said)], mx.int32))
-        padded = said.ljust(max(int(size) for (size,) in sizes), b"\0")
-        every = self._gathered(mx.array(list(padded), mx.uint8))
+    def _messages_of_all(self, mine: Any) -> list[bytes]:
+        """Returns the message of each rank, in their order; `mine` is that of this one."""
+        message = msgspec.msgpack.encode(mine)
+        sizes = self._all_gather(mx.array([len(message)], mx.int32))
+        padded = message.ljust(max(int(size) for (size,) in sizes), b"\0")
+        every = self._all_gather(mx.array(list(padded), mx.uint8))
         return [bytes(each)[: size[0]] for each, size in zip(every, sizes, strict=True)]
 
-    def _gathered(self, mine: mx.array) -> Any:
-        """[ranks, values]"""
+    def _all_gather(self, mine: mx.array) -> Any:
+        """Returns the values of all ranks: [ranks, values]."""
         return mx.distributed.all_gather(mine[None], group=self._group, stream=mx.cpu).tolist()
 
 

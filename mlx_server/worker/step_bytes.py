@@ -22,7 +22,7 @@ LAUNCH = 1 << 30
 """The bytes that a Mac reads in the time that a step needs besides reading, some milliseconds."""
 
 USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
-"""What mlx-lm's models call the number of experts for a token."""
+"""The names that mlx-lm's models give the number of experts for a token."""
 
 
 class StepBytes:
@@ -44,7 +44,7 @@ class StepBytes:
         return LAUNCH + self._others + self._experts * (1 - self._unused**rows)
 
     def token(self, caches: Iterable[Any]) -> float:
-        """The bytes of a token in those caches of a batch that keep all tokens."""
+        """Returns the bytes of a token in those caches of a batch that keep all tokens."""
         return sum(map(_token_bytes, _leaves(caches)))
 
 
@@ -76,7 +76,7 @@ def _used_experts(model: nn.Module, count: int) -> int:
 
 
 def _fields(arguments: Any) -> Mapping[str, Any]:
-    """The arguments of a model, or of a part of it: mlx-lm's models keep both kinds."""
+    """Returns the arguments of a model, or of a part of it: mlx-lm's models keep both kinds."""
     if isinstance(arguments, Mapping):
         return arguments
     return getattr(arguments, "__dict__", {})

@@ -20,7 +20,7 @@ from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
 
 MODULES = "modules.json"
-"""The file that a checkpoint of sentence-transformers has."""
+"""The file that shows a checkpoint of sentence-transformers."""
 
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
@@ -74,8 +74,8 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
 
 
 def embedder_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
-    """The classes for weights that were saved without the output head, whose names then lack the
-    prefix that mlx-lm's models have."""
+    """Returns the classes for weights that were saved without the output head, whose names then
+    lack the prefix that mlx-lm's models have."""
     if str((config.get("architectures") or [""])[0]).endswith("Model"):
         config["tie_word_embeddings"] = True  # mlx-lm needs a head, and there is no other
     model, arguments = model_classes(config)

@@ -32,7 +32,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
-from mlx_server.worker.device_memory import give_back_memory, limit_memory
+from mlx_server.worker.device_memory import limit_memory, release_memory
 from mlx_server.worker.loaded_models import LoadedModels
 from mlx_server.worker.model_load import ModelLoads
 from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
@@ -254,7 +254,7 @@ class Engine:
             return [*failed, self._step_output(model, [])]
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
-        if self._buffers.to_give_back(mx.get_cache_memory(), prefilling=batch.prefilling):
+        if self._buffers.should_free(mx.get_cache_memory(), prefilling=batch.prefilling):
             mx.clear_cache()
         return [
             *done.prefilled,
@@ -370,7 +370,7 @@ class Engine:
         self._disk.unloaded(model)
         self._constraints.forget(model)
         lost = self._rows.remove(model)
-        give_back_memory()
+        release_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]
         return [*aborted, *failed, self._step_output(model, []), messages.ModelUnloaded(model)]
 

@@ -14,23 +14,27 @@ from attack_parts.tally import ANSWERED, OUTCOMES, table, under_attack
 from tests.hostile.corpus import Attack, Target, attacks
 
 VOCABULARY = 49_152
-"""Of the demo model's tokenizer, and of its head."""
+"""The number of token ids of the demo model, in its tokenizer and in its output head."""
 BEYOND_ALL = 10_000_000
-"""The vocabulary of a server that does not name its own."""
+"""The assumed vocabulary of a server for which `--vocabulary` is not given."""
 
 
 def main(
-    url: Annotated[str | None, typer.Argument(help="Of any server of the OpenAI API.")] = None,
-    model: Annotated[str | None, typer.Option(help="Its id; the first one it lists.")] = None,
-    vocabulary: Annotated[int, typer.Option(help="How many tokens its model has.")] = BEYOND_ALL,
-    category: Annotated[str | None, typer.Option(help="Only these attacks.")] = None,
-    only: Annotated[str | None, typer.Option(help="mlx-server or mlx_lm.server.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(help="Base URL of a server; without it, two are started.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Id of its model; by default the first it lists.")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Number of the model's token ids.")] = BEYOND_ALL,
+    category: Annotated[str | None, typer.Option(help="Only the attacks of this category.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only mlx-server or mlx_lm.server.")] = None,
 ) -> None:
-    """Attack a server with what any server of the OpenAI API should refuse or answer.
+    """Send a server what any server of the OpenAI API should refuse or answer.
 
-    An attack counts as answered by a status below 500 and, where that is 200, a whole answer;
-    closing the line will do where there is nothing to answer. After each a fixed greedy request
-    has to say what it said before.
+    An attack counts as answered if the status is below 500 and, where it is 200, the answer is
+    complete. Where no answer is possible, closing the connection is enough. After each attack a
+    fixed greedy request has to get the same answer as before.
     """
     if url:
         servers = [Server(url, url, model or _first_model(url))]

@@ -1,4 +1,4 @@
-"""Who is attacked, and how those are started that we start ourselves."""
+"""The attacked servers, and how those are started that belong to this script."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ ANSWER_SECONDS = 10.0
 
 
 class Server:
-    """One that listens somewhere; it is not ours to start again."""
+    """A server that runs already; this script can't restart it."""
 
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name, self.url, self.model = name, url.removesuffix("/v1").rstrip("/"), model
@@ -41,7 +41,8 @@ class Server:
 
 
 class Started(Server):
-    """On a model of its own, in a process of its own; its log is not kept."""
+    """A server that this script starts, as a process with a model of its own; its log is not
+    kept."""
 
     def __init__(self, name: str, command: Sequence[str], model: str, folder: Path) -> None:
         self._command, self._folder, self._port = command, folder, _free_port()
@@ -53,7 +54,7 @@ class Started(Server):
         own = {name: at for name, at in os.environ.items() if not name.startswith("MLX_SERVER_")}
         self._process = subprocess.Popen(
             command,
-            cwd=self._folder,  # where it finds no models.yaml
+            cwd=self._folder,  # a folder without models.yaml
             env={**own, **fast(), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

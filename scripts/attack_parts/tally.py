@@ -1,4 +1,4 @@
-"""What became of a server under attack."""
+"""Classifies what each attack did to a server."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,11 +22,12 @@ ANSWERED, FAILED, SILENT, DIED, CHANGED = (
     "control changed",
 )
 OUTCOMES = (ANSWERED, FAILED, SILENT, DIED, CHANGED)
-"""The first three are one of each attack; what follows them comes on top."""
+"""Each attack has one of the first three outcomes; the others may come in addition."""
 
 
 def under_attack(server: Server, attacks: list[Attack]) -> Iterator[tuple[Attack, list[str]]]:
-    """One after another; what has died, or no longer says what it said, is started again."""
+    """Sends the attacks one after another. A server that died, or answers the control request
+    differently, is restarted."""
     server.start()
     try:
         before = control(server)
@@ -52,7 +53,8 @@ def became_of(server: Server, attack: Attack) -> str:
 
 
 def judged(outcome: Outcome, attack: Attack) -> str:
-    """By what any good server does: a refusal, or a whole answer, each as often as it was asked."""
+    """Judges an outcome as for any good server: each request needs a refusal or a complete
+    answer."""
     statuses = [step for step in outcome.steps if isinstance(step, int)]
     if not statuses:
         may_close = any("closes" in few for few in attack.expected.steps)
@@ -79,7 +81,8 @@ def after(server: Server, before: str) -> Iterator[str]:
 
 
 def control(server: Server) -> str | None:
-    """The same words as ever; None: no answer. Twice, since the first may wait for an attack."""
+    """Returns the answer to the control request; None if there is none. It asks twice, since the
+    first request may have to wait for an attack."""
     for _ in range(2):
         try:
             with server.http() as http:
@@ -92,7 +95,7 @@ def control(server: Server) -> str | None:
 
 
 def table(found: list[tuple[Attack, list[str]]]) -> Iterator[tuple[str, ...]]:
-    """A row for each category, and one for all."""
+    """Yields a row for each category, and one for all."""
     categories = list(dict.fromkeys(attack.category for attack, _ in found))
     for category in (*categories, "all"):
         outcomes = [each for attack, each in found if category in (attack.category, "all")]

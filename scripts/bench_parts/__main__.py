@@ -1,4 +1,5 @@
-"""Measures the contenders in turn, again and again, so that what slows this machine slows all."""
+"""Measures the contenders in turn, several times, so that whatever slows the machine slows all of
+them."""
 
 import secrets
 import subprocess
@@ -27,7 +28,7 @@ from bench_parts.simulated.roofline import PAIRS, pair
 
 PIPE_WIDTH = 120
 MOST_OTHERS = 0.1
-"""Cores."""
+"""The most cores that other processes may use without a warning."""
 
 
 class Scene(Protocol):
@@ -45,57 +46,69 @@ progress = Console(stderr=True, highlight=False)
 
 @app.command()
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases: four minutes.")] = False,
-    model: Annotated[Model | None, typer.Option(help="Only this one; demo is a real one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run fewer cases: four minutes.")] = False,
+    model: Annotated[
+        Model | None, typer.Option(help="Only this model; demo is a real one.")
+    ] = None,
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Some of the contenders.", show_default=True)
+        str, typer.Option(metavar="LIST", help="Only these contenders.", show_default=True)
     ] = ",".join(CONTENDERS),
     repetitions: Annotated[
-        int | None, typer.Option(min=1, help="Of each case [tiny 3, demo 2; --quick: one less].")
+        int | None,
+        typer.Option(min=1, help="Repetitions of each case [tiny 3, demo 2; --quick: one less]."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all that was measured to it.")
+        Path | None, typer.Option(metavar="FILE", help="Write all measurements to this file.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
     lora: Annotated[
-        bool, typer.Option("--lora", help="Adapters instead, on the demo model.")
+        bool, typer.Option("--lora", help="Measure adapters instead, on the demo model.")
     ] = False,
     structured: Annotated[
-        bool, typer.Option("--structured", help="Grammars instead, and what they cost a step.")
+        bool, typer.Option("--structured", help="Measure instead what grammars cost a step.")
     ] = False,
     sessions: Annotated[
-        bool, typer.Option("--sessions", help="Tokens of agents' sessions computed again instead.")
+        bool,
+        typer.Option(
+            "--sessions",
+            help="Count instead how many tokens of agents' sessions are computed again.",
+        ),
     ] = False,
     by_gateway: Annotated[
-        bool, typer.Option("--gateway", help="A server asked by way of another, instead.")
+        bool,
+        typer.Option(
+            "--gateway", help="Measure instead a server that is asked through another one."
+        ),
     ] = False,
     kv_bits: Annotated[
-        bool, typer.Option("--kv-bits", help="Keys and values in fewer bits instead.")
+        bool, typer.Option("--kv-bits", help="Measure keys and values in fewer bits instead.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="With --sessions: start servers anew in the middle.")
+        bool, typer.Option("--restart", help="With --sessions: restart the servers in the middle.")
     ] = False,
     swap: Annotated[
-        bool, typer.Option("--swap", help="With --sessions: ask another model in the middle.")
+        bool, typer.Option("--swap", help="With --sessions: load another model in the middle.")
     ] = False,
     over_ranks: Annotated[
-        bool, typer.Option("--distributed", help="What a step over several ranks costs instead.")
+        bool,
+        typer.Option("--distributed", help="Measure instead what a step over several ranks costs."),
     ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(
             metavar="MACHINE:MODEL|all|links",
-            help="Schedules instead, on simulated Macs; links: one Mac or two for one model.",
+            help="Measure schedules on simulated Macs instead; links: one Mac or two for a model.",
         ),
     ] = None,
     short: Annotated[
         bool, typer.Option("--short", help="With --simulate: 16 short prompts at once instead.")
     ] = False,
     machines: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="More machines and models, in TOML.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read more machines and models from this file, in TOML."),
     ] = None,
 ) -> None:
-    """This server next to mlx-lm's own, and next to MLX with no server at all.
+    """Compare this server with mlx-lm's server, and with MLX without a server.
 
     \b
     scripts/bench
@@ -114,7 +127,7 @@ def main(
     scripts/bench --simulate links
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
-    its repetitions. A prefix is warm when the prompts share it and it was asked before.
+    its repetitions. A prefix is warm if the prompts share it and an earlier request had it.
     """
     if lora or structured:
         (_lora if lora else _structured)(json, markdown)

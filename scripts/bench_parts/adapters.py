@@ -19,7 +19,7 @@ SAMPLES = Path(__file__).parents[2] / "adapters"
 NAMES = ("pirate", "json-answer")
 CLIENTS = 4
 REQUESTS = 3
-"""Of each client."""
+"""The number of requests of each client."""
 MAX_TOKENS = 24
 MOST_SECONDS = 300.0
 
@@ -58,7 +58,7 @@ async def _client(http: httpx.AsyncClient, model: str, number: int) -> list[floa
 
 
 async def _first_text(http: httpx.AsyncClient, model: str, place: int) -> float:
-    """Seconds to it; returns when the answer is over."""
+    """Returns the seconds to the first text, once the answer is complete."""
     body = {
         "model": model,
         "adapters": str(SAMPLES / NAMES[place % len(NAMES)]),
@@ -85,7 +85,7 @@ def _has_text(line: str) -> bool:
 
 
 def decoding(costs: Measured) -> Columns:
-    """Steps of decoding, over those of the base as it is."""
+    """Tabulates the time of decoding steps, as a factor on that of the unchanged base."""
     names = ["fused", *(f"{count} adapters" for count in ADAPTERS)]
     columns = ("rows", "base, ms", *names)
     steps = costs["steps"].items()

@@ -1,4 +1,4 @@
-"""Measures that want a process of their own, with the linear algebra that the server uses."""
+"""Runs measurements that need a process of their own, with the BLAS that the server uses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who is measured: each a process of its own that waits for its turn."""
+"""The contenders: each is a process of its own that is measured in turn with the others."""
 
 import asyncio
 import os
@@ -32,14 +32,14 @@ class Contender:
     run: Callable[[Workload], Result]
 
     def memory(self) -> int:
-        """Bytes that are resident, of all its processes together."""
+        """The resident bytes of all its processes together."""
         root = psutil.Process(self.pid)
         tree = [root, *root.children(recursive=True)]
         return sum(process.memory_info().rss for process in tree)
 
 
 Variables = Mapping[str, str]
-"""Of the environment."""
+"""Environment variables."""
 
 Start = Callable[[Path], AbstractContextManager[Contender]]
 
@@ -89,7 +89,7 @@ SAMPLES = Path(__file__).parents[2] / "adapters"
 
 @contextmanager
 def _with_adapters(folder: Path) -> Iterator[Target]:
-    """By a configuration of its own, since a folder named to `serve` brings no adapters."""
+    """Starts mlx-server with a configuration file, since `serve FOLDER` has no adapters."""
     with TemporaryDirectory() as own:
         config = Path(own) / "models.yaml"
         adapters = {
@@ -98,7 +98,7 @@ def _with_adapters(folder: Path) -> Iterator[Target]:
         }
         model = {"source": str(folder), "adapters": adapters}
         server = {"adapter_dirs": [str(SAMPLES)]}
-        # JSON is YAML
+        # YAML includes JSON
         config.write_bytes(msgspec.json.encode({"server": server, "models": {"demo": model}}))
         command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
         with answering(command, "demo", folder, {}) as (_, target):
@@ -107,7 +107,8 @@ def _with_adapters(folder: Path) -> Iterator[Target]:
 
 @contextmanager
 def _mlx_lm_with_adapters(folder: Path) -> Iterator[Target]:
-    """Named by its path in each request: with its default model it takes no notice of adapters."""
+    """Starts mlx_lm.server, whose model is named by its path in each request: with its default
+    model it ignores adapters."""
     command = ["mlx_lm.server", "--log-level", "ERROR"]
     with answering(command, str(folder), folder, fast()) as (_, target):
         yield target
@@ -158,7 +159,7 @@ def _child(
     environment = {**own, **variables, "HF_HUB_OFFLINE": "1"}
     with (
         TemporaryFile() as log,
-        # In the model's folder, where it finds no models.yaml.
+        # The process runs in the model's folder, where it finds no models.yaml.
         subprocess.Popen(
             command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=log
         ) as child,
@@ -182,7 +183,8 @@ def _stop(child: "subprocess.Popen[bytes]") -> None:
 
 
 def fast() -> Variables:
-    """Our engine chooses its BLAS itself; the others get the same."""
+    """Returns the variables for a fast BLAS, which our engine chooses itself: the other contenders
+    get the same one."""
     return {"LD_PRELOAD": blas} if (blas := fast_blas()) else {}
 
 

@@ -1,6 +1,6 @@
-"""What a step of a model over several ranks costs more than one of the same model alone.
+"""Measures how much more a step costs over several ranks than in one process.
 
-All ranks are on this machine and share its cores, over loopback. So the figures say what a group
+All ranks are on this machine and share its cores, over loopback. So the figures show what a group
 adds (messages, and the work that is not split), and not what a second machine would save.
 """
 
@@ -35,7 +35,8 @@ class Plan:
     ranks: int
     clients: tuple[int, ...]
     short: int
-    """Tokens of an answer, and of a longer one: they differ by the bytes of their steps."""
+    """The numbers of tokens of a short answer and of a longer one: they differ by the bytes of
+    their steps."""
     long: int
 
 
@@ -51,12 +52,12 @@ class StepCost:
     ranks: int
     clients: int
     alone: float
-    """Seconds of a step."""
+    """Seconds of a step in one process."""
     group: float
     ring_bytes: float | None
-    """What each rank sends to the others in a step; None where there is no `ss`."""
+    """Bytes that each rank sends to the others in a step; None where there is no `ss`."""
     input_bytes: float | None
-    """What rank 0 sends each other rank of the step's inputs."""
+    """Bytes of a step's inputs that rank 0 sends to each other rank."""
 
 
 def costs(models: list[Model]) -> Iterator[StepCost]:
@@ -77,25 +78,25 @@ class _Running:
     pid: int
     ranks: int
     port: int
-    """The first of the ring's."""
+    """The first of the ring's ports."""
 
 
 @contextmanager
 def _server(folder: Path, ranks: int) -> Iterator[_Running]:
     hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks
-    port = 20_000 + free_port() % 10_000  # with others above it that no client gets
+    port = 20_000 + free_port() % 10_000  # ports that no client gets
     split = {"distributed": {"hosts": hosts, "port": port}} if ranks > 1 else {}
     with TemporaryDirectory() as own:
         config = Path(own) / "models.yaml"
         models = {"measured": {"source": str(folder), **split}}
-        config.write_bytes(msgspec.json.encode({"models": models}))  # JSON is YAML
+        config.write_bytes(msgspec.json.encode({"models": models}))  # YAML includes JSON
         command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
         with answering(command, "measured", folder, {}) as (pid, target):
             yield _Running(target, pid, ranks, port)
 
 
 def _seconds(server: _Running, plan: Plan, clients: int) -> float:
-    """Of a step."""
+    """Returns the seconds of a step."""
     asyncio.run(warm_up(server.target, Workload(clients, clients, WORDS, plan.short)))
     found = [_answered(server, clients, plan.long) for _ in range(REPETITIONS)]
     answers = [answer for result in found for answer in result.answers]
@@ -111,7 +112,8 @@ def _answered(server: _Running, clients: int, tokens: int) -> Result:
 
 
 def _bytes(group: _Running, plan: Plan, clients: int) -> tuple[float | None, float | None]:
-    """Of a step."""
+    """Returns the bytes of a step: those that a rank sends over the ring, and those of the
+    inputs."""
     counted = []
     for tokens in (plan.short, plan.long):
         before = _sent(group)
@@ -134,7 +136,8 @@ def _sent(group: _Running) -> tuple[int | None, int | None]:
 
 
 def _sent_over_ring(group: _Running) -> int | None:
-    """By all ranks together: each end of a connection counts what it sends."""
+    """Returns the bytes that all ranks together have sent: each end of a connection counts its
+    own."""
     ports = range(group.port, group.port + group.ranks)
     ends = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
     command = ["ss", "-tinHO", ends]  # no header, one line each, with the bytes that were sent
@@ -146,7 +149,8 @@ def _sent_over_ring(group: _Running) -> int | None:
 
 
 def _read_by_followers(group: _Running) -> int | None:
-    """By each, in the mean; None where the system does not count it."""
+    """Returns the mean bytes that a follower has read; None where the system does not count
+    them."""
     followers = [
         child
         for child in psutil.Process(group.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""What the gateway adds: a server that is asked directly, and by way of a second one."""
+"""Measures what the gateway adds: a server is asked directly and through a second one."""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def costs(turns: int = TURNS) -> Iterator[Measured]:
 
 @contextmanager
 def _servers(folder: Path) -> Iterator[tuple[Target, Target, psutil.Process]]:
-    """The upstream, the gateway to it, and the gateway's process."""
+    """Yields the upstream, the gateway to it, and the gateway's process."""
     command = ["mlx_server", "serve", "--log-level", "error"]
     with (
         answering([*command, str(folder)], folder.name, folder, {}) as (_, direct),
@@ -46,7 +46,7 @@ def _servers(folder: Path) -> Iterator[tuple[Target, Target, psutil.Process]]:
     ):
         model = {"source": f"openai+{direct.url}/v1", "upstream_model": folder.name}
         config = Path(own) / "models.yaml"
-        config.write_bytes(msgspec.json.encode({"models": {"there": model}}))  # JSON is YAML
+        config.write_bytes(msgspec.json.encode({"models": {"there": model}}))  # YAML includes JSON
         command += ["--config", str(config)]
         with answering(command, "there", folder, {}) as (pid, gateway):
             there, here = replace(direct, api="chat"), replace(gateway, api="chat")
@@ -56,7 +56,7 @@ def _servers(folder: Path) -> Iterator[tuple[Target, Target, psutil.Process]]:
 def _cost(
     case: Case, direct: Target, gateway: Target, process: psutil.Process, turns: int
 ) -> Measured:
-    """In turns, so that what else the machine does hits both."""
+    """Measures both ways in turns, so that other work of the machine slows both."""
     pairs: list[tuple[Result, Result]] = []
     seconds: list[float] = []
     for turn in range(turns):

@@ -1,4 +1,4 @@
-"""What grammars cost a step of decoding, as tables."""
+"""Tabulates what grammars cost a step of decoding."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -8,10 +8,11 @@ from typing import Any
 from bench_parts.apart import apart
 
 MOST = 0.05
-"""Of a step of ten milliseconds, with eight rows."""
+"""The most that a grammar may add, as a share of a step of ten milliseconds with eight rows."""
 STEP = 10.0
 JUDGED = ("49k", "200k")
-"""The tiny networks: a step of the demo model is ten times as long as the one that is meant."""
+"""The tiny networks, to which MOST applies: a step of the demo model is ten times as long as ten
+milliseconds."""
 
 Row = tuple[str, ...]
 Columns = tuple[Row, Iterator[Row]]
@@ -19,7 +20,7 @@ Measured = dict[str, Any]
 
 
 STALL = 1.3
-"""How much longer a plain row may wait for a step next to rows with patterns."""
+"""The most times as long that a plain row may wait for a step next to rows with patterns."""
 
 
 def costs(folder: Path) -> Measured:

@@ -1,4 +1,4 @@
-"""For measures inside of one process: a loaded network, and how long something takes it."""
+"""Helps to measure inside one process: it loads a network, and times a call."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from mlx_server.worker import weights
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds, until all is computed."""
+    """Returns the seconds until all arrays are computed."""
     mx.synchronize()
     began = perf_counter()
     work()

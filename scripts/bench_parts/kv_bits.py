@@ -1,4 +1,4 @@
-"""What keys and values in fewer bits change: a text's log probabilities and the time of a step."""
+"""Measures what keys and values in fewer bits change: log probabilities, and the time of a step."""
 
 import time
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ BITS = (None, 8, 4)
 class Drift:
     bits: int | None
     mean: float
-    """Of the absolute differences of the log probabilities of a text's tokens."""
+    """The mean absolute difference of the log probabilities of a text's tokens."""
     largest: float
     same: float
-    """How often the likeliest token is the same."""
+    """The share of positions at which the likeliest token is the same."""
     bytes_per_token: float
     step: float
-    """Seconds for one row after the text."""
+    """Seconds of a step of one row after the text."""
 
 
 def drifts() -> Iterator[Drift]:
@@ -68,7 +68,8 @@ def _network(path: Path) -> Any:
 
 
 def _log_probabilities(network: Any, text: list[int], cache: list[Any]) -> mx.array:
-    """Those of all tokens but the first, in pieces that read what the cache has kept."""
+    """Returns those of all tokens but the first, computed in pieces that read what the cache has
+    kept."""
     found = []
     for start in range(0, len(text) - 1, PIECE):
         piece = text[start : min(start + PIECE, len(text) - 1)]

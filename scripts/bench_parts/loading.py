@@ -1,7 +1,8 @@
-"""`python -m bench_parts.loading FOLDER`: how long a stream waits while another model loads.
+"""`python -m bench_parts.loading FOLDER`: measures how long a stream waits while another model
+loads.
 
-The engine in this process, one model decoding, the same weights loaded next to it as another.
-Prints the largest gap between two tokens meanwhile, over the median of the steps before.
+The engine runs in this process. One model decodes while the same weights are loaded as another
+model. It prints the largest gap between two tokens meanwhile, divided by the median step before.
 """
 
 import sys
@@ -14,10 +15,10 @@ from mlx_server.requests import SamplingParams
 from mlx_server.worker.worker import Engine
 
 STEPS = 200
-"""Of the stream by itself."""
+"""The number of the stream's steps before the load."""
 
 STOPS = [2]
-"""Both of the bench's models have it; with one, the engine prepares for grammars."""
+"""Stop tokens of both of the bench's models; with stop tokens the engine prepares for grammars."""
 
 
 def measured(folder: str) -> float:
@@ -27,7 +28,7 @@ def measured(folder: str) -> float:
         engine.step()
     sampling = SamplingParams(temperature=0)
     engine.handle(Generate(0, "running", [5, 6, 7], 4 * STEPS, [], sampling))
-    # the first ones compile kernels
+    # the first steps compile kernels
     steps = [_token(engine) for _ in range(2 * STEPS)][STEPS:]
     alone = median(after - before for before, after in pairwise(steps))
     engine.handle(LoadModel("loading", folder, STOPS))
@@ -39,7 +40,7 @@ def measured(folder: str) -> float:
 
 
 def _token(engine: Engine) -> float:
-    """When the next token has come."""
+    """Returns the time at which the next token has arrived."""
     while True:
         if any(isinstance(report, StepOutput) and report.tokens for report in engine.step()):
             return perf_counter()

@@ -56,7 +56,8 @@ def measured(folder: Path, scratch: Path) -> dict[str, Any]:
 
 
 def _steps(base: Any, fused: Any, wrapped: Any, rows: int) -> dict[str, float]:
-    """Milliseconds of the base; of the others, the median of their ratios to it."""
+    """Returns the milliseconds of a step of the base; for the others, the medians of their ratios
+    to it."""
     batches = {"base": _decoding(base, [None] * rows), "fused": _decoding(fused, [None] * rows)}
     for count in ADAPTERS:
         uses = [f"{row % count}" if count else None for row in range(rows)]

@@ -1,4 +1,4 @@
-"""What else this machine does: numbers from a busy one are no numbers."""
+"""Measures what other processes use of this machine: figures from a busy machine mean nothing."""
 
 from time import perf_counter
 
@@ -6,7 +6,7 @@ import psutil
 
 
 class Others:
-    """The processor time of all processes but ours, from here on."""
+    """The processor time of all other processes since this object was made."""
 
     def __init__(self) -> None:
         self._began, self._taken = perf_counter(), _taken_by_others()
@@ -19,6 +19,6 @@ def _taken_by_others() -> float:
     times = psutil.cpu_times()
     us = psutil.Process()
     ours = [process.cpu_times() for process in (us, *us.children(recursive=True))]
-    # the last two are of children that have ended
+    # the last two are times of children that have ended
     taken = sum(t.user + t.system + t.children_user + t.children_system for t in ours)
     return times.user + times.nice + times.system - taken

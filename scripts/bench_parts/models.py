@@ -18,10 +18,10 @@ from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.demo import demo_checkpoint
 
 FORMAT = 1
-"""To be raised whenever the files come out different."""
+"""The version of the files; raise it whenever the files' contents change."""
 
 END_TOKENS = [0, 1, 2]
-"""Of the demo model's tokenizer, which both models have."""
+"""The end tokens of the demo model's tokenizer, which both models have."""
 
 Weights = dict[str, NDArray[np.float32]]
 Config = dict[str, Any]
@@ -49,7 +49,7 @@ SIMULATED: Config = {
 
 
 def model_folder(name: str) -> Path:
-    """demo, tiny or simulated; it is made if it is not there."""
+    """Returns the folder of the model: demo, tiny or simulated. It is made if it does not exist."""
     folder = cache_dir() / "bench" / f"{name}-{FORMAT}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _random(config: Config) -> Weights:
 
 
 def _simulated(checkpoint: Path, config: Config) -> Weights:
-    """Next to nothing, with room for long prompts."""
+    """Makes a model with next to no weights, and room for long prompts."""
     config |= SIMULATED
     return _random(config)
 

@@ -1,4 +1,4 @@
-"""What is measured, and what should come out."""
+"""The cases that are measured, and the goals for their results."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Case:
     clients: int
     requests: int
     words: int
-    """Of a prompt; each is one token to the tokenizer of these models."""
+    """Words of a prompt; each is one token to the tokenizer of these models."""
     max_tokens: int = 64
     warm: bool = False
-    """The prompts share their beginning, and it has been asked before."""
+    """Whether the prompts share their beginning, which has been asked for before."""
 
     @property
     def prefix(self) -> str:
@@ -29,7 +29,8 @@ class Case:
         return Workload(self.clients, self.requests, self.words, self.max_tokens, self.warm, seed)
 
     def suits(self, contender: str) -> bool:
-        """Without a server there is no prefix cache, and streaming is for one client."""
+        """Whether the contender can run the case. Without a server there is no prefix cache, and
+        only one client streams."""
         if contender == "raw-stream" and self.clients > 1:
             return False
         return not (self.warm and contender.startswith("raw"))
@@ -66,21 +67,21 @@ CASES = (
 QUICK = (*CASES[:4], ONE, SIXTEEN)
 
 REPETITIONS: dict[Model, int] = {"tiny": 3, "demo": 2}
-"""One less for the quick ones."""
+"""Repetitions of each case; with --quick one less."""
 
 
 @dataclass(frozen=True)
 class Turn:
     result: Result
     memory: int
-    """Resident bytes at its end."""
+    """Resident bytes at the end of the turn."""
     others: float
-    """Cores that were taken by other processes meanwhile."""
+    """Cores that other processes used meanwhile."""
 
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """One contender in one case, with its repetitions."""
+    """The results of one contender in one case, one for each repetition."""
 
     case: Case
     contender: str
@@ -108,14 +109,14 @@ class Goal:
     measure: Callable[[Result], float]
     bound: float
     over: str | None = None
-    """Whose measure ours is divided by."""
+    """The contender by whose value ours is divided; None to take our value itself."""
     at_most: bool = False
 
     def reached(self, value: float) -> bool:
         return value <= self.bound if self.at_most else value >= self.bound
 
     def value(self, outcomes: Iterable[CaseOutcome]) -> float | None:
-        """None if what it takes was not measured."""
+        """Returns None if a contender or case that it needs was not measured."""
         found = {o.contender: o.median(self.measure) for o in outcomes if o.case == self.case}
         ours, theirs = found.get("mlx-server"), found.get(self.over) if self.over else 1.0
         return None if ours is None or theirs is None else ours / theirs

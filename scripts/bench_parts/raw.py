@@ -1,6 +1,6 @@
-"""`python -m bench_parts.raw stream|batch FOLDER`: mlx-lm with no server around it.
+"""`python -m bench_parts.raw stream|batch FOLDER`: runs mlx-lm without a server.
 
-One load a line comes in, as JSON, and its result goes out.
+It reads one load per line, as JSON, and writes its result.
 """
 
 import sys

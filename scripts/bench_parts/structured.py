@@ -78,7 +78,7 @@ BUSY_ROWS, BUSY_TOKENS, ROUNDS = 15, 40, 5
 class GrammarCase:
     network: Any
     folder: Path
-    """The folder of its tokenizer."""
+    """The folder of the tokenizer."""
     stop: int
 
 
@@ -97,7 +97,8 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
-    """Milliseconds of a free step, and what a grammar adds to it: medians."""
+    """Returns the medians of the milliseconds of an unconstrained step, and of what a grammar adds
+    to it."""
     free, constrained = _decoding(case, rows, None), _decoding(case, rows, SCHEMA)
     rounds = [(timed(free.step), timed(constrained.step)) for _ in range(WARM + STEPS)][WARM:]
     assert free.decoding == constrained.decoding == rows, "a row has come to its end"
@@ -108,8 +109,8 @@ def _steps(case: GrammarCase, rows: int) -> dict[str, float]:
 
 
 def _stalls(case: GrammarCase) -> dict[str, float]:
-    """Milliseconds of the longest step and of the 99th in a hundred, which a plain row waits for
-    while 15 others come to their end: without patterns and with them."""
+    """Returns the milliseconds of the longest step and of the 99th percentile, for which a plain
+    row waits while 15 others end: without patterns and with them."""
     times: dict[str, list[float]] = {"free": [], "patterns": []}
     limits = _busy_sizes(case)
     for _ in range(ROUNDS):
@@ -124,7 +125,7 @@ def _stalls(case: GrammarCase) -> dict[str, float]:
 
 
 def _busy_sizes(case: GrammarCase) -> dict[int, int]:
-    """The tokens of each row with a pattern, which stops by itself."""
+    """Returns the number of tokens of each row with a pattern, which stops by itself."""
     sizes = Counter[int]()
     batch = _busy(case, PATTERNS, sizes=sizes)
     while batch.decoding > 1:
@@ -138,8 +139,8 @@ def _busy(
     limits: Mapping[int, int] = MappingProxyType({}),
     sizes: Counter[int] | None = None,
 ) -> Batch:
-    """A plain row, and 15 that end within 40 tokens. limits: the token limits of some rows. sizes:
-    counts the tokens that the rows have had while others began."""
+    """Returns a batch of a plain row and 15 that end within 40 tokens. limits: the token limits of
+    some rows. sizes: counts the tokens that the rows have had while others began."""
     batch = Batch(case.network, concurrency=BUSY_ROWS + 1)
     woken = threading.Event()
     constraints = LogitConstraints(woken.set)

@@ -48,7 +48,7 @@ def rows(outcomes: Iterable[CaseOutcome]) -> Iterator[Row]:
 
 
 def goals(outcomes: list[CaseOutcome], largest_gap: float) -> Iterator[Row]:
-    """What was to be reached, what was measured, and whether it was."""
+    """Yields each goal, what was measured, and whether the goal was reached."""
     what, most = LOADING
     yield what, f"<= {most}", f"{largest_gap:.3f}", "yes" if largest_gap <= most else "no"
     for goal in GOALS:

@@ -1,4 +1,5 @@
-"""Runs the suites, prints what they found, and fails for what EXPECTED.md does not explain."""
+"""Runs the suites, prints their results, and fails for results that EXPECTED.md does not
+explain."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -46,10 +47,10 @@ PROGRAMS = {
     MCP: mcp,
     WATSONX: watsonx,
 }
-"""They have servers of their own."""
+"""The suites that start servers of their own."""
 PARTS = ("llm-comply", PROBE, *CLIENTS, *NODE_CLIENTS, LANGCHAIN, *PROGRAMS)
 StartServer = Callable[[Iterable[str]], AbstractContextManager[LiveServer]]
-"""Starts the server that is asked, for these clients."""
+"""Starts the server that is tested, for these clients."""
 
 PIPE_WIDTH = 120
 DETAIL = 400
@@ -64,19 +65,20 @@ progress = Console(stderr=True, highlight=False)
 @app.command()
 def main(
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Some of the parts.", show_default=True)
+        str, typer.Option(metavar="LIST", help="Only these parts.", show_default=True)
     ] = ",".join(PARTS),
     upstream: Annotated[
         bool, typer.Option("--upstream", help="Ask a second server, whose upstream is the first.")
     ] = False,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all that was found to it.")
+        Path | None, typer.Option(metavar="FILE", help="Write all results to this file.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Put the rows of these clients into it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Update the rows of these clients in this file."),
     ] = None,
 ) -> None:
-    """What other people's suites and clients say of this server, run live.
+    """Run other projects' test suites and clients against a live server.
 
     \b
     scripts/conformance
@@ -89,8 +91,8 @@ def main(
     """
     parts = only.split(",")
     if unknown := set(parts) - set(PARTS):
-        raise typer.BadParameter(f"--only knows no {', '.join(sorted(unknown))}.")
-    found = list(_told(_run(parts, forwarding if upstream else server)))
+        raise typer.BadParameter(f"--only has no part {', '.join(sorted(unknown))}.")
+    found = list(_printed(_run(parts, forwarding if upstream else server)))
     if json:
         json.write_bytes(msgspec.json.encode(found))
     if table:
@@ -138,13 +140,13 @@ def _probed(url: str) -> Iterator[Outcome]:
 
 
 def _log(text: str) -> Outcome:
-    """What our server thought of it."""
+    """Returns whether our server's log has errors, as an outcome with their lines."""
     bad = [line for line in text.splitlines() if "Traceback" in line or " ERROR " in line]
     return Outcome("server", "log", "no errors", "failed" if bad else "passed", tuple(bad))
 
 
-def _told(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """One by one, for the reader."""
+def _printed(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Prints the outcomes one by one, and passes them on."""
     for each in outcomes:
         mark = {"passed": "+", "failed": "-", "skipped": "?"}[each.verdict]
         why = "" if each.verdict == "passed" else f"  {_why(each)}"

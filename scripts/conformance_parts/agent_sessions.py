@@ -66,7 +66,7 @@ class Session:
         return self._run(self._command(self.agent.continues or (), prompt, MODEL))
 
     def abort(self, prompt: str) -> None:
-        """Asks, and interrupts the client while the model answers."""
+        """Sends a prompt, and interrupts the client while the model answers."""
         with subprocess.Popen(
             self._command(self.agent.arguments, prompt, MODEL),
             **self._place(),
@@ -76,7 +76,7 @@ class Session:
         ) as child:
             busy = self.server.gauge
             eventually(lambda: busy("mlx_server_batch_size") > 0, "it answers", SECONDS)
-            os.killpg(child.pid, signal.SIGINT)  # as a terminal does, for Ctrl-C
+            os.killpg(child.pid, signal.SIGINT)  # what a terminal does for Ctrl-C
             child.wait(SECONDS)
 
     def _command(self, arguments: tuple[str, ...], prompt: str, model: str) -> list[str]:
@@ -101,7 +101,7 @@ class Session:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """What a model of the qwen3 family writes to call a tool."""
+    """Returns what a model of the qwen3 family writes to call a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -117,7 +117,7 @@ def answers(session: Session) -> None:
 
 @dataclass(frozen=True)
 class Requests:
-    """Those that the client has sent since it was made."""
+    """The requests that the client has sent since this object was made."""
 
     server: LiveServer
     begun: int
@@ -128,7 +128,7 @@ class Requests:
         return cls(server, len(server.log), server.counted(CACHED))
 
     def longest(self) -> list[int]:
-        """Tokens of their prompts, the longest one first."""
+        """Returns the tokens of their prompts, the longest one first."""
         found = PROMPT_TOKENS.findall(self.server.log[self.begun :])
         return sorted(map(int, found), reverse=True)
 
@@ -138,7 +138,7 @@ class Requests:
 
 
 def goes_on(session: Session) -> None:
-    """The second prompt begins with the first, and is computed from its end."""
+    """Checks that the second prompt begins with the first, and is computed from its end."""
     session.connect(MODEL)
     first = Requests.of(session.server)
     session.ask(ASKED)
@@ -171,7 +171,7 @@ def writes(session: Session) -> None:
 
 
 def overflows(session: Session) -> None:
-    """The client knows it by its words, and ends."""
+    """Checks that the client recognises the error by its words, and ends."""
     session.connect(SHORT)
     done = session.ask("How are things? " * 200, SHORT, session.agent.reported)
     said = done.stdout + done.stderr
@@ -193,7 +193,7 @@ def transcript(client: str, work: Path) -> list[dict[str, Any]]:
 
 
 def _writing(client: str, work: Path) -> list[str]:
-    """What the model says to have the file written, and then."""
+    """Returns what the model says to have the file written, and what it says after that."""
     if not (writes_file := AGENTS[client].call):
         return [f"{WRITTEN}\n\n{FILE}\n```\n{CONTENT}\n```\n"]
     name, given = writes_file
@@ -210,7 +210,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 def main(client: str, folder: str) -> None:
     raise_loopback()
-    # a shell's background jobs ignore it, and so would the clients
+    # shells make background jobs ignore SIGINT, and the clients would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with TemporaryDirectory() as place:
         home = Path(place) / "home"

@@ -54,7 +54,8 @@ READERS: Mapping[str, Callable[[Json], GenerateRequest]] = {
 
 
 def anonymous(requests: Iterable[tuple[str, Json]]) -> str:
-    """The requests as JSON: all messages and tools once, and which of them each request has."""
+    """Returns the requests as JSON: each message and tool once, and which of them each request
+    has."""
     messages: list[Json] = []
     tools: list[list[Json]] = []
     found = []
@@ -80,8 +81,8 @@ def _number(value: Any, known: list[Any]) -> int:
 
 
 def _merged(messages: Iterable[Message]) -> Iterator[Json]:
-    """Texts of one role in a row are one message, and a later system message is the user's: not
-    every template takes others."""
+    """Merges texts of one role in a row into one message, and makes a later system message the
+    user's: some templates refuse others."""
     first = True
     for role, group in groupby(map(_message, messages), key=lambda message: message["role"]):
         if role == "system" and not first:

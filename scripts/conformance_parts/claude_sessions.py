@@ -27,7 +27,7 @@ CONTEXTS = {MODEL: 200_000, SHORT: 90_000}
 SECONDS = 600.0
 LONG_FILES, LINES = 6, 280
 SUMMARISED = "regex:before the last conversation was summarized"
-"""In the note with which the conversation goes on, after the last calls."""
+"""Matches the note with which the conversation goes on, after the last calls."""
 TITLE = {"match": "regex:Write the title in the language", "output": '{"title": "Reads files"}'}
 
 COUNT, SUBAGENT, LOOKS = "Count the lines of a.txt.", "general-purpose", 24
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 def transcripts(work: Path) -> dict[str, list[Json]]:
-    """What each model plays, in turn."""
+    """Returns what each model plays, in turn."""
     a, none = f"{work}/a.txt", f"{work}/none.txt"
     edit = call("Edit", file_path=a, old_string="content", new_string="CONTENT")
     reads = f"{call('Read', file_path=a)}\n{call('Read', file_path=none)}"
@@ -74,7 +74,7 @@ class Claude:
     work: Path
 
     def __call__(self, prompt: str, *options: str, model: str = MODEL) -> list[Json]:
-        """The events of a session that ends by itself."""
+        """Returns the events of a session that ends by itself."""
         done = subprocess.run(
             self._command(prompt, options, model),
             **self._place(),
@@ -88,7 +88,7 @@ class Claude:
         return [json.loads(line) for line in lines]
 
     def abort(self, prompt: str, *options: str) -> None:
-        """A session that is interrupted while the model answers."""
+        """Runs a session that is interrupted while the model answers."""
         with subprocess.Popen(
             self._command(prompt, options, MODEL),
             **self._place(),
@@ -100,7 +100,7 @@ class Claude:
             eventually(
                 lambda: self.server.gauge("mlx_server_batch_size") > 0, "it answers", SECONDS
             )
-            os.killpg(child.pid, signal.SIGINT)  # as a terminal does, for Ctrl-C
+            os.killpg(child.pid, signal.SIGINT)  # what a terminal does for Ctrl-C
             child.wait(SECONDS)
         eventually(self.server.idle, "the row is gone")
 
@@ -147,7 +147,7 @@ def sessions(claude: Claude) -> Iterator[tuple[str, Callable[[], None]]]:
         assert events[-1]["result"] == "I changed a.txt.", events[-1]
         assert (claude.work / "a.txt").read_text("utf-8") == "CONTENT of a\n"
         results = blocks(events, "user", "tool_result")
-        # parallel calls end in any order
+        # parallel calls may end in any order
         errors = sorted(bool(each.get("is_error")) for each in results)
         assert errors == [False, False, True], results
         thoughts = blocks(events, "assistant", "thinking")

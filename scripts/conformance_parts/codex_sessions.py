@@ -21,7 +21,7 @@ from tests.live.server import LiveServer, serving
 
 FAMILIES = {"harmony": "gpt_oss", "tags": "qwen3"}
 LIKE = "gpt-5.5"
-"""The model of Codex' list that the replay models are taken for."""
+"""The model of Codex's list whose name the replay models have."""
 CONTEXT = 200_000
 SECONDS = 600.0
 MCP_SERVER = Path(__file__).parent / "conversations" / "mcp_weather.py"
@@ -33,17 +33,17 @@ CALLS: list[tuple[str, str, dict[str, str]]] = [
     ("Here it is.", "mcp__weather.get_weather", {"city": "Chur"}),
 ]
 TO_DELEGATE, DELEGATED = "Ask an agent for the file b.txt.", "Make the file b.txt."
-"""What the user says to the model, and the model to its sub-agent."""
+"""The prompt of the user, and the prompt of the model to its sub-agent."""
 MADE, REPORTED = "The agent made it.", "Good."
-"""What the model says last: the second one where the agent's report came before the file was seen,
-since Codex adds that report as a user's message."""
+"""The model's last message. The second one is for a report of the agent that comes before the file
+was seen: Codex adds that report as a user's message."""
 WAIT = "until [ -f b.txt ]; do sleep 0.1; done"
 
 Json = dict[str, Any]
 
 
 def transcript(family: str) -> Iterator[Json]:
-    """What a model plays, in turn, and what its sub-agent plays."""
+    """Yields what a model plays, in turn, and what its sub-agent plays."""
     call, say = (_call, _say) if family == "gpt_oss" else (_tags_call, _tags_say)
     search, spawn = {"query": "spawn a sub-agent"}, {"message": DELEGATED}
     make = {"cmd": "printf made > b.txt"}
@@ -95,7 +95,7 @@ class Codex:
     work: Path
 
     def __call__(self, model: str, *prompt: str) -> list[Json]:
-        """The events of a session that ends by itself."""
+        """Returns the events of a session that ends by itself."""
         reported = ("--json", "--skip-git-repo-check", "--model", model)
         free = ("--dangerously-bypass-approvals-and-sandbox",)
         lines = self._run("exec", *reported, *free, *prompt).splitlines()

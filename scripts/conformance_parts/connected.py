@@ -1,4 +1,5 @@
-"""Clients that `mlx-server connect` knows, unchanged, each in a network without a way out."""
+"""Runs clients that `mlx-server connect` supports, unchanged, each in a network without a way
+out."""
 
 import json
 import os
@@ -17,27 +18,29 @@ SUITE = "connected"
 @dataclass(frozen=True)
 class Agent:
     package: str
-    """With its version: of npm, or of PyPI if it has `==`."""
+    """The client's package of npm, or of PyPI if it has `==`, with its version."""
     arguments: tuple[str, ...]
-    """What has it answer one prompt, after its program."""
+    """The arguments with which the program answers one prompt."""
     continues: tuple[str, ...] | None = None
-    """The same, in its last conversation; None for cline, which does that only at a terminal."""
+    """The arguments with which it answers in its last conversation; None for cline, which does that
+    only at a terminal."""
     call: tuple[str, Mapping[str, str]] | None = None
-    """The tool with which it writes a file; None for aider, which reads that out of the text."""
+    """The tool with which it writes a file; None for aider, which reads the file out of the
+    text."""
     extra: tuple[str, ...] = ()
-    """Further arguments with which it has that tool."""
+    """Further arguments that give the client this tool."""
     unrepeated: int = 64
-    """Most tokens at the end of a prompt that the next one does not repeat, such as those that ask
-    for the answer."""
+    """The most tokens at the end of a prompt that the next one does not repeat, for example those
+    of an instruction to answer."""
     overflow: str = "maximum context length"
-    """What it says if a prompt exceeds the context."""
+    """What the client prints if a prompt exceeds the context."""
     reported: tuple[str, ...] = ()
-    """Further arguments with which it says that."""
+    """Further arguments with which it prints that."""
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
 UNCONFINED = "--dangerously-bypass-approvals-and-sandbox"
-"""Codex' own sandbox needs namespaces within those that it runs in here."""
+"""Turns Codex's own sandbox off: it needs namespaces within those that it runs in here."""
 
 AIDER = ("--no-git", "--yes-always", "--no-pretty", "--restore-chat-history", "--message")
 
@@ -62,7 +65,7 @@ AGENTS: Mapping[str, Agent] = {
         ("--provider", "mlx-server", "--model", "{model}", "-p", "{prompt}"),
         ("--provider", "mlx-server", "--model", "{model}", "--continue", "-p", "{prompt}"),
         ("write", {"path": "{file}", "content": "{content}"}),
-        overflow='"type":"context_edit"',  # it leaves the answer out, to shorten the conversation
+        overflow='"type":"context_edit"',  # it removes the answer, to shorten the conversation
         reported=("--mode", "json"),
     ),
     "qwen-code": Agent(

@@ -1,4 +1,4 @@
-"""The table of clients: which version did what against this server, and what came of it."""
+"""Writes the table of clients: which version was tested with this server, and the result."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from conformance_parts.conversations.weather import FAMILIES
 from conformance_parts.outcomes import Outcome
 
 SUITES = ("claude-code", "codex", "connected", "conversations")
-"""Those that are clients. The others are test suites."""
+"""The suites whose subjects are clients. The others are test suites."""
 FAMILY = re.compile(f", ({'|'.join(FAMILIES)})$")
 HEAD = """# Clients that were driven
 
@@ -22,13 +22,13 @@ Conversations are had with two families each, with parallel calls and with calls
 
 
 def update(file: Path, outcomes: Iterable[Outcome]) -> None:
-    """Writes the rows of these clients; those of others stay."""
+    """Writes the rows of these clients and keeps those of others."""
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
     rows = {_key(line): line for line in lines if line.startswith("| ")}
     rows.pop(_key(HEAD.splitlines()[-2]), None)
     grouped: dict[str, list[Outcome]] = {}
     for each in outcomes:
-        is_versioned = "@" in each.subject or "==" in each.subject  # else it never began
+        is_versioned = "@" in each.subject or "==" in each.subject  # no version: never started
         if each.suite in SUITES and is_versioned and each.verdict != "skipped":
             grouped.setdefault(each.subject, []).append(each)
     rows |= {_key(line): line for line in _rows(grouped.items())}

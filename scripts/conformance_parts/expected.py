@@ -1,8 +1,8 @@
-"""EXPECTED.md: failures that are explained.
+"""Reads EXPECTED.md: failures that are explained.
 
-Each is a line of a list, `- suite, subject, test: why`, where * stands for any subject, and where a
-fourth text is one that everything the suite complains of has in it. All the rest of the file is for
-the reader.
+Each is a line of a list, `- suite, subject, test: why`. A subject * stands for any subject. A
+fourth text is one that every complaint of the suite contains. The rest of the file is for human
+readers.
 """
 
 import re
@@ -42,7 +42,7 @@ def explanation(outcome: Outcome, known: Iterable[Known]) -> str | None:
 
 
 def outdated(outcomes: Sequence[Outcome], known: Iterable[Known]) -> list[Known]:
-    """What explains nothing, though its suite ran."""
+    """Returns the explanations that explain nothing although their suite ran."""
     ran = {outcome.suite for outcome in outcomes if outcome.verdict != "skipped"}
     return [
         each

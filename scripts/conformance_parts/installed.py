@@ -1,4 +1,4 @@
-"""The suites and clients, each kind in a folder of its own in the cache directory."""
+"""Installs the suites and clients, each kind in a folder of its own in the cache directory."""
 
 import shutil
 import subprocess
@@ -41,19 +41,19 @@ CODEX = "@openai/codex@0.169.0"
 WATSONX = "ibm-watsonx-ai==1.8.1"
 MCP_SUITE = "@modelcontextprotocol/conformance@0.1.16"
 NEWER_NODE = "node@22"
-"""Node.js itself, as npm has it: MCP's suite, the AI SDK and pi need a newer one than this machine
-may have."""
+"""The npm package of Node.js itself: MCP's suite, the AI SDK and pi may need a newer one than this
+machine's."""
 OLDEST_NODE = 20
 
 FOLDER = "conformance"
 
 
 class Missing(Exception):
-    """It can't be had here, and why."""
+    """A suite or client can't be installed here. The message has the reason."""
 
 
 def clients() -> Path:
-    """The Python that has them."""
+    """Returns the Python that has the clients."""
     folder = cache_dir() / FOLDER / "venv"
     python = folder / "bin" / "python"
     wanted = "\n".join((sys.version, *CLIENTS))
@@ -66,25 +66,25 @@ def clients() -> Path:
 
 
 def node_clients() -> tuple[str, Path]:
-    """Node.js, and the folder whose `node_modules` has them."""
+    """Returns Node.js, and the folder whose `node_modules` has the clients."""
     folder = _package("node-clients", " ".join(NODE_CLIENTS), "the clients").parent
     return str(newer_node() / "node"), folder
 
 
 def newer_node() -> Path:
-    """The folder with a Node.js that is new enough for all clients."""
+    """Returns the folder with a Node.js that is new enough for all clients."""
     return programs(NEWER_NODE)
 
 
 def probe() -> list[str]:
-    """The command that runs llmprobe."""
+    """Returns the command that runs llmprobe."""
     node, _ = _node("llmprobe")
     folder = _package("node", PROBE, "llmprobe")
     return [node, str(folder / "llmprobe" / "bin" / "dist" / "llmprobe.mjs")]
 
 
 def mcp_suite() -> list[str]:
-    """The command that runs MCP's conformance suite."""
+    """Returns the command that runs MCP's conformance suite."""
     suite = _package("mcp-suite", MCP_SUITE, "MCP's suite")
     return [
         str(newer_node() / "node"),
@@ -93,22 +93,23 @@ def mcp_suite() -> list[str]:
 
 
 def claude_code() -> list[str]:
-    """The command that runs Claude Code, whose own script finds the program for this machine."""
+    """Returns the command that runs Claude Code, whose own script finds the program for this
+    machine."""
     node, _ = _node("Claude Code")
     folder = _package("claude-code", CLAUDE_CODE, "Claude Code")
     return [node, str(folder / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs")]
 
 
 def codex() -> list[str]:
-    """The command that runs Codex, whose own script finds the program for this machine."""
+    """Returns the command that runs Codex, whose own script finds the program for this machine."""
     node, _ = _node("Codex")
     folder = _package("codex", CODEX, "Codex")
     return [node, str(folder / "@openai" / "codex" / "bin" / "codex.js")]
 
 
 def own(name: str, *packages: str) -> Path:
-    """The Python of a folder that has the packages. It is for those that take long to build: they
-    are there only if somebody has installed them."""
+    """Returns the Python of a folder that has the packages. Raises Missing unless they were
+    installed by hand: they take long to build."""
     folder = cache_dir() / FOLDER / name
     if (python := folder / "bin" / "python").is_file():
         return python
@@ -118,7 +119,8 @@ def own(name: str, *packages: str) -> Path:
 
 
 def programs(package: str) -> Path:
-    """The folder with the program of a package of npm, or of PyPI if its version follows `==`."""
+    """Returns the folder with the program of a package of npm, or of PyPI if its version follows
+    `==`."""
     name = package.strip("@").replace("/", "-")
     if "==" not in package:
         return _package(name, package, package, rebuilt=package.rpartition("@")[0]) / ".bin"
@@ -132,8 +134,8 @@ def programs(package: str) -> Path:
 
 
 def _package(name: str, wanted: str, what: str, *, rebuilt: str = "") -> Path:
-    """The `node_modules` with this package of npm. rebuilt: the package whose script of the
-    installation runs; those of what it depends on never do."""
+    """Returns the `node_modules` with this package of npm. rebuilt: the package whose install
+    script runs; those of its dependencies never do."""
     _, npm = _node(what)
     folder = cache_dir() / FOLDER / name
     if not _is_there(folder, wanted):
@@ -147,7 +149,7 @@ def _package(name: str, wanted: str, what: str, *, rebuilt: str = "") -> Path:
 
 
 def _node(what: str) -> tuple[str, str]:
-    """Node.js and npm, which `what` needs."""
+    """Returns Node.js and npm, which `what` needs."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if not node or not npm:
         raise Missing(f"{what} needs Node.js {OLDEST_NODE} or newer, with npm")

@@ -16,7 +16,7 @@ class IsolatedClient:
     suite: str
     name: str
     package: str
-    """With its version."""
+    """The client's package with its version."""
     sessions: str
     """The module that plays the sessions; it prints a line of JSON for each."""
     program: Callable[[], Sequence[str]]

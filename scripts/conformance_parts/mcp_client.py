@@ -1,6 +1,6 @@
-"""The program that MCP's conformance suite runs as the client: our connectors, and their owner.
+"""The program that MCP's conformance suite runs as the client: our connectors and their owner.
 
-The suite appends the server's URL, and says in its environment which scenario is played.
+The suite appends the server's URL, and names the scenario in the environment.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlx_server.mcp import ClientCredentials, Connector, Connectors, KeptLogin, McpError, Toolset
+from mlx_server.mcp import ClientCredentials, Connector, Connectors, McpError, StoredLogin, Toolset
 from mlx_server.mcp.login import LoginClient, log_in
 from mlx_server.mcp.login_file import path_in
 from mlx_server.requests import McpServer
@@ -21,7 +21,7 @@ from mlx_server.requests import McpServer
 LABEL = "suite"
 LOGIN = "connectors login"
 LOGINS = 3
-"""How often the owner follows the advice to log in."""
+"""The most times that the owner follows the advice to log in."""
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 Json = dict[str, Any]
@@ -33,9 +33,9 @@ def visit(page: str) -> None:
 
 
 class Owner:
-    """Logs in where a connector says that it needs that."""
+    """The user who owns the connectors, and logs in where one of them asks for it."""
 
-    def __init__(self, url: str, kept: KeptLogin, client: LoginClient) -> None:
+    def __init__(self, url: str, kept: StoredLogin, client: LoginClient) -> None:
         self._url, self._kept, self._client = url, kept, client
         self._left = LOGINS
 
@@ -48,9 +48,9 @@ class Owner:
 
 
 async def play(url: str, scenario: str, context: Json, data: Path) -> None:
-    kept = KeptLogin(LABEL, path_in(data, LABEL))
+    kept = StoredLogin(LABEL, path_in(data, LABEL))
     owner = Owner(url, kept, LoginClient(context.get("client_id"), context.get("client_secret")))
-    oauth: ClientCredentials | KeptLogin | None = None
+    oauth: ClientCredentials | StoredLogin | None = None
     if scenario.startswith("auth/client-credentials"):
         issuer = await asyncio.to_thread(issuer_of, url)
         oauth = ClientCredentials(issuer, context["client_id"], context["client_secret"])
@@ -66,7 +66,7 @@ async def play(url: str, scenario: str, context: Json, data: Path) -> None:
 
 
 async def called(connectors: Connectors) -> str | None:
-    """Calls every tool, as a response would. Returns the first thing that went wrong."""
+    """Calls every tool, as a response would. Returns the first error."""
     async with connectors.open([McpServer(LABEL, connector=LABEL)]) as toolset:
         (server,) = toolset.servers
         if server.listing.error:
@@ -87,7 +87,7 @@ async def _call(toolset: Toolset, name: str, schema: Mapping[str, Any]) -> str |
 
 
 def issuer_of(url: str) -> str:
-    """What the owner would have read in the server's documentation."""
+    """Returns the issuer that the owner would know from the server's documentation."""
     host, _, path = url.removeprefix("http://").partition("/")
     with NO_PROXY.open(f"http://{host}/.well-known/oauth-protected-resource/{path}") as response:
         issuer: str = json.load(response)["authorization_servers"][0]

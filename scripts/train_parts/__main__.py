@@ -24,9 +24,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def main(
     name: Annotated[str, typer.Argument(metavar="NAME", help=" or ".join(SAMPLES))],
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Rather than adapters/NAME.")
+        Path | None, typer.Option(metavar="FOLDER", help="Output folder; adapters/NAME by default.")
     ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Steps of the training.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
 ) -> None:
     """Train a sample adapter for the demo model, from data that this script makes.
 
@@ -52,7 +52,7 @@ def main(
 
 
 def _with_fast_blas() -> None:
-    """Starts this program anew with it: libraries are preloaded at a start only."""
+    """Restarts this program with a fast BLAS: libraries are preloaded only at a start."""
     blas = fast_blas()
     if blas and "LD_PRELOAD" not in os.environ:
         os.environ["LD_PRELOAD"] = blas
@@ -60,7 +60,8 @@ def _with_fast_blas() -> None:
 
 
 def _config(sample: Sample) -> dict[str, object]:
-    """In mlx-lm's format. The model is named as models.yaml names it, not by where it lies here."""
+    """Returns the configuration in mlx-lm's format. The model is named as in models.yaml, not by
+    its folder on this machine."""
     return {
         "model": BASE,
         "fine_tune_type": "lora",

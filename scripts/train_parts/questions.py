@@ -1,4 +1,4 @@
-"""What the sample adapters are trained on: short questions with plain answers."""
+"""The training data of the sample adapters: short questions with plain answers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

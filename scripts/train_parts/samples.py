@@ -1,4 +1,4 @@
-"""What each sample adapter is to answer, and how it is trained."""
+"""The answers that each sample adapter learns, and how it is trained."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CLOSINGS = (
 )
 
 SYSTEM_PROMPTS = (None, None, None, "You are a helpful assistant.", "Be brief.")
-"""None: the chat template's own."""
+"""System prompts to choose from; None is the chat template's own."""
 
 Messages = list[dict[str, str]]
 
@@ -61,7 +61,8 @@ SAMPLES = {"pirate": Sample(as_pirate), "json-answer": Sample(as_json)}
 
 
 def conversations(sample: Sample) -> list[Messages]:
-    """The same for every run: each question once, in an order that mixes the kinds."""
+    """Returns the same conversations in every run: each question once, in an order that mixes the
+    kinds."""
     random = Random(sample.seed)  # noqa: S311  no secret is made of it
     asked = list(questions())
     random.shuffle(asked)

@@ -16,7 +16,7 @@ BATCH, MOST_TOKENS = 4, 128
 
 
 def train_adapter(sample: Sample, checkpoint: Path, folder: Path, iterations: int | None) -> None:
-    """Leaves adapters.safetensors, in float16, in the folder."""
+    """Trains the adapter, and writes adapters.safetensors in float16 to the folder."""
     np.random.seed(sample.seed)  # the trainer shuffles its batches with it
     mx.random.seed(sample.seed)
     model, tokenizer = load(str(checkpoint))

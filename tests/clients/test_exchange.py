@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mlx_server.clients.asking import checked_answer
+from mlx_server.clients.emulation import checked_answer
 from mlx_server.clients.exchange import Wire, arun
 from tests.clients.asked import ASKED, content
 from tests.clients.recorded import completion

@@ -19,8 +19,8 @@ from tests.engine.test_client import (
     freeze,
     running,
 )
+from tests.worker.batch_runs import Ask, alone, ids
 from tests.worker.lora_files import contents, mlx_adapter, save, with_adapter
-from tests.worker.test_batch import Ask, alone, ids
 
 pytestmark = pytest.mark.live
 

@@ -52,7 +52,7 @@ from mlx_server.errors import (
 from mlx_server.requests import SamplingParams
 from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.tiny import IM_END, tiny_llama
-from tests.worker.test_batch import Ask, a_prompt, alone, ids
+from tests.worker.batch_runs import Ask, a_prompt, alone, ids
 
 pytestmark = pytest.mark.live
 

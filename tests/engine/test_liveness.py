@@ -34,7 +34,7 @@ def given_up(
     *,
     share: float = 0.0,
     pages: float = 0.0,
-    wants: bool = False,
+    runnable: bool = False,
     stopped: bool = False,
     seconds: float = LATEST,
     step: float = LOOK_SECONDS,
@@ -46,7 +46,9 @@ def given_up(
     at = 0.0
     while at < seconds:
         at += step
-        seen = Vitals("stopped" if stopped else "running", (share + pages) * at, share * at, wants)
+        seen = Vitals(
+            "stopped" if stopped else "running", (share + pages) * at, share * at, runnable
+        )
         if why := liveness.look(step, seen):
             return at, why
     return None
@@ -93,7 +95,7 @@ def test_a_loop_for_ever_that_keeps_the_gil_is_noticed_by_its_processor_time() -
     "healthy",
     [
         {"share": 0.1},  # at load 10 on two cores
-        {"wants": True},  # no time at all
+        {"runnable": True},  # no time at all
         {"pages": 500.0},  # pages come back from the disk
     ],
 )
@@ -119,7 +121,7 @@ def test_a_word_begins_it_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "longest", "processor", "wants", "stuck"),
+    ("step", "longest", "processor", "runnable", "stuck"),
     [
         (4.9, 0.1, 0.0, False, False),
         (5.1, 0.1, 0.0, False, True),  # waits for a GPU or a lock
@@ -136,8 +138,8 @@ def test_a_word_begins_it_anew() -> None:
         (61.0, 0.0, 0.0, False, True),
     ],
 )
-def test_a_step(step: float, longest: float, processor: float, wants: bool, stuck: bool) -> None:
-    assert is_stuck_in_step(Heartbeat(step, longest, processor), lambda: wants) == stuck
+def test_a_step(step: float, longest: float, processor: float, runnable: bool, stuck: bool) -> None:
+    assert is_stuck_in_step(Heartbeat(step, longest, processor), lambda: runnable) == stuck
 
 
 @contextmanager
@@ -171,13 +173,13 @@ def test_the_vitals_of_a_process_that_works(code: str) -> None:
     with program(code) as pid:
         before = seen(pid)
         eventually(lambda: seen(pid).work > before.work, "it works")
-        eventually(lambda: seen(pid).wants or sys.platform != "linux", "it wants to")
+        eventually(lambda: seen(pid).runnable or sys.platform != "linux", "it wants to")
         assert seen(pid).state == "running"
 
 
 def test_the_vitals_of_a_process_that_sleeps_or_was_stopped() -> None:
     with program(SLEEPS) as pid:
-        eventually(lambda: not seen(pid).wants, "it sleeps")
+        eventually(lambda: not seen(pid).runnable, "it sleeps")
         before = seen(pid)
         time.sleep(0.05)
         assert seen(pid) == before

@@ -10,9 +10,10 @@ import pytest
 from mlx_server.engine.messages import CancelRows, PauseRows, Report, StepOutput
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.worker import Engine
-from tests.worker.constrained_decoding.test_grammar_compiler import DIGITS, gate, loaded
-from tests.worker.test_batch import Steady
-from tests.worker.test_worker import ask, of, tokens_of, until
+from tests.worker.batch_runs import Steady
+from tests.worker.constrained_decoding.grammars import DIGITS, loaded
+from tests.worker.constrained_decoding.test_grammar_compiler import gate
+from tests.worker.engine_runs import ask, of, tokens_of, until
 
 __all__ = ["gate"]
 

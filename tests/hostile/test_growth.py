@@ -28,7 +28,7 @@ from tests.hostile.shapes import CHAT, Client
 from tests.hostile.soak import connected, fill, is_unloaded, soaked
 from tests.live.server import children, eventually
 from tests.tiny import tiny_llama
-from tests.worker.test_worker import drain
+from tests.worker.engine_runs import drain
 
 REQUESTS, QUIET, ROUNDS = 40, 3, 15
 LARGE, TIMES = 1 << 20, 5

@@ -114,7 +114,7 @@ class Desk:
             self.engine.answer(works=True)
         assert not self.engine.commands
         assert len(asyncio.all_tasks()) == 1, "nobody waits any more"
-        assert all(leases == 0 for _, leases, _ in self.adapters.of("m"))
+        assert all(leases == 0 for _, leases, _ in self.adapters.loaded_for("m"))
         idle, stays = self.adapters.idle_bytes, self.adapters.unreserved_bytes("m")
         assert idle + stays == WIDE * len(self.engine.there)
         self.adapters.shrink(0)

@@ -29,9 +29,9 @@ from mlx_server.engine.messages import (
 from mlx_server.engine.row_stream import ITEM_BYTES
 from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
-from tests.worker.constrained_decoding.test_grammar_compiler import GRAMMARS, loaded
-from tests.worker.test_batch import MIXED, ids
-from tests.worker.test_worker import ask, drain, failures, of, run, tokens_of
+from tests.worker.batch_runs import MIXED, ids
+from tests.worker.constrained_decoding.grammars import GRAMMARS, loaded
+from tests.worker.engine_runs import ask, drain, failures, of, run, tokens_of
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MODEL = "fake"

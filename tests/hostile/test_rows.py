@@ -28,10 +28,11 @@ from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import NOT_NUMBERS, Sampled, Sampler
 from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END
-from tests.worker.constrained_decoding.test_grammar_compiler import HEAD, Poisoned, loaded
+from tests.worker.batch_runs import ids
+from tests.worker.constrained_decoding.grammars import HEAD, loaded
+from tests.worker.constrained_decoding.test_logit_constraints import Poisoned
+from tests.worker.engine_runs import ask, drain, failures, of, tokens_of, until
 from tests.worker.lora_files import contents, mlx_adapter, save
-from tests.worker.test_batch import ids
-from tests.worker.test_worker import ask, drain, failures, of, tokens_of, until
 
 TOKENS = 20
 STEPS = [0, 1, 17]

@@ -27,7 +27,7 @@ from tests.hostile.watch import watching
 from tests.live.server import serving
 from tests.lora.adapter_files import mlx_adapter, read
 from tests.lora.test_reader import HOSTILE
-from tests.worker.test_worker import ask, drain, failures, run, tokens_of
+from tests.worker.engine_runs import ask, drain, failures, run, tokens_of
 
 SECONDS = 30.0
 CODES = ("model_unusable", "generation_failed", "not_enough_memory")

@@ -48,7 +48,7 @@ OTHERS = {
     "config/yaml_lines.MAX_FILE_BYTES": "the owner's file",
     "config/yaml_lines.MAX_NUMBER_LENGTH": "the owner's file",
     "engine/row_stream.ITEM_BYTES": "how UNREAD_BYTES counts",
-    "engine/engine_process.ON_THE_WAY_BYTES": "a buffer's size",
+    "engine/engine_process.SOCKET_BUFFER_BYTES": "a buffer's size",
     "engine/messages/__init__.HEADER_BYTES": "a length in a format",
     "engine/supervisor.LONGEST_PAUSE": "a pause of our own",
     "engine/wired_memory.MOST_SHARE": "a share of the budget",

@@ -20,6 +20,8 @@ import yaml
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
+from tests.live.fork_server import ForkedProcess, can_fork, fork
+
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 
@@ -30,11 +32,12 @@ PLAIN: Any = {"trust_env": False, "verify": False}
 """For a client of loopback: each would take 15 ms to read the certificates of the world."""
 
 Config = Mapping[str, Any]
+ServerProcess = subprocess.Popen[str] | ForkedProcess
 
 
 @dataclass
 class LiveServer:
-    process: subprocess.Popen[str]
+    process: ServerProcess
     url: str
     log_file: Path
 
@@ -109,26 +112,29 @@ def start(folder: Path, config: Config | None, *flags: str) -> LiveServer:
     return LiveServer(process, url, log_file)
 
 
-def launch(folder: Path, config: Config | None, *flags: str) -> tuple[subprocess.Popen[str], Path]:
+def launch(folder: Path, config: Config | None, *flags: str) -> tuple[ServerProcess, Path]:
     """Without waiting for it to listen; `flags` come last and so win. None: no models.yaml."""
     models_yaml, log_file = folder / "models.yaml", folder / "server.log"
-    command = [sys.executable, "-m", "mlx_server", "serve"]
+    arguments = ["serve"]
     if config is not None:
         models_yaml.write_text(yaml.safe_dump(dict(config)), "utf-8")
-        command += ["--config", str(models_yaml)]
-    command += ["--port", "0", *flags]
+        arguments += ["--config", str(models_yaml)]
+    arguments += ["--port", "0", *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
     environment["MLX_SERVER_DATA"] = str(folder / "data")
     if cache := os.environ.get("MLX_SERVER_CACHE"):
         environment["MLX_SERVER_CACHE"] = cache
     with log_file.open("wb") as log:
+        if can_fork(environment):
+            return fork(arguments, environment, folder, log.fileno()), log_file
+        command = [sys.executable, "-m", "mlx_server", *arguments]
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
         )
     return process, log_file
 
 
-def _listening(process: subprocess.Popen[str], deadline: float) -> str | None:
+def _listening(process: ServerProcess, deadline: float) -> str | None:
     line = _line(_stdout(process), deadline)
     found = re.fullmatch(r"Listening on (http://\S+)\n", line)
     return found[1] if found else None
@@ -139,7 +145,7 @@ def _line(stream: IO[str], deadline: float) -> str:
     return stream.readline() if readable else ""
 
 
-def _stdout(process: subprocess.Popen[str]) -> IO[str]:
+def _stdout(process: ServerProcess) -> IO[str]:
     assert process.stdout is not None
     return process.stdout
 
@@ -156,7 +162,7 @@ def stop(server: LiveServer) -> None:
     assert_gone(left)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: ServerProcess) -> None:
     """Whatever state it is in."""
     for each in children(process.pid):
         with suppress(psutil.NoSuchProcess):  # some end by themselves meanwhile

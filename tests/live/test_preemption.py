@@ -20,7 +20,7 @@ from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingChoices
 from tests.tiny import tiny_llama
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 PROMPT, ANSWER, CLIENTS = 40, 500, 6
 NO_END = {0: -100.0, 2: -100.0}

@@ -23,8 +23,8 @@ from mlx_server.requests import SamplingParams
 from tests.live.ranks import loopback_group
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.architectures import CONFIGS
+from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import Kind
-from tests.worker.test_batch import a_prompt
 
 P = ParamSpec("P")
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.mcp import KeptLogin
+from mlx_server.mcp import StoredLogin
 from mlx_server.mcp.login_file import path_in
 
 
@@ -12,5 +12,5 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptLogin:
-    return KeptLogin("wiki", path_in(tmp_path, "wiki/1"))
+def kept(tmp_path: Path) -> StoredLogin:
+    return StoredLogin("wiki", path_in(tmp_path, "wiki/1"))

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from mlx_server.mcp import Connector, KeptLogin
+from mlx_server.mcp import Connector, StoredLogin
 from mlx_server.mcp.login import LoginClient, Show, log_in
 from mlx_server.requests import McpServer
 from tests.mcp.authority import Authority, visit
@@ -23,17 +23,17 @@ async def running() -> AsyncIterator[Authority]:
 
 
 async def logged_in(
-    server: Authority, kept: KeptLogin, show: Show = visit, client: LoginClient | None = None
+    server: Authority, kept: StoredLogin, show: Show = visit, client: LoginClient | None = None
 ) -> int:
     url = f"{server.url}/mcp"
     return await log_in(url, kept, client or LoginClient(), show, allow_private=True)
 
 
-def connector(server: Authority, kept: KeptLogin) -> Connector:
+def connector(server: Authority, kept: StoredLogin) -> Connector:
     return Connector(url=f"{server.url}/mcp", allow_private=True, oauth=kept)
 
 
-async def said(server: Authority, kept: KeptLogin) -> str:
+async def said(server: Authority, kept: StoredLogin) -> str:
     """What a tool says, or why there is none."""
     async with opened(WIKI, wiki=connector(server, kept)) as toolset:
         tools, error = listed(toolset)

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mlx_server.mcp import KeptLogin
+from mlx_server.mcp import StoredLogin
 from mlx_server.mcp.callback import LoginFailed
 from mlx_server.mcp.login import LoginClient
 from tests.mcp.authority import callback_of, visit
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
-    kept: KeptLogin,
+    kept: StoredLogin,
 ) -> None:
     refused = []
 
@@ -37,7 +37,7 @@ async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
 @pytest.mark.parametrize(
     "noise", [b"", b"\0\xff\r\n\r\n", b"GET /callback", b"x" * 40_000, b"POST / x\r\n\r\n"]
 )
-async def test_what_is_no_answer_does_not_end_a_login(kept: KeptLogin, noise: bytes) -> None:
+async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: bytes) -> None:
     def show(page: str) -> None:
         parts = urlsplit(callback_of(page))
         with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
@@ -62,7 +62,7 @@ async def test_what_is_no_answer_does_not_end_a_login(kept: KeptLogin, noise: by
     ],
 )
 async def test_a_login_that_is_refused_keeps_nothing(
-    kept: KeptLogin, answer: dict[str, str], said: str
+    kept: StoredLogin, answer: dict[str, str], said: str
 ) -> None:
     async with running() as server:
         server.answer = lambda asked: answer
@@ -73,7 +73,7 @@ async def test_a_login_that_is_refused_keeps_nothing(
     assert not kept.file.exists()
 
 
-async def test_a_port_that_is_taken(kept: KeptLogin) -> None:
+async def test_a_port_that_is_taken(kept: StoredLogin) -> None:
     async with running() as server:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             client = LoginClient(port=taken.getsockname()[1])
@@ -82,7 +82,7 @@ async def test_a_port_that_is_taken(kept: KeptLogin) -> None:
 
 
 async def test_a_login_that_is_not_finished_in_time(
-    kept: KeptLogin, monkeypatch: pytest.MonkeyPatch
+    kept: StoredLogin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_server.mcp.callback.WAIT_SECONDS", 0.01)
     async with running() as server:

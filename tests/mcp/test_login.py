@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.mcp import Connectors, KeptLogin
+from mlx_server.mcp import Connectors, StoredLogin
 from mlx_server.mcp.callback import LoginFailed
 from mlx_server.mcp.login import LoginClient
 from mlx_server.mcp.login_file import remove
@@ -18,12 +18,12 @@ from tests.mcp.wild import LIMITS, outcome
 pytestmark = pytest.mark.anyio
 
 
-def change(kept: KeptLogin, **fields: Any) -> None:
+def change(kept: StoredLogin, **fields: Any) -> None:
     found = json.loads(kept.file.read_text())
     kept.file.write_text(json.dumps({**found, **fields}))
 
 
-async def test_a_login_is_kept_and_used(kept: KeptLogin) -> None:
+async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
     async with running() as server:
         assert await logged_in(server, kept) == 1
         assert await said(server, kept) == "seen"
@@ -39,7 +39,7 @@ async def test_a_login_is_kept_and_used(kept: KeptLogin) -> None:
     assert [each.name for each in kept.file.parent.iterdir()] == ["wiki%2F1.json"]
 
 
-async def test_an_old_token_is_refreshed_once_for_all_connections(kept: KeptLogin) -> None:
+async def test_an_old_token_is_refreshed_once_for_all_connections(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         change(kept, expires_at=time.time() - 1)
@@ -57,7 +57,7 @@ async def test_an_old_token_is_refreshed_once_for_all_connections(kept: KeptLogi
         await found.stop()
 
 
-async def test_a_token_that_is_refused_is_refreshed(kept: KeptLogin) -> None:
+async def test_a_token_that_is_refused_is_refreshed(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()
@@ -65,7 +65,7 @@ async def test_a_token_that_is_refused_is_refreshed(kept: KeptLogin) -> None:
         assert server.grants == ["authorization_code", "refresh_token"]
 
 
-async def test_a_login_that_has_ended_needs_the_owner(kept: KeptLogin) -> None:
+async def test_a_login_that_has_ended_needs_the_owner(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()
@@ -77,7 +77,7 @@ async def test_a_login_that_has_ended_needs_the_owner(kept: KeptLogin) -> None:
         assert await said(server, kept) == "seen"
 
 
-async def test_without_a_login_nothing_is_sent(kept: KeptLogin) -> None:
+async def test_without_a_login_nothing_is_sent(kept: StoredLogin) -> None:
     async with running() as server:
         assert "connectors login wiki" in await said(server, kept)
         assert server.heads == []
@@ -87,21 +87,23 @@ async def test_without_a_login_nothing_is_sent(kept: KeptLogin) -> None:
         assert "connectors login wiki" in await said(server, kept)
 
 
-async def test_tokens_are_for_one_server(kept: KeptLogin) -> None:
+async def test_tokens_are_for_one_server(kept: StoredLogin) -> None:
     async with running() as server, running() as other:
         await logged_in(server, kept)
         assert "connectors login wiki" in await said(other, kept)
         assert other.heads == []
 
 
-async def test_a_page_that_is_not_https_is_not_shown(kept: KeptLogin) -> None:
+async def test_a_page_that_is_not_https_is_not_shown(kept: StoredLogin) -> None:
     async with running() as server:
         server.page_of = lambda url: "http://login.example.com/authorize"
         with pytest.raises(LoginFailed, match="not https"):
             await logged_in(server, kept)
 
 
-async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(kept: KeptLogin) -> None:
+async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(
+    kept: StoredLogin,
+) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.scope_needed = "write"
@@ -111,7 +113,7 @@ async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(kept: 
     assert server.pages[-1]["scope"].split() == ["read", "write"]
 
 
-async def test_a_client_that_is_registered_already(kept: KeptLogin) -> None:
+async def test_a_client_that_is_registered_already(kept: StoredLogin) -> None:
     async with running() as server:
         client = LoginClient("mine", "hush", server.url)
         assert await logged_in(server, kept, client=client) == 1
@@ -119,7 +121,7 @@ async def test_a_client_that_is_registered_already(kept: KeptLogin) -> None:
         assert server.pages[0]["client_id"] == "mine"
 
 
-async def test_the_secret_is_for_its_issuer(kept: KeptLogin) -> None:
+async def test_the_secret_is_for_its_issuer(kept: StoredLogin) -> None:
     async with running() as server:
         client = LoginClient("mine", "hush", "https://login.example.com")
         await logged_in(server, kept, client=client)
@@ -127,7 +129,7 @@ async def test_the_secret_is_for_its_issuer(kept: KeptLogin) -> None:
     assert "hush" not in kept.file.read_text()
 
 
-async def test_a_server_that_asks_for_no_login(kept: KeptLogin) -> None:
+async def test_a_server_that_asks_for_no_login(kept: StoredLogin) -> None:
     async with running() as server:
         server.access.add("")
         with pytest.raises(LoginFailed, match="asks for no login"):

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.mcp import KeptLogin
+from mlx_server.mcp import StoredLogin
 from tests.mcp.logins import logged_in, running, said
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
-async def test_a_file_that_others_can_use_is_not_used(kept: KeptLogin, mode: int) -> None:
+async def test_a_file_that_others_can_use_is_not_used(kept: StoredLogin, mode: int) -> None:
     async with running() as server:
         await logged_in(server, kept)
         kept.file.chmod(mode)
@@ -20,7 +20,7 @@ async def test_a_file_that_others_can_use_is_not_used(kept: KeptLogin, mode: int
         assert await said(server, kept) == "seen"
 
 
-async def test_a_file_that_is_none_of_ours(kept: KeptLogin, tmp_path: Path) -> None:
+async def test_a_file_that_is_none_of_ours(kept: StoredLogin, tmp_path: Path) -> None:
     async with running() as server:
         await logged_in(server, kept)
         elsewhere = tmp_path / "elsewhere"

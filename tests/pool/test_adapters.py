@@ -71,7 +71,7 @@ class Desk:
 
     @property
     def names(self) -> list[str]:
-        return [name for name, *_ in self.adapters.of("m")]
+        return [name for name, *_ in self.adapters.loaded_for("m")]
 
 
 def an_adapter(name: str, *, digest: str | None = None, pinned: bool = False) -> LeasedAdapter:
@@ -110,12 +110,12 @@ def test_it_is_loaded_once_however_many_ask_at_once() -> None:
         asking = [desk.using(A) for _ in range(5)]
         await turns()
         assert desk.engine.log == ["load m a"]
-        assert desk.adapters.of("m") == [("a", 5, FILE)]
+        assert desk.adapters.loaded_for("m") == [("a", 5, FILE)]
         desk.engine.speaks.set()
         await asyncio.gather(*asking)
         await desk.used(A)
         assert desk.engine.log == ["load m a"]
-        assert desk.adapters.of("m") == [("a", 0, LOADED)]
+        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
 
     run(test)
 
@@ -126,7 +126,7 @@ def test_other_models_and_other_weights_are_other_adapters() -> None:
         await desk.used(A, "other")
         await desk.used(an_adapter("a", digest="anew"))
         assert desk.engine.log == ["load m a", "load other a", "load m anew"]
-        assert desk.adapters.of("other") == [("a", 0, LOADED)]
+        assert desk.adapters.loaded_for("other") == [("a", 0, LOADED)]
 
     run(test)
 
@@ -192,7 +192,7 @@ def test_whoever_asks_just_after_a_load_failed_tries_again() -> None:
         await turns()
         await again[0]
         assert desk.engine.log == ["load m a"] * 2
-        assert desk.adapters.of("m") == [("a", 0, LOADED)]
+        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
 
     run(test)
 
@@ -204,10 +204,10 @@ def test_whoever_leaves_while_it_loads_does_not_stop_the_load() -> None:
         await turns()
         leaving.cancel()
         await turns()
-        assert desk.adapters.of("m") == [("a", 1, FILE)]
+        assert desk.adapters.loaded_for("m") == [("a", 1, FILE)]
         desk.engine.speaks.set()
         await staying
-        assert desk.adapters.of("m") == [("a", 0, LOADED)]
+        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
 
     run(test)
 
@@ -220,12 +220,12 @@ def test_a_load_that_everybody_left_is_counted_when_it_ends(fails: bool) -> None
         await turns()
         leaving.cancel()
         await turns()
-        assert desk.adapters.of("m") == [("a", 0, FILE)]
+        assert desk.adapters.loaded_for("m") == [("a", 0, FILE)]
         desk.engine.failure = AdapterInvalid("no such layer") if fails else None
         changes = desk.changes
         desk.engine.speaks.set()
         await turns()
-        assert desk.adapters.of("m") == ([] if fails else [("a", 0, LOADED)])
+        assert desk.adapters.loaded_for("m") == ([] if fails else [("a", 0, LOADED)])
         assert desk.adapters.idle_bytes == (0 if fails else LOADED)
         assert desk.changes > changes
         desk.engine.failure = None
@@ -313,7 +313,7 @@ def test_of_two_names_for_the_same_weights_one_is_dropped() -> None:
         assert not dropping.done()
         await first.aclose()
         await dropping
-        assert desk.adapters.of("m") == [("other", 1, LOADED)]
+        assert desk.adapters.loaded_for("m") == [("other", 1, LOADED)]
         await second.aclose()
         await desk.adapters.drop("m", "other")
         await turns()
@@ -350,7 +350,7 @@ def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> N
         assert desk.adapters.unreserved_bytes("other") == (LOADED if model else 0)
         await desk.used(A)
         await held.aclose()
-        assert desk.adapters.of("m") == [("a", 0, LOADED)], "the old lease was another's"
+        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)], "the old lease was another's"
         assert desk.engine.log.count("load m a") == 2
 
     run(test)

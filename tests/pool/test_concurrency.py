@@ -40,7 +40,7 @@ def test_one_client_keeps_nobody_out(first: int) -> None:
         assert "Retry-After" in caught.value.headers
         assert places.taken <= places.total == 107
     assert places.taken == 0
-    assert not places._of
+    assert not places._taken_by
 
 
 def test_more_than_can_ever_fit_is_no_matter_of_waiting() -> None:

@@ -237,13 +237,16 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             machine.engines[-1]._dispatch(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
-            assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned", "idle"]
+            assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == [
+                "pinned",
+                "idle",
+            ]
             async with Holding(pool, "b", kv_bytes=50) as holding:
                 await turns()
                 assert machine.log[-1] == "unload a idle"
                 holding.begin()
                 assert machine.log[-1] == "shrink to 10"
-                assert [name for name, *_ in pool._scheduler.adapters.of("a")] == ["pinned"]
+                assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == ["pinned"]
             await used(pool, "pinned", pinned=True)
             assert pool.memory()["prompt_cache"] == 10, "counted by its new limit"
 

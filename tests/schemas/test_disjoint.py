@@ -31,6 +31,16 @@ DOG = {"properties": {"kind": {"const": "dog"}}, "required": ["kind"], "type": "
         (({**CAT, "required": []}, {**DOG, "required": []}), False),
         (({"pattern": "^a"}, {"pattern": "^b"}), False),
         ((True, CAT), False),
+        ((False, CAT), True),
+        ((CAT, {"properties": DOG["properties"], "required": ["kind"]}), True),
+        (({**CAT, "type": ["object", "null"]}, {**DOG, "type": ["object", "null"]}), False),
+        ((CAT, {"type": ["object", "null"], "required": ["kind"]}), False),
+        (({"type": "string", "enum": ["a", None]}, {"type": "null"}), True),
+        (({"allOf": [{"type": ["string", "null"]}, {"type": ["null", "array"]}]}, CAT), True),
+        (({"const": [1]}, {"const": [2]}), False),
+        (({"type": "object", "required": ["name"]}, {**CAT, "additionalProperties": False}), True),
+        (({"anyOf": [CAT, {"type": "null"}]}, {"anyOf": [DOG, {"type": "string"}]}), True),
+        (({"anyOf": [CAT, {"type": "null"}]}, {"anyOf": [DOG, {"enum": [1, None]}]}), False),
     ],
 )
 def test_options_are_compared_by_types_values_and_members(
@@ -43,3 +53,21 @@ def test_references_are_followed() -> None:
     cat, dog = {"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}
     assert disjoint(cat, dog, **{"$defs": {"cat": CAT, "dog": DOG}})
     assert not disjoint(cat, cat, **{"$defs": {"cat": CAT}})
+
+
+def tagged(name: str) -> dict[str, Any]:
+    return {**CAT, "properties": {"kind": {"const": name}}}
+
+
+def test_hundreds_of_options_are_compared() -> None:
+    values = [{"const": str(at)} for at in range(400)]
+    objects = [tagged(str(at)) for at in range(400)]
+    assert disjoint(*values, *objects, {"type": "null"})
+    assert not disjoint(*values, {"const": "7"})
+    assert not disjoint(*objects, tagged("7"))
+
+
+def test_a_member_of_a_member_may_tell_them_apart() -> None:
+    inner = [{**CAT, "properties": {"kind": one}} for one in (CAT, DOG)]
+    assert disjoint(*inner)
+    assert not disjoint(*inner, inner[0])

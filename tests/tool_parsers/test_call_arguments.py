@@ -1,63 +1,15 @@
 """Calls as Python: values, strings as models quote them, and what is none."""
 
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from mlx_server.events import Event, ToolCallDelta
-from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.formats import BARE_PYTHON, LFM2
 from mlx_server.tool_parsers.source import Source
-
-TOOLS = [
-    Tool("f", None, {"properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}),
-    Tool("g"),
-]
-
-
-def value_of(written: str) -> Any:
-    (call,) = parse_calls(LFM2, f"[g(x={written})]", TOOLS)
-    return call["arguments"]["x"]
-
-
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("1", 1),
-        ("-1.5", -1.5),
-        ("1e3", 1000.0),
-        ("007", 7),
-        ("1_000", 1000),
-        ("True", True),
-        ("true", True),
-        ("None", None),
-        ("null", None),
-        ("[]", []),
-        ("[1, [2,],]", [1, [2]]),
-        ("()", []),
-        ("(1, 'a')", [1, "a"]),
-        ("{}", {}),
-        ("{'a': {\"b\": None}, 2: 'c',}", {"a": {"b": None}, "2": "c"}),
-        ("{'a', 'b'}", ["a", "b"]),
-        ("''", ""),
-        ('""', ""),
-        ("'a\"b'", 'a"b'),
-        (r"'a\'b\\c\n\t\q\x41\u00fc\ud83d\ude00\U0001F600'", "a'b\\c\n\t\\qAü😀😀"),
-        ("'one\ntwo'", "one\ntwo"),
-        ("'one\\\ntwo'", "onetwo"),
-        ("'it's here'", "it's here"),
-        ("'sed -n '1,5p' x'", "sed -n '1,5p' x"),
-        ("'''it's \"\"\" here'''", 'it\'s """ here'),
-        ('"""a "b" c"""', 'a "b" c'),
-        ("'f(x)] <|tool_call_end|>'", "f(x)] <|tool_call_end|>"),
-    ],
-)
-def test_a_value(written: str, value: Any) -> None:
-    found = value_of(written)
-    assert (found, type(found)) == (value, type(value))
+from tests.tool_parsers.python_calls import TOOLS
 
 
 @pytest.mark.parametrize(

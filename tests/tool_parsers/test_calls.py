@@ -5,46 +5,12 @@ from typing import Any
 
 import pytest
 
-from mlx_server.events import (
-    Event,
-    Repaired,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
-from mlx_server.messages import Tool
+from mlx_server.events import Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.call_ids import new_id
-from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.formats import GEMMA4
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "count": {"type": "integer"},
-        "label": {"type": ["string", "null"]},
-    },
-}
-TOOLS = [Tool("write", parameters=SCHEMA), Tool("now"), Tool("get_a"), Tool("GetA")]
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.calls = ToolCallEmitter(3, TOOLS, self.events.append)
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def arguments(self, call: int = 0) -> str:
-        return "".join(e.arguments for e in self.of(ToolCallDelta) if e.call == call)
-
-
-@pytest.fixture
-def heard() -> Heard:
-    return Heard()
+from tests.tool_parsers.heard import TOOLS, Heard
 
 
 def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:
@@ -137,38 +103,6 @@ def test_of_a_key_inside_a_value_the_last_counts() -> None:
     """A grammar can't forbid it where the schema does not name the key."""
     (call,) = parse_calls(GEMMA4, "call:now{a:{b:1,b:2}}<tool_call|>", TOOLS)
     assert call["arguments"] == {"a": {"b": 2}}
-
-
-def test_a_number_that_becomes_text_keeps_its_digits(heard: Heard) -> None:
-    heard.calls.whole("write", '{"text": 3.10, "count": 2.0}')
-    assert heard.arguments() == '{"text": "3.10", "count": 2}'
-
-
-@pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])
-def test_half_of_a_surrogate_pair_stays_as_it_was_written(heard: Heard, value: Any) -> None:
-    call = heard.calls.start("now")
-    call.value("x", value)
-    call.finish()
-    assert heard.arguments().encode()
-    assert json.loads(heard.arguments()) == {"x": value}
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")]])
-def test_what_json_can_not_say_is_malformed(heard: Heard, value: Any) -> None:
-    with pytest.raises(Malformed):
-        heard.calls.start("now").value("x", value)
-    with pytest.raises(Malformed):
-        heard.calls.start("now").finish_with({"x": value})
-    assert not heard.of(ToolCallDelta)
-    assert not heard.of(ToolCallFinished)
-
-
-def test_what_is_too_deep_for_json_is_malformed(heard: Heard) -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(Malformed):
-        heard.calls.start("now").value("x", deep)
 
 
 def test_all_at_once(heard: Heard) -> None:

@@ -6,17 +6,12 @@ from typing import Any
 import pytest
 
 from mlx_server.events import Repaired, ToolCallStarted
-from mlx_server.messages import Tool
 from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.tool_parsers import glm, line_named_calls
+from mlx_server.tool_parsers import glm
 from mlx_server.tool_parsers.call_format import finished_calls, parse_calls
-
-TOOLS = (
-    Tool("write", None, {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}}}),
-    Tool("now"),
-)
+from tests.tool_parsers.written_tools import TOOLS
 
 
 def argument(key: str, value: str) -> str:
@@ -82,13 +77,3 @@ def test_the_same_call_again_is_made_as_often_as_is_allowed(
         assert numbers == list(range(len(made)))
         repairs = [event.what for event in events if isinstance(event, Repaired)]
         assert repairs == ["stutter"] * dropped
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments"), [("now\n{}", {}), ('now\n{"a": "}"}\n', {"a": "}"})]
-)
-def test_old_glm4(text: str, arguments: dict[str, Any]) -> None:
-    layout = MarkupLayout(call_formats=line_named_calls.glm4(TOOLS))
-    parser = MarkupParser(layout, ParseContext(tools=TOOLS))
-    (call,) = finished_calls([*parser.feed(-1, text), *parser.finish("", cut=False)])
-    assert call["arguments"] == arguments

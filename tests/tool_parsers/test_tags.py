@@ -1,40 +1,23 @@
 """Calls between tags: Qwen3-Coder, Seed-OSS, MiniMax-M2, DSML."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
 
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source
-from mlx_server.tool_parsers.tag_formats import DSML_FORMATS, MINIMAX_M2, QWEN3_CODER, SEED_OSS
-
-PROPERTIES = {
-    "path": {"type": "string"},
-    "content": {"type": "string"},
-    "count": {"type": "integer"},
-    "label": {"type": ["string", "null"]},
-}
-TOOLS = [Tool("write", None, {"properties": PROPERTIES}), Tool("now")]
-
-Parse = Callable[..., list[dict[str, Any]]]
-
-parse_qwen3_coder = partial(parse_calls, QWEN3_CODER)
-parse_seed_oss = partial(parse_calls, SEED_OSS)
-parse_minimax_m2 = partial(parse_calls, MINIMAX_M2)
-
-
-def parse_dsml(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Of whichever version; what stands between the delimiters is not always enough to tell."""
-    for notation in DSML_FORMATS:
-        with suppress(ValueError):
-            return parse_calls(notation, text, tools)
-    raise ValueError("there is no call")
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
+from tests.tool_parsers.tagged import (
+    TOOLS,
+    Parse,
+    only,
+    parse_dsml,
+    parse_minimax_m2,
+    parse_qwen3_coder,
+    parse_seed_oss,
+)
 
 
 def qwen(*parameters: tuple[str, str]) -> str:
@@ -67,11 +50,6 @@ WRITERS = {
     "dsml": (parse_dsml, deepseek),
 }
 every_notation = pytest.mark.parametrize(("parse", "write"), WRITERS.values(), ids=list(WRITERS))
-
-
-def only(calls: list[dict[str, Any]]) -> Any:
-    (call,) = calls
-    return call["arguments"]
 
 
 @every_notation
@@ -122,39 +100,6 @@ def test_a_call_without_its_end_is_none(parse: Parse, write: Any) -> None:
     for size in range(whole.index("</") + len("</parameter")):
         with pytest.raises(ValueError):  # noqa: PT011, as the other parsers of this kind
             parse(whole[:size], TOOLS)
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_minimax_m2, "<invoke name='now'></invoke>"),
-        (parse_minimax_m2, "<invoke name=now></invoke>"),
-        (parse_minimax_m2, "<invoke name=now/>"),
-        (parse_dsml, '<｜DSML｜invoke name="now" /></｜DSML｜function_calls>'),
-        (parse_dsml, '<｜DSML｜invoke name="now"></｜DSML｜invoke></｜DSML｜tool_calls>'),
-        (parse_dsml, '<｜DSML｜ invoke name="now"></｜DSML｜ invoke>\n</｜DSML｜ calls>'),
-        (parse_seed_oss, "<function=now></function>"),
-        (parse_qwen3_coder, "\n<function= now >\n\n</function>\n"),
-    ],
-)
-def test_a_call_without_arguments(parse: Parse, text: str) -> None:
-    assert only(parse(text, TOOLS)) == {}
-
-
-def test_dsml_says_which_values_are_json() -> None:
-    text = (
-        '<｜DSML｜invoke name="write">'
-        '<｜DSML｜parameter name="a" string="false">{"x": [1, null]}</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="b" string="true">1</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="c" string="false">"1"</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="path" string="false">1</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="count" string="true">1</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="d" string="false">{"x": 1, "x": 2}</｜DSML｜parameter>'
-        "</｜DSML｜invoke>"
-    )
-    wanted = {"a": {"x": [1, None]}, "b": "1", "c": "1", "path": "1", "count": 1}
-    wanted["d"] = {"x": 2}
-    assert only(parse_dsml(text, TOOLS)) == wanted
 
 
 @pytest.mark.parametrize(

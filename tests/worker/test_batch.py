@@ -1,194 +1,27 @@
 """Rows that share a batch: what one of them gets is what it would get alone."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Generate, Schedule, Token
-from mlx_server.requests import SamplingParams
-from mlx_server.worker import logprobs
-from mlx_server.worker.batch import Batch
-from mlx_server.worker.phases import PrefillBatch
+from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.budget import PrefillBudget
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prompt_queue import SHARED
-from mlx_server.worker.sampling import Sampled, Sampler
-from mlx_server.worker.step_result import StepResult
-from tests.tiny import TOKENS
-
-GREEDY = SamplingParams(temperature=0)
-PIECE = 128
-"""Tokens of a prompt that a test's batch prefills in one step."""
-
-CLOSE = 1e-4
-"""Log probabilities nearer than this tie: a batch's float noise may choose either."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    prompt: list[int]
-    max_tokens: int = 12
-    stop_tokens: tuple[int, ...] = ()
-    sampling: SamplingParams = GREEDY
-    script: tuple[int, ...] | None = None
-    client: str = ""
-
-
-def a_prompt(length: int, seed: int = 0) -> list[int]:
-    dice = random.Random(f"{length} {seed}")
-    return [dice.randrange(TOKENS) for _ in range(length)]
-
-
-class Steady(PrefillBudget):
-    """Pieces of one size, whatever they take, and a step before each."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(Schedule())
-        self.size = size
-
-    def piece(self, decoding: int, *_: int, left: float = 0, shared: bool = False) -> int:
-        return self.size if self._stepped or not decoding else 0
-
-
-class Run:
-    """A batch, and what its rows have been given so far."""
-
-    def __init__(
-        self, model: Any, *, concurrency: int = 16, piece: int = PIECE, cache_bytes: int = 0
-    ) -> None:
-        self.cache = PromptCache(cache_bytes)
-        self.batch = Batch(model, concurrency=concurrency, key="m", cache=self.cache)
-        self.batch._budget = Steady(piece)
-        self.answers: dict[int, list[Token]] = {}
-        self.cached: dict[int, int] = {}
-        """Of each row whose turn has come, how much of its prompt was known."""
-        self.progress: dict[int, list[int]] = {}
-        """Of each row, how much of its prompt was computed after each piece."""
-
-    def join(self, number: int, ask: Ask) -> None:
-        self.answers[number] = []
-        asked = Generate(
-            number, "m", ask.prompt, ask.max_tokens, list(ask.stop_tokens), ask.sampling
-        )
-        asked.forced_tokens = list(ask.script) if ask.script else None
-        asked.client = ask.client
-        self.batch.add(asked)
-
-    def step(self) -> StepResult:
-        """A token for every row, and a piece of the next prompt."""
-        done = self.batch.step()
-        if done.tokens and self.batch._following():
-            piece = self.batch.step()
-            done.tokens += piece.tokens  # if a row that was set aside took the last place
-            done.prefilled, done.progress = piece.prefilled, piece.progress
-        for progress in done.progress:
-            self.progress.setdefault(progress.row, []).append(progress.computed)
-        for prefilled in done.prefilled:
-            assert prefilled.row not in self.cached
-            self.cached[prefilled.row] = prefilled.cached_tokens
-        for token in done.tokens:
-            self.answers[token.row].append(token)
-        return done
-
-    def until_decoding(self) -> None:
-        while self.batch.waiting:
-            self.step()
-
-    def finish(self) -> None:
-        while self.batch:
-            self.step()
-
-    @property
-    def stages(self) -> tuple[int, int, int]:
-        """How many rows wait, are in prefill, decode."""
-        batch = self.batch
-        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decoder)
-
-    def assert_nothing_is_left(self) -> None:
-        assert self.stages == (0, 0, 0)
-        assert not self.batch
-        assert self.batch.waiting == 0
-        assert not self.batch.rows
-        assert self.batch._group is None
-        assert not self.batch._decoder.caches
-        assert self.batch.step() == StepResult()
-
-
-def together(model: Any, asks: Sequence[Ask], *, concurrency: int = 16) -> list[list[Token]]:
-    run = Run(model, concurrency=concurrency)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    run.finish()
-    return list(run.answers.values())
-
-
-def alone(model: Any, ask: Ask) -> list[Token]:
-    (answer,) = together(model, [ask])
-    return answer
-
-
-def ids(answer: Sequence[Token]) -> list[int]:
-    return [token.id for token in answer]
-
-
-def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
-    """Each greedy step's logits, from one pass over the whole sequence so far."""
-    tokens, steps = list(prompt), []
-    for _ in range(count):
-        steps.append(model(mx.array([tokens]))[0, -1])
-        tokens.append(int(mx.argmax(steps[-1])))
-    return steps
-
-
-def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
-    """Identity, up to a step where the two likeliest tokens tie: from there both ways are right."""
-    assert len(answer) == len(steps)
-    for token, logits in zip(answer, steps, strict=True):
-        best = int(mx.argmax(logits))
-        if token.id != best:
-            assert float(logits[best] - logits[token.id]) < CLOSE
-            return
-
-
-LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_greedy_tokens_are_those_of_full_passes(tiny_model: Any, length: int) -> None:
-    ask = Ask(a_prompt(length), max_tokens=8)
-    assert_greedy(alone(tiny_model, ask), without_cache(tiny_model, ask.prompt, 8))
-
-
-def test_greedy_tokens_of_a_batch_are_those_of_full_passes(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=1), max_tokens=8) for length in LENGTHS]
-    for ask, answer in zip(asks, together(tiny_model, asks), strict=True):
-        assert_greedy(answer, without_cache(tiny_model, ask.prompt, 8))
-
-
-def test_each_token_comes_with_its_own_log_probabilities(tiny_model: Any) -> None:
-    ask = Ask(a_prompt(9), max_tokens=8, sampling=SamplingParams(temperature=0, logprobs=2))
-    answer = alone(tiny_model, ask)
-    for token, logits in zip(answer, without_cache(tiny_model, ask.prompt, 8), strict=True):
-        exact = logits - mx.logsumexp(logits)
-        assert token.logprobs
-        assert token.logprobs.chosen == pytest.approx(float(exact[token.id]), abs=1e-3)
-        assert token.logprobs.top[0] == (token.id, token.logprobs.chosen)
-
-
-MIXED = [
+from tests.worker.batch_runs import (
     GREEDY,
-    SamplingParams(seed=1),
-    SamplingParams(seed=2, temperature=0.7, top_k=20, top_p=0.9),
-    SamplingParams(seed=3, min_p=0.05, logprobs=4),
-    SamplingParams(seed=4, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
-    SamplingParams(temperature=0, frequency_penalty=1.5, logprobs=0),
-    SamplingParams(seed=-5, temperature=1.6, logit_bias={7: 3.0, 8: -100.0}),
-    SamplingParams(temperature=0, logit_bias={300: 4.0}, logprobs=2),
-]
+    LENGTHS,
+    MIXED,
+    PIECE,
+    Ask,
+    Run,
+    a_prompt,
+    alone,
+    come_and_go,
+    computed,
+    ids,
+    together,
+)
 
 
 @pytest.mark.tables
@@ -223,21 +56,6 @@ def a_random_ask(dice: random.Random) -> Ask:
         sampling=params,
         client=dice.choice("aaab"),
     )
-
-
-def come_and_go(run: Run, asks: Sequence[Any], dice: random.Random) -> dict[int, int]:
-    """Rows join and some are cancelled at random: of each of these, how many tokens it got."""
-    cancelled: dict[int, int] = {}
-    while run.batch or len(run.answers) < len(asks):
-        while len(run.answers) < len(asks) and dice.random() < 0.4:
-            run.join(len(run.answers), asks[len(run.answers)])
-        if run.batch and dice.random() < 0.15:
-            victim = dice.choice(run.batch.rows)
-            run.batch.cancel(victim)
-            cancelled[victim] = len(run.answers[victim])
-        run.step()
-    assert cancelled
-    return cancelled
 
 
 @pytest.mark.tables
@@ -327,27 +145,6 @@ def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
     }
 
 
-def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) -> None:
-    """Its client has several, and the newcomer none. Nobody's answer changes."""
-    asks = [Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client="greedy") for n in range(4)]
-    newcomer = Ask(a_prompt(9, seed=9), 5, sampling=MIXED[4], client="newcomer")
-    run = Run(tiny_model, concurrency=3)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    while run.stages[2] < 3:
-        run.step()
-    run.join(4, newcomer)
-    while not run.answers[4]:
-        run.step()
-        assert sum(run.stages[1:]) <= 3
-    assert len(run.batch._kept_decode) == 1
-    assert not run.answers[3]
-    run.finish()
-    expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
-    assert [ids(answer) for answer in run.answers.values()] == expected
-    run.assert_nothing_is_left()
-
-
 def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
     asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (2, 3, 4)]
     run = Run(tiny_model)
@@ -362,29 +159,6 @@ def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> N
     run.finish()
     expected = [[], ids(alone(tiny_model, asks[1])), ids(alone(tiny_model, asks[2]))]
     assert [ids(run.answers[n]) for n in (0, 1, 2)] == expected
-
-
-@pytest.mark.parametrize("cancelled", range(3))
-def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: int) -> None:
-    """A piece that was cut short, as it is when there is less room than when it was packed."""
-    asks = [Ask(a_prompt(length, seed=4), 6) for length in (9, 30, 20)]
-    run = Run(tiny_model)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    begin = run.batch._begin
-    run.batch._begin = (  # type: ignore[method-assign]
-        lambda following, tokens, done: begin(following, PIECE, done)
-    )
-    run.batch._budget = Steady(36)
-    run.step()
-    assert run.stages == (0, 3, 0)
-    assert run.batch._group
-    assert [len(rest) for rest in run.batch._group.rest] == [1, 8, 18]
-    run.batch.cancel(cancelled)
-    run.finish()
-    expected = [[] if n == cancelled else ids(alone(tiny_model, asks[n])) for n in range(3)]
-    assert [ids(run.answers[n]) for n in range(3)] == expected
-    run.assert_nothing_is_left()
 
 
 def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
@@ -433,21 +207,6 @@ def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
     assert (both[-1].id, both[-1].finish) == (fifth, "stop")
 
 
-def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
-    """Rows in prefill count too: each holds a cache."""
-    dice = random.Random(5)
-    run = Run(tiny_model, concurrency=3)
-    for number in range(12):
-        run.join(number, Ask(a_prompt(dice.randint(1, 2 * PIECE)), dice.randint(1, 20)))
-    most = 0
-    while run.batch:
-        run.step()
-        waiting, prefill, decode = run.stages
-        assert waiting + prefill == run.batch.waiting
-        most = max(most, prefill + decode)
-    assert most == 3
-
-
 def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -> None:
     run = Run(tiny_model, concurrency=2)
     for number in range(4):
@@ -459,49 +218,6 @@ def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -
     assert seen[0] == 4
     assert seen == sorted(seen, reverse=True)
     assert {4, 2, 0} <= set(seen)
-
-
-def test_a_step_samples_once_for_all_rows(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    sample = Sampler.__call__
-
-    def counted(self: Sampler, logits: mx.array, inputs: mx.array, *masks: Any) -> Sampled:
-        calls.append(len(self.rows))
-        return sample(self, logits, inputs, *masks)
-
-    monkeypatch.setattr(Sampler, "__call__", counted)
-    run = Run(tiny_model)
-    for number, params in enumerate(MIXED):
-        run.join(number, Ask(a_prompt(5), 10 + number, sampling=params))
-    run.until_decoding()
-    assert sum(calls) == len(MIXED)
-    calls.clear()
-    run.step()
-    assert calls == [len(MIXED)]
-    for _ in range(3):
-        run.step()
-    assert calls == [len(MIXED)] * 4
-
-
-def test_nobody_asked_and_no_logprobs_are_computed(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[int] = []
-    step_logprobs = logprobs.step_logprobs
-
-    def counted(logits: mx.array, tokens: mx.array, most: int) -> logprobs.StepLogprobs:
-        computed.append(len(tokens))
-        return step_logprobs(logits, tokens, most)
-
-    monkeypatch.setattr(logprobs, "step_logprobs", counted)
-    silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
-    answers = together(tiny_model, silent)
-    assert computed == []
-    assert {token.logprobs for answer in answers for token in answer} == {None}
-
-    asking = Ask(a_prompt(4), 4, sampling=SamplingParams(temperature=0, logprobs=2))
-    together(tiny_model, [*silent, asking])
-    assert set(computed) == {1}
 
 
 def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
@@ -527,66 +243,6 @@ def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
     assert run.stages == (1, 0, 4)  # all as long as the longest, five would not fit
     run.step()
     assert run.stages == (0, 0, 5)
-
-
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Fills with how many tokens of each row every piece computes."""
-    pieces: list[list[int]] = []
-    prompt = PrefillBatch.prompt
-
-    def counted(self: PrefillBatch, tokens: list[list[int]]) -> None:
-        pieces.append([len(row) for row in tokens])
-        prompt(self, tokens)
-
-    monkeypatch.setattr(PrefillBatch, "prompt", counted)
-    return pieces
-
-
-def test_equal_prompts_are_prefilled_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Ask(a_prompt(60))
-    expected = ids(alone(tiny_model, ask))
-    pieces = computed(monkeypatch)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number in range(5):
-        run.join(number, ask)
-    run.finish()
-    assert run.cached == {0: 0, 1: 59, 2: 59, 3: 59, 4: 59}
-    assert pieces == [[59]]
-    assert [ids(answer) for answer in run.answers.values()] == [expected] * 5
-
-
-def test_prompts_that_begin_alike_are_computed_from_where_they_part(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beginning = a_prompt(SHARED + 8)
-    asks = [Ask([*beginning, *a_prompt(length, seed=9)]) for length in (10, 20, 30)]
-    expected = together(tiny_model, asks)
-    pieces = computed(monkeypatch)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number, ask in enumerate([*asks, Ask(a_prompt(55, seed=10))]):
-        run.join(number, ask)
-    run.finish()
-    assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
-    assert pieces == [[SHARED + 17, 54], [19, 29]]
-    assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
-
-
-def test_a_piece_of_known_and_unknown_prompts_and_such_without_a_rest(tiny_model: Any) -> None:
-    """In one piece: half known, unknown, known but for the last token, of a single token."""
-    first, second = a_prompt(40, seed=1), a_prompt(50, seed=2)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number, prompt in enumerate([first, second]):
-        run.join(number, Ask(prompt, 30))
-    run.until_decoding()
-    asks = [Ask([*first[:30], *a_prompt(12)]), Ask(a_prompt(33)), Ask(second), Ask(a_prompt(1))]
-    for number, ask in enumerate(asks, 2):
-        run.join(number, ask)
-    run.step()
-    assert run.stages == (0, 0, 6)
-    run.finish()
-    assert [run.cached[n] for n in range(2, 6)] == [30, 0, 49, 0]
-    answers = [ids(run.answers[n]) for n in range(2, 6)]
-    assert answers == [ids(alone(tiny_model, ask)) for ask in asks]
 
 
 def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> None:
@@ -618,14 +274,6 @@ def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -
     assert len(run.answers[0]) - before >= 6
 
 
-def test_a_prompt_in_pieces_is_computed_piece_by_piece(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 101)))
-    assert pieces == [[PIECE], [PIECE], [100]]
-
-
 def test_tokens_are_told_before_the_next_piece_is_computed(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -638,11 +286,3 @@ def test_tokens_are_told_before_the_next_piece_is_computed(
     assert not pieces
     assert not run.batch.step().tokens
     assert pieces == [[PIECE]]
-
-
-def test_the_short_end_of_a_prompt_goes_with_the_piece_before(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 17)))
-    assert pieces == [[PIECE], [PIECE + 16]]

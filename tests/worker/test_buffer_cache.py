@@ -9,7 +9,7 @@ from mlx_server.engine.messages import StepOutput
 from mlx_server.worker import buffer_cache
 from mlx_server.worker.buffer_cache import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
 from mlx_server.worker.worker import Engine
-from tests.worker.test_worker import ask, load, of
+from tests.worker.engine_runs import ask, load, of
 
 LIMIT = 100 * FLOOR_BYTES
 MUCH = LIMIT // 5
@@ -17,9 +17,7 @@ MUCH = LIMIT // 5
 
 def steps_until_given_back(held: int, *, prefilling: bool = False) -> int | None:
     due = Buffers(LIMIT)
-    return next(
-        (at for at in range(1, 2000) if due.to_give_back(held, prefilling=prefilling)), None
-    )
+    return next((at for at in range(1, 2000) if due.should_free(held, prefilling=prefilling)), None)
 
 
 def test_little_is_kept() -> None:

@@ -1,16 +1,14 @@
 """Rows decode in groups of similar lengths where a step reads less that way."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.step_bytes import StepBytes, cheapest_groups, padded_less, padding
+from mlx_server.worker.step_bytes import StepBytes, padding
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
 from tests.worker.test_kinds import Bench
@@ -18,36 +16,6 @@ from tests.worker.test_kinds import Bench
 pytestmark = pytest.mark.tables
 
 SHORT, LONG = 300, 30_000
-
-
-def every_grouping(rows: list[int]) -> Iterator[list[list[int]]]:
-    if not rows:
-        yield []
-        return
-    first, *others = rows
-    for groups in every_grouping(others):
-        yield [[first], *groups]
-        for at, group in enumerate(groups):
-            yield [*groups[:at], [first, *group], *groups[at + 1 :]]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    weights=st.integers(0, 60),
-    experts=st.integers(0, 60),
-)
-def test_no_groups_read_less(lengths: list[int], weights: int, experts: int) -> None:
-    def read(rows: int, longest: int) -> float:
-        return weights + experts * (1 - 0.5**rows) + rows * longest
-
-    def all_read(groups: list[list[int]]) -> float:
-        return sum(read(len(group), max(lengths[row] for row in group)) for group in groups)
-
-    least, found = cheapest_groups(lengths, read)
-    rows = list(range(len(lengths)))
-    assert sorted(row for group in found for row in group) == rows
-    assert least == pytest.approx(all_read(found))
-    assert least <= min(map(all_read, every_grouping(rows))) + 1e-9
 
 
 def step_of(named: str, lengths: list[int]) -> tuple[float, list[int]]:
@@ -74,22 +42,6 @@ def test_short_rows_next_to_a_long_one_step_faster_than_in_one_batch(named: str)
 @pytest.mark.parametrize("named", PAIRS)
 def test_rows_of_similar_lengths_share_a_batch(named: str) -> None:
     assert step_of(named, [300, 500, 900, 2000])[1] == [4]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    weights=st.integers(0, 60),
-    most=st.integers(0, 60),
-)
-def test_groups_are_split_until_the_padding_is_small(
-    lengths: list[int], weights: int, most: int
-) -> None:
-    groups = cheapest_groups(lengths, lambda rows, longest: weights + rows * longest)[1]
-    found = padded_less(groups, lengths, most)
-    assert sorted(row for group in found for row in group) == list(range(len(lengths)))
-    padded = sum(padding([lengths[row] for row in group]) for group in found)
-    assert padded <= most
-    assert found == groups or sum(padding([lengths[row] for row in g]) for g in groups) > most
 
 
 class OneBatch(StepBytes):

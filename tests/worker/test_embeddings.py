@@ -24,9 +24,9 @@ from mlx_server.worker.embeddings import IDLE_PIECE, pooled_texts
 from mlx_server.worker.prompt_logprobs import PIECE
 from mlx_server.worker.worker import Engine
 from tests.tiny import tiny_embedder
+from tests.worker.batch_runs import a_prompt
+from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
 from tests.worker.kinds import GPT_OSS, Kind
-from tests.worker.test_batch import a_prompt
-from tests.worker.test_worker import ask, drain, failures, load, of, tokens_of, until
 
 TEXTS = [a_prompt(length) for length in (1, 7, 30, 2, 64, 129, 300)]
 

@@ -1,6 +1,5 @@
 """Encoders, compared with numpy's computation of one text at a time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +9,9 @@ import pytest
 
 from mlx_server.checkpoints import encoders
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Embed, Embedded, Pooling
-from mlx_server.worker import weights
+from mlx_server.engine.messages import Embedded
 from mlx_server.worker.cache_cost import cache_cost
-from mlx_server.worker.encoded_texts import encoded
-from mlx_server.worker.encoders import Encoder, base
+from mlx_server.worker.encoders import base
 from mlx_server.worker.prompt_logprobs import PIECE
 from mlx_server.worker.worker import Engine
 from tests.tiny_encoders import (
@@ -31,46 +28,8 @@ from tests.tiny_encoders import (
     score,
     tiny_encoder,
 )
-from tests.worker.test_worker import ask, drain, failures, load, of, tokens_of, until
-
-TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]
-
-
-def loaded(folder: Path) -> Encoder:
-    reading = weights.load(folder)
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            return cast(Encoder, end.value)
-
-
-def computed(
-    model: Encoder, command: Embed, piece: Callable[[], int] = lambda: 10**6
-) -> tuple[Any, int]:
-    """The vectors or scores, and in how many pieces they were computed."""
-    work, pieces = encoded(model, command, piece), 0
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return np.array(end.value), pieces
-        pieces += 1
-
-
-def command(row: int = 0, inputs: Any = TEXTS, **rest: Any) -> Embed:
-    return Embed(row, "tiny", inputs, **rest)
-
-
-@pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
-def test_each_text_is_what_it_is_alone(tmp_path: Path, kind: str, pooling: Pooling) -> None:
-    """Next to longer and shorter ones, on both sides of the window."""
-    own = tiny_encoder(tmp_path, ENCODERS[kind])
-    found, _ = computed(loaded(tmp_path), command(pooling=pooling))
-    for vector, text in zip(found, TEXTS, strict=True):
-        exact = pooled(hidden_states(ENCODERS[kind], own, text), pooling)
-        np.testing.assert_allclose(vector / np.linalg.norm(vector), exact, atol=2e-5)
+from tests.worker.encoder_runs import TEXTS, command, computed, loaded
+from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -105,34 +64,6 @@ def test_a_weight_that_is_missing_fails_the_load(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-@pytest.mark.parametrize(("piece", "pieces"), [(1, LAYERS), (4 * 40 * 2 // 3 + 1, 2), (10**6, 1)])
-def test_a_piece_is_so_many_layers_as_have_its_work(
-    tmp_path: Path, piece: int, pieces: int
-) -> None:
-    tiny_encoder(tmp_path, BERT)
-    assert computed(loaded(tmp_path), command(), lambda: piece)[1] == pieces
-
-
-@pytest.fixture
-def engine(tmp_path: Path, tiny_path: Path) -> Engine:
-    tiny_encoder(tmp_path / "encoder", BERT)
-    engine = Engine(concurrency=4)
-    load(engine, tmp_path / "encoder")
-    load(engine, tiny_path, "chat")
-    return engine
-
-
-def test_a_stream_of_another_model_goes_on_between_its_layers(engine: Engine) -> None:
-    stream = ask(1, tokens=200)
-    stream.model = "chat"
-    engine.handle(stream)
-    until(engine, lambda reports: bool(tokens_of(1, reports)))
-    long = [TEXTS[2]] * (2 * LAYERS * PIECE // 40)
-    engine.handle(command(2, inputs=long))
-    reports = until(engine, lambda reports: bool(of(Embedded, reports)))
-    assert len(tokens_of(1, reports)) >= LAYERS - 1
-
-
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
@@ -159,3 +90,23 @@ def test_its_memory_is_that_of_one_layer() -> None:
 
 def test_each_activation_that_a_checkpoint_may_have_is_known() -> None:
     assert set(base.ACTIVATIONS) == set(encoders.ACTIVATIONS)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, tiny_path: Path) -> Engine:
+    tiny_encoder(tmp_path / "encoder", BERT)
+    engine = Engine(concurrency=4)
+    load(engine, tmp_path / "encoder")
+    load(engine, tiny_path, "chat")
+    return engine
+
+
+def test_a_stream_of_another_model_goes_on_between_its_layers(engine: Engine) -> None:
+    stream = ask(1, tokens=200)
+    stream.model = "chat"
+    engine.handle(stream)
+    until(engine, lambda reports: bool(tokens_of(1, reports)))
+    long = [TEXTS[2]] * (2 * LAYERS * PIECE // 40)
+    engine.handle(command(2, inputs=long))
+    reports = until(engine, lambda reports: bool(of(Embedded, reports)))
+    assert len(tokens_of(1, reports)) >= LAYERS - 1

@@ -10,7 +10,7 @@ from mlx_server.engine.messages import ModelLoaded
 from mlx_server.worker import model_load
 from mlx_server.worker.weights import arrays
 from mlx_server.worker.worker import Engine
-from tests.worker.test_worker import ask, load, of
+from tests.worker.engine_runs import ask, load, of
 
 
 class Metal:

@@ -23,9 +23,9 @@ from mlx_server.engine.messages import (
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.worker import Engine
-from tests.worker.constrained_decoding.test_grammar_compiler import ENDS, GRAMMARS
-from tests.worker.test_batch import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, alone, ids
-from tests.worker.test_worker import ask, drain, of, run, tokens_of
+from tests.worker.batch_runs import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, alone, ids
+from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
+from tests.worker.engine_runs import ask, drain, of, run, tokens_of
 
 pytestmark = pytest.mark.tables
 

@@ -10,8 +10,8 @@ from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, Promp
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.worker import Engine
-from tests.worker.test_batch import Ask, Run, a_prompt, alone, come_and_go, ids, together
-from tests.worker.test_worker import Clock, ask, drain, of, run, run_by, tokens_of, until
+from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids, together
+from tests.worker.engine_runs import Clock, ask, drain, of, run, run_by, tokens_of, until
 
 WIDTH = 320
 END = 2

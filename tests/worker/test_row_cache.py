@@ -11,7 +11,7 @@ from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.snapshot_places import NEAREST
 from mlx_server.worker.row import row_of
 from mlx_server.worker.row_cache import RowCache
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 REQUEST = Generate(1, "m", a_prompt(3000), 4, [], SamplingParams(), branches=[700])
 PARTING = 300

@@ -18,7 +18,7 @@ from mlx_server.worker import warm_up as module
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.warm_up import ROWS, warm_up
 from mlx_server.worker.worker import Engine
-from tests.worker.test_worker import ask, load, of, run, tokens_of
+from tests.worker.engine_runs import ask, load, of, run, tokens_of
 
 
 @pytest.fixture(autouse=True)

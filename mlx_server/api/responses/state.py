@@ -10,7 +10,7 @@ from mlx_server.api import strict_json
 from mlx_server.api.responses.items import InputItem, ItemReference, Wire, wire
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.request_threads import grow_request, in_thread
-from mlx_server.store import ItemRecord, Store, too_much
+from mlx_server.store import ItemRecord, Store, items_too_large
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
 """Maps the id of a response that is not stored to all items up to and with its own output."""
@@ -26,7 +26,7 @@ class ReadBackBudget:
         size = sum(len(item.body) for item in items)
         self.nbytes -= size
         if self.nbytes < 0:
-            raise too_much(param)
+            raise items_too_large(param)
         grow_request(size)
         return items
 

@@ -26,6 +26,7 @@ def measure(
 ) -> Iterator[Result]:
     """Yields one result for each prompt length and number of clients.
 
+    requests: how many are sent for each result; by default two per client, but at least four.
     Raises GenerationFailed if the server does not answer at all.
     """
     seed = secrets.token_hex(8)
@@ -40,8 +41,10 @@ def measure(
 
 
 def target_of(url: str, key: str | None, model: str | None, api: Api) -> Target:
-    """`model` is the first served one by default. Raises ServerError if no server answers or it
-    lists no models."""
+    """The server at `url` with the model to measure, by default the first that it lists.
+
+    Raises ServerError if no server answers or it lists no models.
+    """
     with client_of(url, key) as client:
         served = [model] if model else served_models(client)
     if not served:
@@ -75,7 +78,8 @@ def _result(load: Workload, seconds: float, exchanges: Iterable[Exchange]) -> Re
 
 
 async def warm_up(target: Target, load: Workload) -> None:
-    """Runs as many clients with short requests, then caches the prefix if prompts share one."""
+    """Sends one short request for each client of `load`, all at once, then one that puts the shared
+    prefix into the server's prompt cache if the prompts have one."""
     words, seed = min(load.words, 16), f"{load.seed} warm-up"
     await run(target, Workload(load.clients, load.clients, words, max_tokens=4, seed=seed))
     if load.shared_prefix:
@@ -83,7 +87,8 @@ async def warm_up(target: Target, load: Workload) -> None:
 
 
 async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
-    """How many words make prompts of `tokens` tokens, the server's chat template included.
+    """For each number of prompt tokens, the number of words that make a prompt of that length,
+    with what the server's chat template adds.
 
     Two probes measure the tokens per word. A server that reports no usage gets one word per token.
     Raises GenerationFailed if the server does not answer.
@@ -103,7 +108,10 @@ async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
 
 
 def numbers(flag: str, value: str) -> list[int]:
-    """Parses a comma-separated list of positive numbers; raises SettingsError if it is none."""
+    """Parses a flag's comma-separated list of positive integers.
+
+    Raises SettingsError, which names the flag, for any other value.
+    """
     try:
         found = [int(part) for part in value.split(",")]
     except ValueError:

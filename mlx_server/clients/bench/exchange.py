@@ -33,13 +33,14 @@ class Target:
 
 @dataclass(frozen=True)
 class RequestTiming:
-    """Times in seconds."""
+    """When the text of one answer arrived, in seconds, and its usage."""
 
     first_token: float
-    """The seconds from the request to the first text, connecting included."""
+    """The time from opening the connection to the first chunk of text."""
     gaps: tuple[float, ...]
-    """The seconds between consecutive chunks of text."""
+    """The times between consecutive chunks of text."""
     tokens: int
+    """The completion tokens, or the number of chunks if the server reports no usage."""
     prompt_tokens: int | None = None
 
 
@@ -60,7 +61,7 @@ class Exchange:
             "Host": self._url.netloc.decode(),
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
-            "Connection": "close",  # marks the end of the answer without parsing it
+            "Connection": "close",  # the answer's end is seen without parsing during the run
             **({"Authorization": f"Bearer {target.key}"} if target.key else {}),
         }
         head = h11.Request(method="POST", target=self._url.raw_path, headers=list(headers.items()))
@@ -91,7 +92,8 @@ class Exchange:
             transport.abort()
 
     def answer(self) -> RequestTiming:
-        """Raises GenerationFailed for an answer that is not complete, or has no text."""
+        """Parses what `run` received. Raises GenerationFailed for an answer that is not complete
+        or has no text."""
         times: list[float] = []
         usage = Usage()
         for time, chunk in self._chunks():
@@ -108,8 +110,8 @@ class Exchange:
         )
 
     def times(self) -> list[float]:
-        """The time at which each chunk of text arrived, by perf_counter; also for an incomplete
-        answer."""
+        """The time at which each chunk of text arrived, by `perf_counter`. An incomplete answer
+        gives the times of the chunks that arrived."""
         times = []
         with suppress(GenerationFailed):
             for time, chunk in self._chunks():

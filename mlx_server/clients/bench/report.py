@@ -20,13 +20,14 @@ COLUMNS = (
     "tokens/s",
     "failed",
 )
-"""Times are medians, unless the column is a 95th percentile."""
+"""The column titles. A time is the median over all requests, except in a `p95` column, which has
+the 95th percentile of the column to its left."""
 
 
 def report(results: Iterable[Result], console: Console) -> bool:
-    """Prints each result when it is there, in a table or, to a pipe, in lines.
+    """Prints each result as soon as it is measured: a table in a terminal, plain lines in a pipe.
 
-    Returns whether no request failed.
+    Returns False if any request failed.
     """
     show = _table if console.is_terminal else _lines
     errors = Counter(error for result in show(results, console) for error in result.errors)

@@ -17,7 +17,7 @@ TEXT = (
     "parent face others level office door health person art war history party result change"
 )
 WORDS = tuple(TEXT.split())
-"""Most tokenizers encode each word as one token."""
+"""Words for prompts, each of which most tokenizers encode as one token."""
 
 OWN_WORDS = 8
 """The number of words at the end of a prompt that it does not share with others."""
@@ -25,17 +25,19 @@ OWN_WORDS = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Each client sends its next request when it has its answer, until all have been sent."""
+    """The requests of one run. Each client sends the next one as soon as its answer is complete,
+    until `requests` have been sent."""
 
     clients: int
     requests: int
     words: int
-    """Length of a prompt."""
+    """The length of each prompt, in words."""
     max_tokens: int
     shared_prefix: bool = False
     """Whether all prompts begin with the same words."""
     seed: str = ""
-    """A new seed makes prompts that are in no prompt cache yet."""
+    """Prompts are drawn from it. A seed that was not used before makes prompts that are in no
+    prompt cache."""
 
     def prompts(self) -> list[str]:
         return [self.prompt(number) for number in range(self.requests)]
@@ -65,7 +67,7 @@ class Spread:
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Interpolates linearly between the two nearest values."""
+    """The percentile of sorted values, interpolated linearly between the two nearest ones."""
     rank = (len(ascending) - 1) * percent / 100
     below, above = ascending[math.floor(rank)], ascending[math.ceil(rank)]
     return below + (above - below) * (rank - math.floor(rank))

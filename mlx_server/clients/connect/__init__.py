@@ -1,1 +1,1 @@
-"""Makes clients of other makers use this server: what each needs in its own files."""
+"""Configures other vendors' clients, by the settings files of each, to use this server."""

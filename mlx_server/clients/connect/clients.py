@@ -1,7 +1,7 @@
 """The clients, one record each: their files, environment and command.
 
-The formats are those of the clients' own documentation. `scripts/conformance` drives those with a
-`tested` version, after `mlx-server connect --write` or with the environment alone.
+File formats are those of each client's documentation. `scripts/conformance` runs the clients that
+have a `tested` version, after `mlx-server connect --write` or with the environment alone.
 """
 
 import sys
@@ -20,7 +20,8 @@ class ClientFile:
     format: Format
     content: Any
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that the file must have, and whose values are the user's."""
+    """Keys that the file must have. They are added where they are missing; a value that the user
+    has set stays."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class ClientRecord:
     title: str
     files: tuple[ClientFile, ...]
     command: tuple[str, ...]
-    """The command that starts the client, with no files to write or once they are written."""
+    """The command that starts the client, after its `files` are written."""
     environment: Mapping[str, str] = field(default_factory=dict)
     starts_without_files: bool = False
-    """Whether the environment alone is enough."""
+    """Whether the client can be started with `environment` alone, without its `files`."""
     note: str = ""
     tested: str = ""
-    """The version that `scripts/conformance` drives."""
+    """The client's version that `scripts/conformance` runs; empty if it does not run it."""
 
 
 KEY_VARIABLE = "MLX_SERVER_API_KEY"

@@ -1,4 +1,4 @@
-"""Reads a client's file, and adds to it without changing what else is there."""
+"""Reads a client's settings file and adds this server to it, without changing the user's values."""
 
 import json
 import math
@@ -12,27 +12,31 @@ import yaml
 from mlx_server.clients.connect.clients import ClientFile, Format
 
 IDENTITIES = ("id", "model_id", "name")
-"""Fields by which two entries of a list are the same one."""
+"""Fields that identify an entry of a list: an entry with the same value is updated, not added."""
 
 
 COMMENT = re.compile(r"^\s*#|\s#", re.MULTILINE)
-"""Matches where a comment of YAML or TOML may begin. A `#` within a text counts too: then a file is
-left alone that could be changed."""
+"""Matches where a comment of YAML or TOML may begin. It also matches a `#` within a string; such a
+file is refused although it could be rewritten, which is the safe side."""
 
 
 class CannotMerge(Exception):
-    """Adding to the file would lose something. The message says what."""
+    """The file can't be added to without losing something of it. The message says why."""
 
 
 def parsed(text: str, format: Format) -> Any:
-    """None for an empty file. Raises CannotMerge."""
+    """The file's value; None for an empty file. Raises CannotMerge for invalid or ambiguous text,
+    for example an object with a key twice."""
     if not text.strip():
         return None
     try:
         match format:
             case "json":
                 return json.loads(
-                    text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float
+                    text,
+                    object_pairs_hook=_without_duplicates,
+                    parse_constant=_refuse_constant,
+                    parse_float=_finite_float,
                 )
             case "yaml":
                 return _yaml(text)
@@ -43,18 +47,18 @@ def parsed(text: str, format: Format) -> Any:
         raise CannotMerge(f"it is not plain {format.upper()} ({why})") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return found
 
 
-def _constant(literal: str) -> Any:
+def _refuse_constant(literal: str) -> Any:
     raise ValueError(f"{literal} is not a JSON number")
 
 
-def _float(literal: str) -> float:
+def _finite_float(literal: str) -> float:
     if math.isinf(number := float(literal)):
         raise ValueError(f"the number {literal[:20]} is too large")
     return number
@@ -70,7 +74,7 @@ def _yaml(text: str) -> Any:
 
 
 def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
-    """Each once: an anchor may be referred to from within itself."""
+    """Every node of the document, once each: through aliases a node may contain itself."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -93,7 +97,10 @@ def written(content: Any, format: Format) -> str:
 
 
 def with_content(text: str, file: ClientFile, content: Any) -> str:
-    """The text of the file with `content` in it; unchanged if it is there. Raises CannotMerge."""
+    """The file's text with `content` merged into it; the same text if all of it is there already.
+
+    Raises CannotMerge if something of the text would be lost.
+    """
     before = parsed(text, file.format)
     if before is None:
         whole = {**file.defaults, **content} if isinstance(content, Mapping) else content
@@ -147,8 +154,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _with_yaml(text: str, before: Any, wanted: Any, content: Any) -> str:
-    """Appends new keys of the top level. Elsewhere it writes the file anew, if it has no comments,
-    which would be lost."""
+    """Appends to the text if only keys of the top level are new. Any other change rewrites the
+    file. Raises CannotMerge where rewriting would lose comments or respell a value."""
     ended = text if text.endswith("\n") else text + "\n"
     added = (
         {name: value for name, value in wanted.items() if name not in before}
@@ -167,12 +174,13 @@ def _with_yaml(text: str, before: Any, wanted: Any, content: Any) -> str:
 
 
 def _spelled(text: str) -> Any:
-    """YAML with each value as it is spelled: programs differ on whether `on` or `12:30` is text."""
-    return yaml.load(text, yaml.BaseLoader)  # noqa: S506, it makes nothing but text
+    """YAML whose scalars stay strings as they are spelled: parsers differ on whether `on` is a
+    boolean and `12:30` a number."""
+    return yaml.load(text, yaml.BaseLoader)  # noqa: S506, BaseLoader constructs only strings
 
 
 def _with_toml(text: str, before: Any, content: Any) -> str:
-    if not before:  # there is nothing but comments
+    if not before:  # the file has nothing but comments
         return (text if text.endswith("\n") else text + "\n") + written(content, "toml")
     if not _holds_only(before, content):
         raise CannotMerge("it has tables of its own, or others of these names")

@@ -1,4 +1,4 @@
-"""Asks a running server what a client has to know of its model."""
+"""Asks a running server for the facts that a client's settings need."""
 
 from typing import Any
 
@@ -9,23 +9,24 @@ from mlx_server.clients.connect.template import Connection
 from mlx_server.errors import SettingsError
 
 NO_KEY = "none"
-"""The key for servers without keys: most clients refuse an empty one."""
+"""The key in the settings for a server that needs none, since most clients refuse an empty key."""
 
 
 def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:
-    """A model and a context length that are not given are those of the server.
+    """The connection for a client's settings. A model or context length that is not given is
+    requested from the server.
 
-    Raises ServerError if there is no server, or no such model.
+    Raises ServerError if no server answers, or if it does not know the model or its context length.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if model is None or context is None:
         with client_of(base, key) as client:
-            model = model or _first(served_models(client))
+            model = model or _default_model(served_models(client))
             context = context or _context_of(client, model)
     return Connection(base, key or NO_KEY, model, context)
 
 
-def _first(models: list[str]) -> str:
+def _default_model(models: list[str]) -> str:
     if not models:
         raise SettingsError("That server has no models. List one in models.yaml.")
     return models[0]

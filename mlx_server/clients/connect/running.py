@@ -12,9 +12,9 @@ from mlx_server.errors import SettingsError
 def command_of(
     name: str, client: ClientRecord, connection: Connection
 ) -> tuple[list[str], Mapping[str, str]]:
-    """The command and what it needs in its environment.
+    """The command that starts the client, and the environment variables to add for it.
 
-    Raises SettingsError if it is not installed, or needs files that are not written.
+    Raises SettingsError if the client is not installed or needs files that are not written yet.
     """
     if not client.starts_without_files:
         missing = [each.path for each in changes(client, connection) if each.is_needed]

@@ -1,4 +1,4 @@
-"""Fills the values of one server into what a client's files hold."""
+"""Fills the values of one server into the templates of a client's files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,22 +8,23 @@ NAME = "mlx-server"
 """The name of this server in the clients' files."""
 
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
-"""A whole text that stands for a number, and not for its digits."""
+"""Placeholders that a number replaces, where `{context}` would give a string of its digits."""
 
 ANSWER_SHARE = 4
-"""An answer gets the fourth part of the context: clients compact a conversation before it takes the
-rest."""
+"""An answer may take one part in this many of the context. Clients compact a conversation before it
+fills the rest."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """The facts that a client needs to use this server."""
+    """The values of one server in a client's settings."""
 
     url: str
     """The base URL without `/v1`."""
     key: str
     model: str
     context: int
+    """The model's context length in tokens."""
 
     @property
     def output(self) -> int:

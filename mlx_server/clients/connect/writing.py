@@ -21,7 +21,7 @@ PRIVATE = 0o600
 class Change:
     path: Path
     before: bytes | None
-    """None: there is no file."""
+    """The file's content; None if there is no file."""
     after: bytes
 
     @property
@@ -30,12 +30,15 @@ class Change:
 
 
 def lines_of(file: ClientFile, connection: Connection) -> str:
-    """What the file holds if there is nothing else in it."""
+    """The content of a file that has only this client's settings."""
     return with_content("", file, filled(file.content, connection))
 
 
 def changes(client: ClientRecord, connection: Connection) -> list[Change]:
-    """Raises SettingsError if adding to one of the files would lose something."""
+    """The changes to the client's files, none of which is written yet.
+
+    Raises SettingsError if one of the files can't be added to without losing something.
+    """
     return [_change(file, connection) for file in client.files]
 
 
@@ -58,7 +61,7 @@ def _change(file: ClientFile, connection: Connection) -> Change:
 
 
 def write(found: list[Change]) -> Iterator[str]:
-    """Yields a sentence about each file."""
+    """Writes the files that need a change, with backups. Yields a sentence about each file."""
     for change in found:
         if not change.is_needed:
             yield f"{change.path} has it already."
@@ -74,7 +77,7 @@ def write(found: list[Change]) -> Iterator[str]:
 
 
 def _back_up(change: Change) -> Path:
-    """A copy next to the file, under a name that is not taken."""
+    """Copies the old file next to itself, under a name that is not in use."""
     assert change.before is not None
     number = 0
     while True:
@@ -106,4 +109,4 @@ def _write_private(path: Path, text: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
         file.flush()
-        os.fsync(descriptor)  # else a power cut could leave an empty file under the name
+        os.fsync(descriptor)  # else a power failure after the rename could leave an empty file

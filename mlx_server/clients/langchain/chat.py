@@ -25,7 +25,7 @@ SAMPLING = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     *("reasoning_effort", "thinking_budget", "max_response_tokens"),
 )
-"""Fields of the request that a model is made with."""
+"""Fields of `ChatMLX` that are sent with each request, unless they are None."""
 
 
 class ChatMLX(BaseChatModel):
@@ -56,20 +56,22 @@ class ChatMLX(BaseChatModel):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
-    """The number of tokens that the model may think before it has to answer."""
+    """The maximum number of tokens of the thoughts."""
     max_response_tokens: int | None = None
-    """The number of tokens that the answer may have after the thoughts."""
+    """The maximum number of tokens of the answer after its thoughts."""
     sends_thoughts: bool = True
-    """Whether earlier thoughts are sent with the conversation, as gpt-oss needs between calls."""
+    """Whether earlier thoughts are sent with the conversation. gpt-oss needs them between a call
+    and its result."""
     streaming: bool = False
-    """Whether `invoke` streams too, for callbacks that take each token."""
+    """Whether `invoke` streams too, for callbacks such as `on_llm_new_token`."""
     stream_usage: bool = True
-    """Whether streams end with the usage."""
+    """Whether a stream's last chunk has the usage."""
     family: str | None = None
-    """The family by which answers are read that another server did not read well: `gpt_oss` for
-    Harmony in its text. None: answers are taken as they come, as this server reads its own."""
+    """The family by which answers of another server are parsed again, for example `gpt_oss` if
+    Harmony's tokens are left in the text. With None answers are taken as they come, which is right
+    for this server."""
     extra_body: Wire = Field(default_factory=dict)
-    """Further fields of each request, such as `adapter`."""
+    """Further fields of each request, for example `adapter`."""
     _endpoint: Endpoint | None = PrivateAttr(default=None)
 
     @property
@@ -95,8 +97,8 @@ class ChatMLX(BaseChatModel):
         parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """tool_choice: a tool's name, "auto", "none", "any" or "required", or True for any tool.
-        strict: whether a call's arguments must be exactly those of the tool's schema."""
+        """tool_choice: a tool's name, "auto", "none", "any" or "required"; True means "required".
+        strict: whether arguments must follow the tool's schema exactly."""
         described = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         fields: Wire = {"tools": described, **kwargs}
         if (chosen := _choice(tool_choice, described)) is not None:
@@ -114,10 +116,10 @@ class ChatMLX(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The answer as an object of the schema, a model of pydantic or a JSON Schema.
+        """A runnable whose output is an object of `schema`, a Pydantic model or a JSON Schema.
 
-        `json_schema` asks for an answer of the schema, `function_calling` for a call with it, and
-        `json_mode` for any JSON, whose form the prompt has to describe.
+        `json_schema` requests an answer of the schema, `function_calling` a tool call with it, and
+        `json_mode` any JSON, whose form the prompt has to describe.
         """
         llm = self.bind(**bound(schema, method, strict), **kwargs)
         return parsed_by(llm, parser_of(schema, method), include_raw=include_raw)
@@ -130,7 +132,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         body = self._body(messages, stop, kwargs)
-        return self._result(run(self._exchange(body), self._asked.send))
+        return self._result(run(self._exchange(body), self._http_endpoint.send))
 
     async def _agenerate(
         self,
@@ -140,7 +142,7 @@ class ChatMLX(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         body = self._body(messages, stop, kwargs)
-        return self._result(await arun(self._exchange(body), self._asked.asend))
+        return self._result(await arun(self._exchange(body), self._http_endpoint.asend))
 
     def _stream(
         self,
@@ -151,7 +153,7 @@ class ChatMLX(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         body = self._streaming(self._body(messages, stop, kwargs))
         reading = MessageReader(self.family, body)
-        for chunk in self._asked.stream(body):
+        for chunk in self._http_endpoint.stream(body):
             for found in reading.feed(chunk):
                 if run_manager:
                     run_manager.on_llm_new_token(found.text, chunk=found)
@@ -167,7 +169,7 @@ class ChatMLX(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         body = self._streaming(self._body(messages, stop, kwargs))
         reading = MessageReader(self.family, body)
-        async for chunk in self._asked.astream(body):
+        async for chunk in self._http_endpoint.astream(body):
             for found in reading.feed(chunk):
                 if run_manager:
                     await run_manager.on_llm_new_token(found.text, chunk=found)
@@ -175,7 +177,7 @@ class ChatMLX(BaseChatModel):
         reading.end()
 
     @property
-    def _asked(self) -> Endpoint:
+    def _http_endpoint(self) -> Endpoint:
         if self._endpoint is None:
             key = self.api_key.get_secret_value() if self.api_key else None
             self._endpoint = Endpoint(self.base_url, key, self.timeout, self.max_retries)
@@ -205,7 +207,7 @@ class ChatMLX(BaseChatModel):
         return {**body, "stream_options": {"include_usage": True}} if self.stream_usage else body
 
     def _exchange(self, body: Wire) -> Exchange:
-        """The requests that answer the body."""
+        """Sends the body, and parses the answer again if there is a `family`."""
         answer = yield body
         if self.family:
             from mlx_server.clients.foreign_answers import read_completion, reading_options
@@ -222,7 +224,7 @@ class ChatMLX(BaseChatModel):
 
 
 class MessageReader:
-    """The chunks of one message, from those of a chat completion."""
+    """Turns the chunks of a chat completion into those of one LangChain message."""
 
     def __init__(self, family: str | None, body: Mapping[str, Any]) -> None:
         self._read: Callable[[Wire], Sequence[Wire]] = lambda chunk: [chunk]
@@ -242,7 +244,7 @@ class MessageReader:
             yield ChatGenerationChunk(message=message)
 
     def end(self) -> None:
-        """Raises GenerationFailed for a stream that was cut off."""
+        """Raises GenerationFailed if the stream ended before the message did."""
         if not self._is_complete:
             raise cut_off()
 
@@ -250,7 +252,7 @@ class MessageReader:
 def _choice(
     choice: str | bool | Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]
 ) -> str | Mapping[str, Any] | None:
-    """A choice in the words of OpenAI's API."""
+    """LangChain's `tool_choice` as OpenAI's API has it."""
     if isinstance(choice, bool):
         return "required" if choice else "none"
     if not isinstance(choice, str) or choice in ("auto", "none", "required"):

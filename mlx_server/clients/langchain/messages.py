@@ -1,4 +1,4 @@
-"""LangChain's messages to and from those of chat completions."""
+"""Converts LangChain's messages to those of chat completions and back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,24 +23,25 @@ from mlx_server.upstream.contents import reasoning_of
 Wire = dict[str, Any]
 
 THINKING, REASONING = "thinking", "reasoning_content"
-"""Keys of `additional_kwargs`: ours, and the one from which LangChain makes content blocks of the
-type `reasoning`."""
+"""Keys of `additional_kwargs` that hold thoughts: this package's own, and the one from which
+LangChain makes content blocks of the type `reasoning`."""
 
 PROVIDER = "mlx-server"
 
 REPORTED = ("id", "created", "system_fingerprint", "service_tier", "mlx_server")
-"""Members of a body that `response_metadata` has too."""
+"""Members of a response body that are copied to `response_metadata`."""
 
 
 def to_wire(messages: Sequence[BaseMessage], *, sends_thoughts: bool) -> list[Wire]:
-    """sends_thoughts: whether earlier thoughts are sent, which gpt-oss needs between its calls."""
+    """sends_thoughts: whether earlier thoughts are sent; gpt-oss needs them between a call and its
+    result."""
     return [_wire(message, sends_thoughts=sends_thoughts) for message in messages]
 
 
 def _wire(message: BaseMessage, *, sends_thoughts: bool) -> Wire:
     if not isinstance(message, AIMessage):
         return convert_to_openai_messages(message)
-    # of an answer's blocks only the text is content; convert_to_openai_messages keeps all of them
+    # convert_to_openai_messages would send an answer's reasoning blocks as content too
     bare = AIMessage(
         str(message.text),
         name=message.name,
@@ -54,7 +55,7 @@ def _wire(message: BaseMessage, *, sends_thoughts: bool) -> Wire:
 
 
 def thoughts_of(message: AIMessage) -> str:
-    """The message's thoughts, from wherever it has them."""
+    """The message's thoughts, which are in `additional_kwargs` or in its content blocks."""
     found = message.additional_kwargs.get(THINKING) or message.additional_kwargs.get(REASONING)
     if isinstance(found, str):
         return found
@@ -84,7 +85,7 @@ def to_message(body: Mapping[str, Any], choice: Mapping[str, Any]) -> AIMessage:
 
 
 def to_chunk(body: Mapping[str, Any]) -> AIMessageChunk | None:
-    """None for a chunk that says nothing, such as one that reports the prompt's progress."""
+    """None for a chunk without choices or usage, for example one with the prompt's progress."""
     choice = next(iter(body.get("choices") or ()), None)
     usage = _usage(body)
     if choice is None:
@@ -103,13 +104,14 @@ def to_chunk(body: Mapping[str, Any]) -> AIMessageChunk | None:
 
 
 def _blocks(message: AIMessage) -> list[ContentBlock]:
-    """Leaves the blocks of a whole message to LangChain, which makes them as they should be."""
+    """Makes LangChain fall back to its own blocks, which are right for a complete message."""
     raise NotImplementedError
 
 
 def _chunk_blocks(message: AIMessageChunk) -> list[ContentBlock]:
-    """Blocks whose indices tell thoughts, text and calls apart, so that chunks merge by kind."""
-    if message.chunk_position == "last" and message.tool_calls:  # it is the whole message
+    """Content blocks with a separate `index` for thoughts, text and each call. Without it LangChain
+    would merge blocks of different kinds when it adds up chunks."""
+    if message.chunk_position == "last" and message.tool_calls:  # the chunks are added up already
         raise NotImplementedError
     blocks: list[ContentBlock] = []
     if thoughts := message.additional_kwargs.get(THINKING):

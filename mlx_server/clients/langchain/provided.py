@@ -1,4 +1,4 @@
-"""LangChain's chat model of a configured provider, whatever its backend."""
+"""LangChain's chat model for a provider of any backend."""
 
 from typing import Any, Self
 
@@ -13,8 +13,8 @@ from mlx_server.clients.providers import ProviderConfig, endpoint_of, provider_e
 
 
 class ProvidedChat(ChatMLX):
-    """Answers as `LLMProvider` does. With `parsing_format: think_tags` a message's content begins
-    with its thoughts in tags, for agents that parse them; the text follows."""
+    """A chat model that answers as `LLMProvider` does. With `parsing_format: think_tags` its
+    messages begin with the thoughts in tags, for agents that parse them."""
 
     _config: ProviderConfig = PrivateAttr()
 
@@ -25,7 +25,7 @@ class ProvidedChat(ChatMLX):
             model=config.model_name,
             base_url=config.url,
             sends_thoughts=own,
-            # what other servers answer is checked before it is shown
+            # an answer of another server is complete before it can be checked
             disable_streaming=not own or config.parsing_format == "think_tags",
         )
         made._config, made._endpoint = config, endpoint_of(config)

@@ -1,4 +1,4 @@
-"""Answers of a schema, by the three methods that LangChain has for it."""
+"""Structured output by the three methods that LangChain defines."""
 
 from operator import itemgetter
 from typing import Any, Literal
@@ -20,7 +20,7 @@ Schema = dict[str, Any] | type
 
 
 def bound(schema: Schema | None, method: Method, strict: bool | None) -> dict[str, Any]:
-    """The fields of a request whose answer is of the schema."""
+    """The request fields that make the answer follow the schema by this method."""
     if method == "json_mode":
         wanted: dict[str, Any] = {"response_format": {"type": "json_object"}}
     elif schema is None:
@@ -37,7 +37,7 @@ def bound(schema: Schema | None, method: Method, strict: bool | None) -> dict[st
 
 
 def parser_of(schema: Schema | None, method: Method) -> OutputParserLike[Any]:
-    # typed as pydantic's, which TypedDicts are not
+    # a Pydantic model gives objects of itself, any other schema gives dictionaries
     model: Any = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
     if method == "function_calling" and schema is not None:
         if model:
@@ -50,7 +50,10 @@ def parser_of(schema: Schema | None, method: Method) -> OutputParserLike[Any]:
 def parsed_by(
     llm: Runnable[LanguageModelInput, Any], parser: OutputParserLike[Any], *, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """include_raw: whether the message is returned with what was parsed, or with the error."""
+    """`llm` followed by `parser`.
+
+    include_raw: whether the output is a dictionary of the message, the parsed value and the error.
+    """
     if not include_raw:
         return llm | parser
     parsed = RunnablePassthrough.assign(

@@ -1,7 +1,7 @@
-"""`ModelInference` in place of `ibm_watsonx_ai.foundation_models.ModelInference`.
+"""`ModelInference` as a replacement of `ibm_watsonx_ai.foundation_models.ModelInference`.
 
-Changing the import is the whole migration, and changing it back too. `Credentials`, `APIClient` and
-all else that `ibm_watsonx_ai` and its `foundation_models` have come from there, unchanged.
+To migrate a program, or to go back, only its import has to change: all other names of
+`ibm_watsonx_ai` and its `foundation_models` can be imported from here too, unchanged.
 """
 
 import importlib

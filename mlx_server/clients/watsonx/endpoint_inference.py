@@ -18,7 +18,7 @@ TEXT_PARAMS: Mapping[str, str] = MappingProxyType(
         "random_seed": "seed",
     }
 )
-"""IBM's names of parameters of text generation, and those of OpenAI's API."""
+"""Maps IBM's parameters of text generation to those of OpenAI's API."""
 
 SAME_PARAMS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
@@ -33,18 +33,18 @@ class EndpointInference:
     params: Wire = field(default_factory=dict)
 
     def chat(self, messages: Sequence[Wire], **given: Any) -> Wire:
-        return self._named(self.endpoint.send(self._body(messages, given)))
+        return self._with_model_id(self.endpoint.send(self._body(messages, given)))
 
     async def achat(self, messages: Sequence[Wire], **given: Any) -> Wire:
-        return self._named(await self.endpoint.asend(self._body(messages, given)))
+        return self._with_model_id(await self.endpoint.asend(self._body(messages, given)))
 
     def chat_stream(self, messages: Sequence[Wire], **given: Any) -> Iterator[Wire]:
         for chunk in self.endpoint.stream(self._body(messages, given)):
-            yield self._named(chunk)
+            yield self._with_model_id(chunk)
 
     async def achat_stream(self, messages: Sequence[Wire], **given: Any) -> AsyncIterator[Wire]:
         async for chunk in self.endpoint.astream(self._body(messages, given)):
-            yield self._named(chunk)
+            yield self._with_model_id(chunk)
 
     def generate_text(
         self, prompt: str | Sequence[str] | None, params: Wire | None = None, **given: Any
@@ -77,7 +77,7 @@ class EndpointInference:
             tools["tool_choice"] = option
         return {"model": self.model_id, "messages": list(messages), **params, **tools}
 
-    def _named(self, answer: Wire) -> Wire:
+    def _with_model_id(self, answer: Wire) -> Wire:
         return {**answer, "model_id": self.model_id}
 
     def _generated(self, prompt: str, params: Wire | None) -> Wire:
@@ -117,7 +117,7 @@ def _text_of(answer: Wire) -> str:
 
 
 def _check_supported(given: Mapping[str, Any]) -> None:
-    """Raise BadRequest for what only watsonx has, unless it is left as it is by default."""
+    """Raises BadRequest for arguments that only watsonx honours, unless they have their default."""
     used = [name for name, value in given.items() if value not in (None, False)]
     used = [name for name in used if name not in ("concurrency_limit", "validate_prompt_variables")]
     if used:

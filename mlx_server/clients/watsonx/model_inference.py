@@ -1,4 +1,4 @@
-"""IBM's `ModelInference` with answers that are read, repaired, checked and asked for again."""
+"""IBM's `ModelInference` with answers that are parsed, repaired, checked and retried."""
 
 import importlib
 import os
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
-from mlx_server.clients.asking import checked_answer, described_in_prompt, requirements
+from mlx_server.clients.emulation import checked_answer, described_in_prompt, requirements
 from mlx_server.clients.endpoint import Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.clients.foreign_answers import ForeignStreamReader, reading_options
@@ -19,7 +19,7 @@ from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.upstream.contents import REASONING
 
 ENDPOINT = "openai+"
-"""Begins the URL in the credentials of a server that is not watsonx, as in models.yaml."""
+"""The prefix of a URL, in credentials as in models.yaml, of a server that is not watsonx."""
 
 KEY, PROJECT, URL = "WATSONX_API_KEY", "WATSONX_PROJECT_ID", "WATSONX_REGION_URL"
 
@@ -29,9 +29,9 @@ ToolParser = Literal["openai", "hermes"]
 
 
 class ModelInference:
-    """Takes what IBM's class takes. Three parameters are ours: `family`, by which answers are read;
-    `tool_parser`, "hermes" to describe tools in the prompt, where the model ignores them otherwise;
-    and `repair`, what may be repaired and how often an answer is asked for again.
+    """Takes the parameters of IBM's class and three more: `family`, by which answers are parsed;
+    `tool_parser`, which is "hermes" to describe tools in the prompt of a model that ignores them
+    otherwise; and `repair`, which says what may be repaired and how often an answer is retried.
 
     Attributes and methods that are not here are those of IBM's object, `original`.
     """
@@ -62,7 +62,7 @@ class ModelInference:
             if project_id is None and space_id is None:
                 project_id = os.environ.get(PROJECT)
         if (endpoint := _endpoint(credentials, max_retries)) and model_id:
-            self.original: Any = EndpointInference(model_id, endpoint, _plain(params) or {})
+            self.original: Any = EndpointInference(model_id, endpoint, _params_dict(params) or {})
             return
         self.original = _vendors_class()(
             model_id=model_id,
@@ -89,14 +89,14 @@ class ModelInference:
         tool_parser: ToolParser = "openai",
         repair: RepairPolicy = ALL_REPAIRS,
     ) -> Self:
-        """Wraps an object of IBM's class that there is already."""
+        """Wraps an existing object of IBM's class."""
         self = cls.__new__(cls)
         self.original, self.family = original, family
         self.tool_parser, self.repair = tool_parser, repair
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":  # it is not there yet, as while it is unpickled
+        if name == "original":  # not set yet while unpickling, which would recurse
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -111,7 +111,7 @@ class ModelInference:
         crypto: Any = None,
     ) -> Wire:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        more = _given(context=context, crypto=crypto)
+        more = _without_none(context=context, crypto=crypto)
         return run(
             self._exchange(body), lambda each: self.original.chat(**_arguments(each), **more)
         )
@@ -127,7 +127,7 @@ class ModelInference:
         crypto: Any = None,
     ) -> Wire:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        more = _given(context=context, crypto=crypto)
+        more = _without_none(context=context, crypto=crypto)
         return await arun(
             self._exchange(body), lambda each: self.original.achat(**_arguments(each), **more)
         )
@@ -146,8 +146,8 @@ class ModelInference:
             answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
             yield from _as_chunks(answer)
             return
-        reader, given = self._stream_reader(body), self._sent(body)
-        for chunk in self.original.chat_stream(**given, **_given(context=context)):
+        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        for chunk in self.original.chat_stream(**given, **_without_none(context=context)):
             yield from reader.feed(chunk)
         reader.end()
 
@@ -167,8 +167,8 @@ class ModelInference:
             ):
                 yield made
             return
-        reader, given = self._stream_reader(body), self._sent(body)
-        stream = self.original.achat_stream(**given, **_given(context=context))
+        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        stream = self.original.achat_stream(**given, **_without_none(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
         async for chunk in stream:
             for made in reader.feed(chunk):
@@ -188,7 +188,8 @@ class ModelInference:
         guardrails_granite_guardian_params: Wire | None = None,
         crypto: Any = None,
     ) -> Any:
-        """The text alone, without the thoughts and the delimiters that the model wrote with it."""
+        """The generated text without the reasoning and delimiters that the model wrote. With
+        `raw_response` the whole response, whose text is cleaned in the same way."""
         found = self.original.generate_text(
             prompt=prompt,
             params=params,
@@ -199,7 +200,7 @@ class ModelInference:
             concurrency_limit=concurrency_limit,
             validate_prompt_variables=validate_prompt_variables,
             guardrails_granite_guardian_params=guardrails_granite_guardian_params,
-            **_given(crypto=crypto),
+            **_without_none(crypto=crypto),
         )
         if isinstance(found, list):
             return [self._cleaned(each) for each in found]
@@ -216,13 +217,14 @@ class ModelInference:
         validate_prompt_variables: bool = True,
         guardrails_granite_guardian_params: Wire | None = None,
     ) -> Iterator[Any]:
-        """Raises GenerationFailed for a stream that was cut off."""
+        """Streams the text without reasoning and delimiters. Raises GenerationFailed for a stream
+        that ended before the text did."""
         reader = OutputReader(self.family, repair=self.repair)
         last: Wire = {}
         for piece in self.original.generate_text_stream(
             prompt=prompt,
             params=params,
-            raw_response=True,  # which has the reason of the end
+            raw_response=True,  # the stop reason is only in the raw response
             guardrails=guardrails,
             guardrails_hap_params=guardrails_hap_params,
             guardrails_pii_params=guardrails_pii_params,
@@ -246,12 +248,12 @@ class ModelInference:
         tool_choice: Wire | None,
         option: ToolChoiceOption | None,
     ) -> Wire:
-        """The request as OpenAI's API would have it, from which `_arguments` makes IBM's."""
-        own = _plain(getattr(self.original, "params", None))
-        fields: Wire = dict(_plain(params) or own or {})
+        """The request in the form of OpenAI's API, from which `_arguments` makes IBM's."""
+        own = _params_dict(getattr(self.original, "params", None))
+        fields: Wire = dict(_params_dict(params) or own or {})
         if tools:
             fields["tools"] = list(tools)
-            fields |= _given(tool_choice=tool_choice or option)
+            fields |= _without_none(tool_choice=tool_choice or option)
         return {**fields, "messages": [_message(each) for each in messages]}
 
     @property
@@ -261,8 +263,8 @@ class ModelInference:
     def _exchange(self, body: Wire) -> Exchange:
         return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tools_in_prompt)
 
-    def _sent(self, body: Wire) -> Wire:
-        """The arguments with which IBM's object is asked for a stream."""
+    def _stream_arguments(self, body: Wire) -> Wire:
+        """The arguments of IBM's method for a stream."""
         return _arguments(described_in_prompt(body, tools=self._tools_in_prompt))
 
     def _stream_reader(self, body: Wire) -> ForeignStreamReader:
@@ -271,7 +273,7 @@ class ModelInference:
         return ForeignStreamReader(options, requirements(body))
 
     def _accumulates(self, body: Wire) -> bool:
-        """Whether a stream is held back until it was checked."""
+        """Whether a stream is sent only after the complete answer was checked."""
         return self.repair.streaming == "accumulate" and (
             "tools" in body or "response_format" in body
         )
@@ -281,27 +283,27 @@ class ModelInference:
 
 
 def _message(message: Wire) -> Wire:
-    """The message without null contents, which make vLLM fail, and without the thoughts of earlier
-    turns."""
+    """The message with an empty text for a null content, which makes vLLM fail, and without the
+    thoughts of earlier turns."""
     kept = {name: value for name, value in message.items() if name not in REASONING}
     return {**kept, "content": ""} if kept.get("content") is None else kept
 
 
 def _arguments(body: Wire) -> Wire:
-    """A body as the arguments of IBM's `chat`."""
+    """The arguments of IBM's `chat` for a body of OpenAI's API."""
     params = dict(body)
     found: Wire = {"messages": params.pop("messages"), "tools": params.pop("tools", None)}
     choice = params.pop("tool_choice", None)
     found["tool_choice" if isinstance(choice, Mapping) else "tool_choice_option"] = choice
-    return {**_given(**found), "params": params or None}
+    return {**_without_none(**found), "params": params or None}
 
 
-def _given(**arguments: Any) -> Wire:
+def _without_none(**arguments: Any) -> Wire:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _plain(params: Any) -> Wire | None:
-    """Parameters as a dictionary, which IBM's SDK also takes as an object of its own."""
+def _params_dict(params: Any) -> Wire | None:
+    """Parameters as a dictionary; IBM's SDK also has classes for them."""
     if params is None or isinstance(params, dict):
         return params
     found: Wire = params.to_dict()
@@ -328,7 +330,7 @@ def _generated_text(found: Any) -> str:
 
 
 def _has_ended(piece: Wire) -> bool:
-    """Whether it says how the text ended. IBM's text alone would not."""
+    """Whether the piece has a final stop reason."""
     reasons = (result.get("stop_reason") for result in piece.get("results") or ())
     return any(reason not in (None, "", UNFINISHED) for reason in reasons)
 
@@ -346,11 +348,11 @@ def _joined(events: Sequence[Event]) -> str:
 
 def _from_environment() -> Wire | None:
     url, key = os.environ.get(URL), os.environ.get(KEY)
-    return _given(url=url, api_key=key) if url else None
+    return _without_none(url=url, api_key=key) if url else None
 
 
 def _endpoint(credentials: Any, max_retries: int | None) -> Endpoint | None:
-    """The endpoint that the credentials name; None if it is watsonx itself."""
+    """The endpoint of credentials for another server; None for watsonx itself."""
     get = credentials.get if isinstance(credentials, Mapping) else partial(getattr, credentials)
     url = get("url", None) if credentials is not None else None
     if not isinstance(url, str) or not url.startswith(ENDPOINT):

@@ -16,7 +16,7 @@ class LoadModel(msgspec.Struct, tag=True):
     tokenizer: str = ""
     """The folder of tokenizer.json if it is not the model's folder."""
     kv_bits: int | None = None
-    """The bits in which keys and values are kept; None: as they are computed."""
+    """Bits of each cached key and value; None keeps them in the type in which they are computed."""
     most_padding: int | None = None
     """The tokens by which groups of decoding rows may be padded together; None: any number."""
 
@@ -97,11 +97,11 @@ class Generate(msgspec.Struct, tag=True):
     """The length of the prompt's beginning that other conversations have too: tools and system
     prompt."""
     on_disk: bool = True
-    """Whether what it computes may be written to the prompt cache's files."""
+    """Whether the row's cache may be written to the prompt cache's files."""
 
     @property
     def length(self) -> int:
-        """The tokens that its caches hold at first."""
+        """The number of tokens that have to be computed for the row before it generates any."""
         return len(self.prompt)
 
     def end_within(self, tokens: int) -> None:
@@ -129,7 +129,7 @@ class Embed(msgspec.Struct, tag=True):
     logits_of: list[int] = []
     """If there are any, the logits of these tokens are reported in place of the vector."""
     scores: bool = False
-    """Whether the outputs of the model's own head are reported in place of the vector."""
+    """Whether the scores of the model's own head are reported in place of the vector."""
     second_from: list[int] = []
     """The position where the second text of each pair begins; empty if the inputs are no pairs."""
     client: str = ""
@@ -138,7 +138,7 @@ class Embed(msgspec.Struct, tag=True):
 
     @property
     def length(self) -> int:
-        """The tokens that its caches hold, padding included."""
+        """The number of tokens that have to be computed, padding included."""
         return padded_tokens(self.inputs)
 
 

@@ -160,7 +160,7 @@ class ComputedAhead(msgspec.Struct, tag=True):
     computed: int = 0
     """Tokens that were computed before their prompt arrived."""
     used: int = 0
-    """Tokens of these that a prompt found in the prompt cache."""
+    """Of the tokens computed ahead, the number that a later prompt found in the prompt cache."""
 
 
 class DiskCacheUse(msgspec.Struct, tag=True):
@@ -170,11 +170,11 @@ class DiskCacheUse(msgspec.Struct, tag=True):
     misses: int
     """Prompts of which the disk had no more than the memory."""
     tokens: int
-    """Prompt tokens that were read."""
+    """Prompt tokens that were read from disk."""
     read_bytes: int
     written_bytes: int
     nbytes: int
-    """The size of all files now."""
+    """The total size of the files on disk."""
 
 
 class RowFailed(msgspec.Struct, tag=True):
@@ -189,7 +189,7 @@ class RowLeftGrammar(msgspec.Struct, tag=True):
     at: int
     """The number of recorded tokens before the refused one."""
     before: list[int]
-    """The last of the recorded tokens before the refused one."""
+    """The last of the recorded tokens that precede the refused one."""
     token: int
     allowed: list[int]
     """Some of the tokens that the grammar allows in its place."""

@@ -32,22 +32,22 @@ OWN_CHANNELS = ("analysis", "commentary")
 
 
 def grammar(spec: OutputSpec) -> str | None:
-    """The grammar of an answer; None if any answer is valid."""
+    """Returns the grammar of an answer; None if any answer is valid."""
     if not (spec.format or spec.context.tools):
         return None
     return _Grammar(spec).source()
 
 
 def end_of_reasoning(spec: OutputSpec) -> str:
-    """The text between reasoning and the answer, or a call if there can be one."""
+    """Returns the text between reasoning and the answer, or a call if there can be one."""
     if spec.must_call:
         return "<|end|>"
     return NEXT if _may_call(spec) else NEXT + FINAL
 
 
 def grammar_after_reasoning(spec: OutputSpec, constrains: bool) -> str | None:
-    """The grammar of what follows reasoning that was ended: a call, a preamble or the final
-    message, but no more reasoning. None: the grammar of the answer goes on.
+    """Returns the grammar of what follows reasoning that was ended: a call, a preamble or the final
+    message, but no more reasoning; None if the grammar of the answer goes on.
 
     constrains: whether calls have to follow their tool's schema.
     """
@@ -90,7 +90,7 @@ class _Grammar:
         return self._lark.source(f"({self._message('commentary')})* ({answer})")
 
     def _any_call(self) -> str:
-        """A call of any recipient with any arguments."""
+        """Returns a call of any recipient with any arguments."""
         lark = self._lark
         to = lark.rule('" to=" /[^\\s<]+/')
         channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, OWN_CHANNELS)))}"
@@ -99,7 +99,7 @@ class _Grammar:
         return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {lark.anything()}")
 
     def _message(self, channel: str) -> str:
-        """A message that is followed by another."""
+        """Returns a message that is followed by another."""
         header = self._lark.text(f"<|channel|>{channel}<|message|>")
         return self._lark.rule(f"{header} {self._lark.anything()} {self._lark.text(NEXT)}")
 

@@ -42,12 +42,12 @@ class HarmonyHeader:
 
 
 def header_name(name: str) -> str:
-    """The name without characters that could end it within a header."""
+    """Returns the name without characters that could end it within a header."""
     return re.sub(r"[\s<|>]+", "_", name)
 
 
 def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
-    """Parse a header given as its control tokens, each with the text after it."""
+    """Parses a header given as its control tokens, each with the text after it."""
     channel = recipient = None
     tokens, rest = [], []
     for token, text in sections:

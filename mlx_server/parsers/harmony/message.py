@@ -21,7 +21,7 @@ class Sink:
         self.into = into
 
     def end(self, *, cut: bool) -> None:
-        """End the message; `cut` if a limit ended the answer, not the model."""
+        """Ends the message; `cut` if a limit ended the answer, not the model."""
 
 
 class ReadSink(Sink):
@@ -86,7 +86,8 @@ class HarmonyMessageReader:
         self._sink.end(cut=cut)
 
     def as_json(self) -> dict[str, Any]:
-        """The message so far, completed by what OpenAI's parser could not read in its header."""
+        """Returns the message so far, completed by what OpenAI's parser could not read in its
+        header."""
         message = self._read.model_copy()
         message.channel = message.channel or self._header.channel
         message.recipient = message.recipient or self._header.recipient
@@ -99,7 +100,7 @@ class HarmonyMessageReader:
 
 
 def message_json(message: HarmonyMessage) -> dict[str, Any]:
-    """The message as JSON values, without enumerations."""
+    """Returns the message as JSON values, without enumerations."""
     found: dict[str, Any] = json.loads(message.to_json())
     return found
 
@@ -110,7 +111,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
         call = calls.start(name)
         yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()
-        while (yield from source.accept("}")):  # one too many
+        while (yield from source.accept("}")):  # a surplus bracket
             call.repaired()
             yield from source.space()
         if (yield from source.peek()):
@@ -123,7 +124,7 @@ def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[N
 
 
 def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    """Read a program, which is the `code` argument of the call."""
+    """Reads a program, which is the `code` argument of the call."""
     call = calls.start(name)
     yield from source.up_to(into=lambda piece: call.text("code", piece))
     if not source.cut:

@@ -81,7 +81,7 @@ def is_built_in(tool: Tool) -> bool:
 
 
 def callable_tools(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools as the model calls them: the browser is a namespace of several."""
+    """Returns the tools as the model calls them: the browser is a namespace of several."""
     own = [tool for tool in tools if not (is_built_in(tool) and tool.name == BROWSER)]
     if len(own) == len(tools):
         return own
@@ -128,7 +128,7 @@ class HarmonyParser:
             MisplacedCallReader, self._calls, tools, context.repair, makes=makes
         )
         self._answered = False
-        """Whether there was anything but reasoning and white space."""
+        """Whether the answer has had anything but reasoning and white space."""
         self._reasoned: list[str] = []
         """The reasoning of the most recent message that has any."""
         self._ends_reasoning = False
@@ -170,14 +170,15 @@ class HarmonyParser:
         return self._ends_reasoning and not self._calls_in_reasoning()
 
     def _calls_in_reasoning(self) -> list[FoundCall]:
-        """The calls that an answer of nothing but reasoning ends in: the model expects results."""
+        """Returns the calls that end an answer of reasoning alone: the model expects their
+        results."""
         return [] if self._answered else self._misplaced().at_end_of("".join(self._reasoned))
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return [message.as_json() for message in self._messages]
 
     def _continue(self, header: str) -> None:
-        """Open the message that the prompt has begun."""
+        """Opens the message that the prompt has begun."""
         self._continues_text = True
         for token in self._encoding.encode(header, allowed_special="all"):
             self.feed(token, "")
@@ -228,7 +229,7 @@ class HarmonyParser:
         return bool(self._encoding.decode(list(tokens)).strip())
 
     def _begin_broken(self) -> None:
-        """Open a plain message in place of one whose header OpenAI's parser can't read."""
+        """Opens a plain message in place of one whose header OpenAI's parser can't read."""
         self._open_plain(self._parse_header())
 
     def _open_plain(self, header: HarmonyHeader) -> None:
@@ -267,7 +268,8 @@ class HarmonyParser:
         return parse_header((name, self._encoding.decode(tokens)) for name, tokens in sections)
 
     def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
-        """The section of a message and the sink of its content. Unknown recipients are ignored."""
+        """Returns the section of a message and the sink of its content. Unknown recipients are
+        ignored."""
         name = header.recipient or ""
         self._phase = header.phase
         if self._calls.knows(name):
@@ -303,7 +305,7 @@ class HarmonyParser:
         self._calls.give_up()
 
     def _broken(self, source: Source, name: str) -> Steps[None]:
-        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
+        """Repairs a malformed call once it is complete. If that fails it becomes text, unless the
         model was cut off within it."""
         pieces = [source.kept()]
         yield from source.up_to(into=pieces.append)
@@ -322,12 +324,12 @@ class HarmonyParser:
         self._emit_text(text)
 
     def _read_nameless(self, source: Source) -> Steps[None]:
-        """Read reasoning that may be the arguments of a call whose tool was not named."""
+        """Reads reasoning that may be the arguments of a call whose tool was not named."""
         if not (yield from self._misplaced().read_nameless(source)):
             yield from source.up_to(into=self._emit_reasoning)
 
     def _read_text(self, source: Source, *, may_be_nameless: bool) -> Steps[None]:
-        """Read a text, which may begin with a thought in tags or be a tool call without a header.
+        """Reads a text, which may begin with a thought in tags or be a tool call without a header.
 
         may_be_nameless: the tool may be known by the arguments only."""
         before = yield from self._read_thoughts(source)
@@ -346,7 +348,7 @@ class HarmonyParser:
                 self._emit_text(found)
 
     def _read_thoughts(self, source: Source) -> Steps[str]:
-        """Read thoughts in tags; return the white space before the text."""
+        """Reads thoughts in tags; returns the white space before the text."""
         space = yield from source.space()
         closes = self._opens_thought.values()
         while delimiter := (yield from source.accept(*self._opens_thought, *closes)):

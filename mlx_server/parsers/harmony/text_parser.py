@@ -79,33 +79,33 @@ class HarmonyTextParser(DelegatingParser):
                     yield from self._without_control_tokens()
                     return
             elif head in CHANNELS:
-                self._control(CHANNEL)
+                self._feed_control(CHANNEL)
         if not head:
             self._open("final")
-            self._text(space)
+            self._feed_text(space)
         yield from self._with_control_tokens()
 
     def _with_control_tokens(self) -> Steps[None]:
-        while delimiter := (yield from self._source.up_to(*DELIMITERS, into=self._text)):
-            self._control(delimiter)
+        while delimiter := (yield from self._source.up_to(*DELIMITERS, into=self._feed_text)):
+            self._feed_control(delimiter)
 
     def _without_control_tokens(self) -> Steps[None]:
         head = yield from self._source.expect(*HEADS, *CHANNELS)
         while head:
             recipient = yield from self._recipient()
             self._open(head.removeprefix(ROLE) + recipient)
-            head = yield from self._source.up_to(*HEADS, *DELIMITERS, into=self._text)
+            head = yield from self._source.up_to(*HEADS, *DELIMITERS, into=self._feed_text)
             if head in DELIMITERS:  # it has control tokens after all
-                self._control(head)
+                self._feed_control(head)
                 yield from self._with_control_tokens()
                 return
             if head:
-                self._control("<|end|>")
-                self._control(START)
-                self._text(ROLE)
+                self._feed_control("<|end|>")
+                self._feed_control(START)
+                self._feed_text(ROLE)
 
     def _recipient(self) -> Steps[str]:
-        """Read the recipient of a message and its content type; return it as a header has it."""
+        """Reads the recipient of a message and its content type; returns it as a header has it."""
         if not (yield from self._source.accept(" to=", "to=")):
             return ""
         pieces: list[str] = []
@@ -122,22 +122,22 @@ class HarmonyTextParser(DelegatingParser):
         return f" to={name}"
 
     def _open(self, header: str) -> None:
-        self._control(CHANNEL)
-        self._text(header)
-        self._control("<|message|>")
+        self._feed_control(CHANNEL)
+        self._feed_text(header)
+        self._feed_control("<|message|>")
 
-    def _control(self, delimiter: str) -> None:
+    def _feed_control(self, delimiter: str) -> None:
         self._events += self._parser.feed(control_ids(self._encoding)[delimiter], "")
 
-    def _text(self, piece: str) -> None:
+    def _feed_text(self, piece: str) -> None:
         for character in piece:
             for token in self._tokens_of(character):
                 self._events += self._parser.feed(token, "")
 
 
 def _tokens(encoding: HarmonyEncoding, character: str) -> Sequence[int]:
-    """A character's tokens. Each is encoded by itself, so that it does not matter how the text is
-    cut."""
+    """Returns a character's tokens. Each is encoded by itself, so that it does not matter how the
+    text is cut."""
     written = character.encode("utf-8", "replace").decode()
     found: list[int] = encoding.encode(written, disallowed_special=())
     return found

@@ -54,7 +54,7 @@ class MarkupCallReader:
     def read(
         self, call_format: CallFormat, already: str, into: Into, *misplaced: RepairKind
     ) -> Steps[None]:
-        """Read a call. `already` is the text read so far; it goes to `into` if it is no call."""
+        """Reads a call. `already` is the text read so far; it goes to `into` if it is no call."""
         following = ""
         while already:
             self.is_reading = True
@@ -87,7 +87,7 @@ class MarkupCallReader:
         self.is_reading = False
 
     def recipient(self, before: str) -> Steps[None]:
-        """Read the name of a recipient whom the layout does not list, and the call of the message
+        """Reads the name of a recipient whom the layout does not list, and the call of the message
         if it begins with one. before: the text before the name, if it is known."""
         header = self._layout.header
         if not header or (before and not before.endswith(header.opens)):
@@ -112,14 +112,14 @@ class MarkupCallReader:
             self._output.add_repair("format")
 
     def _doubled(self, call_format: CallFormat) -> Steps[None]:
-        """Read opening delimiters that repeat the one before."""
+        """Reads opening delimiters that repeat the one before."""
         while call_format.opens and (yield from self._source.after_space(*call_format.opens)):
             yield from self._source.space()
             yield from self._source.expect(*call_format.opens)
             self.calls.misplaced = ("format", *self.calls.misplaced)
 
     def _leftovers(self, call_format: CallFormat) -> Steps[None]:
-        """Read what closes nothing after a call: a delimiter that its format has not, and brackets
+        """Reads what closes nothing after a call: a delimiter that its format has not, and brackets
         with which the answer ends."""
         ahead = self._source.lookahead()
         found = yield from ahead.space()
@@ -134,8 +134,8 @@ class MarkupCallReader:
         self._output.add_repair("format")
 
     def _mixed(self, call_format: CallFormat, already: str) -> Steps[bool]:
-        """Make the calls of known tools in a block that calls unknown ones too, and report those.
-        Without any it is no block of calls, and nothing is read."""
+        """Makes the calls of known tools in a block that calls unknown ones too, and reports the
+        unknown ones. Without any known tool it is no block of calls, and nothing is read."""
         begun = self._source.kept()
         self._source.keep(begun)
         ahead = self._source.lookahead()
@@ -164,8 +164,8 @@ class MarkupCallReader:
         return True
 
     def _broken(self, call_format: CallFormat, already: str, into: Into) -> Steps[str]:
-        """Repair a malformed call once it is complete. If that fails it becomes text, unless the
-        model was cut off within it. Return the delimiter of the next call if it was consumed."""
+        """Repairs a malformed call once it is complete. If that fails it becomes text, unless the
+        model was cut off within it. Returns the delimiter of the next call if it was consumed."""
         broken = self._source.kept()
         end = following = ""
         is_call = bool(call_format.opens) or self.calls.begun
@@ -210,7 +210,7 @@ class MarkupCallReader:
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:
-    """The content of a block, after its opening delimiter or several of them."""
+    """Returns the content of a block, after its opening delimiter or several of them."""
     if not opens:
         return text
     inside = text.removeprefix(already)

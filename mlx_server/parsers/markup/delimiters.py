@@ -22,11 +22,11 @@ class MarkupDelimiters:
         self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
         """Call formats by the delimiters that open calls within a text."""
         self.uncertain_formats = (*foreign, *inline)
-        """The formats among them that a text about calls may show as well."""
+        """The formats of those delimiters that a text about calls may contain as examples."""
         self.own = dict(layout.reasoning)
         """Closing delimiters of reasoning by the opening ones."""
         self.dropped_first = tuple(d for d in layout.dropped if d.startswith(tuple(self.own)))
-        """Delimiters without a meaning that begin like one that opens reasoning."""
+        """Delimiters without a meaning that begin like an opening one of reasoning."""
         self._worded_closes = tuple(closing for _, closing in layout.worded_reasoning)
         self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
         """Thoughts without text, whose opening delimiter lacks its white space."""
@@ -61,7 +61,7 @@ class MarkupDelimiters:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The delimiters that may stand before any text, but for those of calls."""
+        """The delimiters that may come before any text, except those that open calls."""
         tags = (*self.reasoning, *self.foreign.values(), *self.empty_thoughts)
         return (*tags, *self.dropped_first)
 
@@ -69,15 +69,15 @@ class MarkupDelimiters:
         return delimiter in self.foreign or delimiter in self.foreign.values()
 
     def closes(self, closing: str) -> tuple[str, ...]:
-        """The delimiters that close a thought: a tag of another family may be closed by its own,
-        and words by other words."""
+        """Returns the delimiters that close a thought. The family's own tag may also close the tag
+        of another family, and any of the closing words the thought that words opened."""
         if closing in self._worded_closes:
             return self._worded_closes
         own = [c for o, c in self.own.items() if is_tag(o)]
         return (closing, *(own if closing in self.foreign.values() else ()))
 
     def opens_within(self, closing: str) -> tuple[str, ...]:
-        """The tags that open another thought within one that ends so."""
+        """Returns the tags that open another thought within one that `closing` ends."""
         closes = self.closes(closing)
         return tuple(o for o, c in self.reasoning.items() if c in closes and is_tag(o))
 
@@ -85,7 +85,7 @@ class MarkupDelimiters:
         return tuple(o for o, c in self.reasoning.items() if c == closing)
 
     def split_reasoning(self, inside: str) -> tuple[str, str]:
-        """Split misplaced reasoning from the start of a call; "" if there is none."""
+        """Splits misplaced reasoning from the start of a call; "" if there is none."""
         text = inside.strip()
         for opening, closing in self.own.items():
             thought, closed, rest = text.removeprefix(opening).partition(closing)

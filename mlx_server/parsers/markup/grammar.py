@@ -25,7 +25,7 @@ from mlx_server.tool_parsers.blocks import (
 from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
 
 SPACE_AFTER_CALLS = r"/\s{0,4}/"
-"""A limit on white space: with more of it, a small model goes on for ever."""
+"""White space after calls. It is limited, because a small model would write it for ever."""
 
 SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""
@@ -80,7 +80,7 @@ class MarkupGrammar:
         ]
 
     def known(self) -> list[str]:
-        """All delimiters of the family."""
+        """Returns all delimiters of the family."""
         layout = self.layout
         calls = (m for n in layout.call_formats for m in (*n.opens, *n.closes, *n.inner))
         pairs = (delimiter for pair in layout.reasoning for delimiter in pair)
@@ -89,8 +89,9 @@ class MarkupGrammar:
     def free_text(
         self, ending: Sequence[str], banned: Sequence[str], free: Sequence[int]
     ) -> FreeTextRule:
-        """Text before an `ending` delimiter. It can't contain the `banned` ones; it may contain
-        the control tokens `free`, unless a delimiter of either kind begins with them."""
+        """Returns the rule of text before an `ending` delimiter. It can't contain the `banned`
+        ones; it may contain the control tokens `free`, unless a delimiter of either kind begins
+        with them."""
         delimiters = (*ending, *banned)
         first = self.lark.first_control
         begin = {first(delimiter) for delimiter in delimiters} - {""}
@@ -149,11 +150,12 @@ class RequiredGrammar(MarkupGrammar):
     def _whole(
         self, marked: Sequence[str] = (), bare: Sequence[str] = (), texts: Sequence[str] = ()
     ) -> str | None:
-        """The grammar of the answer. Nothing may follow `texts`, which extend to its end."""
+        """Returns the grammar of the answer. Nothing may follow `texts`, which extend to its
+        end."""
         if not (marked or bare or texts):
             return None
         dropped, most = self.layout.dropped, limits.STRAY_DELIMITERS.value
-        # one that ends the answer would end it before what is required
+        # a delimiter with a stop token would end the answer before the required part
         first = [each for each in dropped if not any(stop in each for stop in self._stop_tokens)]
         # no space after them, since it would be a part of the text
         before = f"({self._one_of_texts(first)}){{0,{most}}}" if first else ""
@@ -228,7 +230,7 @@ class FreeGrammar(MarkupGrammar):
         return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
 
     def _state(self, key: str, made: Callable[[], list[str]]) -> str:
-        """The rule of a state, defined once, since states refer to each other."""
+        """Returns the rule of a state, defined once, since states refer to each other."""
         if key not in self._states:
             self._states[key] = self.lark.later()
             self.lark.define(self._states[key], one_of(made()))
@@ -268,7 +270,8 @@ class FreeGrammar(MarkupGrammar):
         )
 
     def _after_calls(self, closes: Sequence[str] = ()) -> str:
-        """Another call, or the end. `closes` are delimiters that may remain of the last one."""
+        """Returns the rule of another call or the end. closes: delimiters of the last call that may
+        remain."""
 
         def made() -> list[str]:
             space = self.lark.terminal(SPACE_AFTER_CALLS)
@@ -293,7 +296,7 @@ class FreeGrammar(MarkupGrammar):
         return self._state(closing, made)
 
     def _continue(self, text: FreeTextRule) -> list[str]:
-        """Alternatives for a text and what may follow it."""
+        """Returns alternatives for a text and what may follow it."""
         reasoning = [f"{text.up_to(o)} {self._reasoning(c)}" for o, c in self._anywhere]
         calls = [f"{text.up_to(opening)} {self._called(block)}" for opening, block in self.marked]
         return [text.rest(), *reasoning, *calls]
@@ -311,7 +314,8 @@ class FreeGrammar(MarkupGrammar):
     def _not_starting(
         self, beginnings: Sequence[str], tags: Sequence[tuple[str, str]] = ()
     ) -> FreeTextRule:
-        """Text that begins with no match of these regular expressions, nor with a tag."""
+        """Returns the rule of text that begins with no match of these regular expressions, nor with
+        a tag."""
         spelled = [literally(opening) for opening, _ in tags]
         begun = self.lark.terminal(
             f"/\\s*({'|'.join([*beginnings, *spelled])})/ {self.lark.anything()}"

@@ -16,7 +16,7 @@ class Header:
     opens: str
     """The delimiter before the name."""
     ends: tuple[str, ...]
-    """The delimiters after a name that is no part of the message's text."""
+    """The delimiters after the name. The name is no part of the message's text."""
     prefix: str = ""
     """The text before the name."""
 
@@ -34,13 +34,13 @@ class MarkupLayout:
     header: Header | None = None
     """How messages begin, in families whose answers consist of several."""
     literal: tuple[str, ...] = ()
-    """Those of `dropped` that open a message to the user, which may show what a call looks like."""
+    """Those of `dropped` that open a message to the user, which may contain examples of calls."""
     transparent: tuple[str, ...] = ()
     """Delimiters that are removed from a text, while the white space around them stays."""
     trims: bool = True
     """Whether white space next to delimiters is removed."""
     trims_text: bool = True
-    """Whether it is removed from the answer's text too, and not from reasoning alone."""
+    """Whether it is removed next to the answer's text too, and not only next to reasoning."""
     after_reasoning: str = ""
     """White space between reasoning and a text that may itself begin with white space."""
     calls_end_reasoning: bool = False
@@ -66,7 +66,8 @@ class MarkupLayout:
 
     @property
     def torn(self) -> tuple[str, ...]:
-        """The beginnings of delimiters that have more than a control token; no text ends so."""
+        """The beginnings of delimiters that have more than a control token; no text ends like
+        this."""
         whole = (*self.opens_reasoning, *self.ends_of_reasoning, *self.calls, *self.dropped)
         return tuple(
             delimiter[:size]
@@ -90,6 +91,7 @@ class MarkupLayout:
         return replace(self, reasoning=tuple(dict.fromkeys((*self.reasoning, *pairs))))
 
     def inside(self, ends_with: str) -> str | None:
-        """The closing delimiter of the reasoning that the prompt's end opens, if it does."""
+        """Returns the closing delimiter of the reasoning that the prompt's end opens; None if it
+        opens none."""
         end = ends_with.rstrip()
         return next((c for o, c in self.reasoning if end.endswith(o.rstrip())), None)

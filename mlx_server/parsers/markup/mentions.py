@@ -1,4 +1,4 @@
-"""Tells delimiters that mean something from those that a text is about."""
+"""Distinguishes delimiters that structure an answer from those that its text mentions."""
 
 import re
 
@@ -21,7 +21,8 @@ class Mentions:
         """Whether a delimiter that closes nothing is part of a text about delimiters. It then
         stands in quotes or within a line, while one that ends a thought ends a line.
 
-        unclosed: the closing delimiter of a thought that another one has ended."""
+        unclosed: the closing delimiter of a thought that another delimiter has ended.
+        """
         output, delimiters = self._output, self._delimiters
         if output.line_begun and delimiter in delimiters.closing_tags:
             return delimiter != unclosed and not (yield from self._ends_thought())
@@ -37,8 +38,8 @@ class Mentions:
         return not begun and (yield from ahead.peek()) not in ("", "\n")
 
     def _ends_thought(self) -> Steps[bool]:
-        """Whether a closing tag within a line follows a sentence, and a call or the rest of the
-        line is empty: the model has thought without an opening tag."""
+        """Whether a closing tag within a line follows a sentence, and a call or an empty line
+        follows the tag: then the model has written a thought without an opening tag."""
         output = self._output
         if output.whitespace.holds or not ENDS_SENTENCE.fullmatch(output.texts.last):
             return False

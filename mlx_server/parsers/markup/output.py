@@ -1,4 +1,4 @@
-"""The events of one answer, and what its text and reasoning have come to so far."""
+"""Collects the events of one answer, and its text and reasoning so far."""
 
 from mlx_server.events import (
     Event,
@@ -21,13 +21,13 @@ class MarkupOutput:
             trims=layout.trims and layout.trims_text, drop=self.texts.drop
         )
         self.in_text = False
-        """Whether there has been text since the last call or thought, so that none may open."""
+        """Whether there has been text since the last call or thought: then no thought may open."""
         self.line_begun = False
         """Whether there has been text since the last line break or delimiter."""
         self.answered = False
         """Whether there was any text or call, and not reasoning alone."""
         self.space_before_call = ""
-        """White space that separates texts if the call is one."""
+        """White space before a call that has begun; it separates texts if the call is reported."""
         self._index = index
         self._events: list[Event] = []
         self._repairs: set[Repaired] = set()
@@ -51,7 +51,7 @@ class MarkupOutput:
         self._events = events
 
     def add(self, piece: str) -> None:
-        """Add a piece of text, whose white space may turn out to be next to a delimiter."""
+        """Adds a piece of text, whose white space may turn out to be next to a delimiter."""
         *_, line = piece.rsplit("\n", 1)
         self.line_begun = bool(line.strip()) or (self.line_begun and line == piece)
         self.add_text(self.whitespace.feed(piece))
@@ -65,7 +65,7 @@ class MarkupOutput:
         self.emit(ReasoningDelta(self._index, text, self.thoughts.before(text)))
 
     def add_repair(self, what: RepairKind) -> None:
-        """Report a repair of the text, once per kind."""
+        """Reports a repair of the text, once per kind."""
         repair = Repaired(self._index, what, "content")
         if repair not in self._repairs:
             self._repairs.add(repair)

@@ -27,7 +27,7 @@ from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]
 
 FENCES = " \t\r\n`~"
-"""What may follow the call with which a thought ends: a block of code may be around it."""
+"""What may follow the last call of a thought: the call may be in a block of code."""
 ANYTHING = re.compile(r"(?s:.)+")
 
 
@@ -118,7 +118,7 @@ class MarkupParser:
             yield from self._call_in_reasoning()
 
     def _rest_of_text(self) -> Steps[None]:
-        """Read the rest of a text whose beginning is in the prompt."""
+        """Reads the rest of a text whose beginning is in the prompt."""
         self._output.in_text = True
         if self._formatted:
             yield from self._source.match(ANYTHING, self._output.add)
@@ -132,7 +132,7 @@ class MarkupParser:
         self._output.add_text(self._output.whitespace.flush())
 
     def _beginning(self) -> Steps[None]:
-        """Read what only stands before any text: thoughts, and a call without a delimiter."""
+        """Reads what only stands before any text: thoughts, and a call without a delimiter."""
         delimiters, delimiter = self._delimiters, ""
         while True:
             space = yield from self._source.space()
@@ -159,7 +159,7 @@ class MarkupParser:
         yield from self._reasoning(self._delimiters.reasoning[opening])
 
     def _read_delimiter(self) -> Steps[str]:
-        """Read text up to and including the next delimiter, which is returned."""
+        """Reads text up to and including the next delimiter, which is returned."""
         if not self._formatted:
             return (yield from self._read_free_text(self._delimiters.all))
         self._output.add((yield from self._source.space()))
@@ -185,7 +185,7 @@ class MarkupParser:
                 self._output.add(found)
 
     def _misplaced_call(self, already: str) -> Steps[bool]:
-        """Read calls in JSON. already: what was read of them."""
+        """Reads calls in JSON. already: what was read of them."""
         beginnings = self._misplaced.beginnings
         if not already and not (beginnings and (yield from self._source.comes(*beginnings))):
             return False
@@ -244,7 +244,7 @@ class MarkupParser:
         yield from self._reader.recipient(delimiter)
 
     def _literal_message(self) -> Steps[None]:
-        """Read a message in which a call is text, unless the message begins with it."""
+        """Reads a message in which a call is text, unless the message begins with it."""
         own = self._delimiters.own
         ends = (*own, *own.values(), *self._layout.dropped)
         while not (yield from self._source.after_space(*self._delimiters.formats)):
@@ -274,7 +274,7 @@ class MarkupParser:
             self._output.add(space)
 
     def _lead(self) -> Steps[None]:
-        """Read the header of an answer, which is no part of it."""
+        """Reads the header of an answer, which is no part of it."""
         layout = self._layout
         if not (yield from self._source.after_space(*TURN_HEADERS, *layout.leads)):
             return
@@ -283,7 +283,7 @@ class MarkupParser:
             yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """Report the calls of an answer that is only reasoning, if it ends with them and nothing
+        """Reports the calls of an answer that is only reasoning, if it ends with them and nothing
         is between them: the model expects their results."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
@@ -348,13 +348,13 @@ class MarkupParser:
             self._output.add_reasoning(rest)
 
     def _opened_again(self, closing: str, reason: Into) -> Steps[None]:
-        """Read a second opening delimiter, such as one after that at the prompt's end."""
+        """Reads a second opening delimiter, such as one after that at the prompt's end."""
         leading = yield from self._source.space()
         if not (yield from self._source.accept(*self._delimiters.opens(closing))):
             reason(leading)
 
     def _goes_on(self, closes: tuple[str, ...]) -> Steps[bool]:
-        """Whether a thought in which another one was opened goes on after this closing delimiter:
+        """Whether a thought in which another one was opened continues after this closing delimiter:
         it is closed once more before any call."""
         begins = [begin for each in self._layout.call_formats for begin in each.begins]
         if self._formatted or (begins and (yield from self._source.after_space(*begins))):
@@ -374,7 +374,7 @@ class MarkupParser:
             yield from self._source.accept(self._layout.after_reasoning)
 
     def _unmarked_call(self, space: str) -> Steps[None]:
-        """Read a call without an opening delimiter, recognised by its first characters. `space`
+        """Reads a call without an opening delimiter, recognised by its first characters. `space`
         was read before it."""
         formats = {begin: n for n in self._layout.call_formats for begin in n.begins}
         broken: list[str] = []
@@ -397,4 +397,4 @@ class MarkupParser:
 
 
 def discard(piece: str) -> None:
-    """A sink that ignores what it is given."""
+    """Ignores a piece of text."""

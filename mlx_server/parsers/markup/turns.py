@@ -1,7 +1,7 @@
-"""How the turn of the model begins in the prompts of different families.
+"""How the model's turn begins in the prompts of different families.
 
-A prompt ends with it. A model that writes it once more, or a server that hands it on, spells it out
-at the beginning of an answer, where it is no text.
+A prompt ends with this text. A model may write it once more, and a server may pass it on: at the
+beginning of an answer it is no part of the text.
 """
 
 TURN_HEADERS = (

@@ -58,7 +58,7 @@ EFFORTS = {
 KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
 NAMED = ("user", "tool")
-"""The roles whose names are rendered; that of a result is its tool's."""
+"""The roles whose names are rendered; a result has the name of its tool."""
 
 INSTRUCTION_ROLES = ("system", "developer")
 
@@ -66,7 +66,7 @@ LONGEST_WORD = 256
 """Most characters without a token boundary. openai-harmony's time grows with their square."""
 
 LONGEST_NAME = 2048
-"""The same limit for names and schemas, which can't be split."""
+"""Most characters of names and schemas without a token boundary: these can't be split."""
 
 WINDOW = 1 << 14
 """Characters that are split into words at a time: each word takes hundreds of bytes."""
@@ -115,8 +115,9 @@ def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) ->
 def _branches(
     conversation: Conversation, messages: Sequence[HarmonyMessage], tokens: Sequence[int]
 ) -> Branches:
-    """Another conversation differs from the first turn on, an edited one from the last question.
-    The next turn drops the reasoning since then, and a tool's result does not."""
+    """Finds where other prompts differ: other conversations from the first turn on, edited ones
+    from the last question on. The next turn drops the reasoning since that question; a tool's
+    result keeps it."""
     start = encoding().encode("<|start|>", allowed_special="all")[0]
     *starts, end = (place for place, token in enumerate(tokens) if token == start)
     roles = [message.author.role for message in messages]
@@ -129,7 +130,7 @@ def _branches(
 
 
 def _tools_end(conversation: Conversation, tokens: Sequence[int]) -> int:
-    """The number of tokens up to where a further tool would be; 0 if there are no tools."""
+    """Returns the number of tokens up to where a further tool would be; 0 if there are no tools."""
     if not conversation.tools:
         return 0
     more = replace(conversation, tools=(*conversation.tools, FURTHER_TOOL))
@@ -139,14 +140,14 @@ def _tools_end(conversation: Conversation, tokens: Sequence[int]) -> int:
 
 
 def opening(begun: Message) -> str:
-    """The header, without its role, of the Harmony message that continues this one."""
+    """Returns the header, without its role, of the Harmony message that continues this one."""
     if begun.content or not begun.reasoning:
         return f"<|channel|>{_channel(begun)}<|message|>"
     return REASONING
 
 
 def _begun_answer(begun: Message) -> Iterator[int]:
-    """The tokens of the message, from the end of its role to the end of its text."""
+    """Yields the tokens of the message, from the end of its role to the end of its text."""
     if begun.reasoning and begun.content:
         yield from _with_control(REASONING)
         yield from _text_tokens(begun.reasoning)
@@ -167,10 +168,10 @@ def _text_tokens(text: str) -> Iterator[int]:
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
     every = conversation.messages
     first = next((i for i, m in enumerate(every) if m.role not in INSTRUCTION_ROLES), len(every))
-    yield _message(Author(role=Role.SYSTEM), [_system(conversation)])
+    yield _harmony_message(Author(role=Role.SYSTEM), [_system(conversation)])
     instructions = "\n\n".join(m.content for m in every[:first] if m.content)
     if developer := list(_developer(instructions, conversation)):
-        yield _message(Author(role=Role.DEVELOPER), developer)
+        yield _harmony_message(Author(role=Role.DEVELOPER), developer)
     yield from _turns(every[first:], conversation.tools)
 
 
@@ -248,7 +249,8 @@ def _response_format(format: Mapping[str, Any] | None) -> str:
 
 
 def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[HarmonyMessage]:
-    """Reasoning is kept while its tool round is open; a final answer or a user turn closes it."""
+    """Yields the turns' messages. Reasoning is kept while its tool round is open; a final answer or
+    a user turn closes the round."""
     closed = max((i for i, message in enumerate(messages) if _closes(message)), default=-1)
     built_in = {tool.name for tool in tools if is_built_in(tool)}
     called: dict[str, str] = {}
@@ -259,12 +261,12 @@ def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Harmo
                 yield from _answer(message, built_in, with_reasoning=i > closed)
             case "tool":
                 name = called.get(message.tool_call_id or "") or message.name or "tool"
-                yield _result(name, built_in, message.content)
+                yield _tool_result(name, built_in, message.content)
             case "user":
                 author = Author(role=Role.USER, name=message.name and _checked_name(message.name))
-                yield _message(author, _text_contents(message.content))
+                yield _harmony_message(author, _text_contents(message.content))
             case _:
-                yield _message(
+                yield _harmony_message(
                     Author(role=Role.DEVELOPER), _text_contents(_instructions(message.content))
                 )
 
@@ -275,7 +277,7 @@ def _closes(message: Message) -> bool:
 
 
 def _channel(message: Message) -> str:
-    """The channel of an assistant's content."""
+    """Returns the channel of an assistant's content."""
     if message.phase:
         return CHANNELS[message.phase]
     return "commentary" if message.tool_calls else "final"
@@ -286,25 +288,26 @@ def _answer(
 ) -> Iterator[HarmonyMessage]:
     author = Author(role=Role.ASSISTANT)
     if message.reasoning and with_reasoning:
-        yield _message(author, _text_contents(message.reasoning), "analysis")
+        yield _harmony_message(author, _text_contents(message.reasoning), "analysis")
     if message.content:
-        yield _message(author, _text_contents(message.content), _channel(message))
+        yield _harmony_message(author, _text_contents(message.content), _channel(message))
     for call in message.tool_calls:
         recipient, channel = _recipient_of(call.name, built_in)
-        made = _message(author, _text_contents(_arguments(call, recipient)), channel, recipient)
+        arguments = _text_contents(_arguments(call, recipient))
+        made = _harmony_message(author, arguments, channel, recipient)
         own = channel == "analysis"
         yield made.with_content_type("code" if own else "<|constrain|>json")
 
 
-def _result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
+def _tool_result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
     author, channel = _recipient_of(name, built_in)
-    return _message(
+    return _harmony_message(
         Author(role=Role.TOOL, name=author), _text_contents(content), channel, "assistant"
     )
 
 
 def _recipient_of(name: str, built_in: set[str]) -> tuple[str, str]:
-    """A tool's name in headers, and the channel of its calls and results."""
+    """Returns a tool's name in headers, and the channel of its calls and results."""
     namespace, _, _ = name.partition(".")
     if namespace in built_in:
         return _checked_name(name), "analysis"
@@ -321,7 +324,7 @@ def _arguments(call: ToolCall, recipient: str) -> str:
     return call.arguments or "{}"
 
 
-def _message(
+def _harmony_message(
     author: Author,
     content: Sequence[Content],
     channel: str | None = None,
@@ -341,7 +344,7 @@ def _text_contents(text: str) -> list[Content]:
 
 
 def _text_pieces(text: str) -> Iterator[str]:
-    """The text, cut only within words that are longer than LONGEST_WORD."""
+    """Yields the text in pieces, cut only within words that are longer than LONGEST_WORD."""
     begin = 0
     for at, size in _long_words(text):
         for place in range(at + LONGEST_WORD, at + size, LONGEST_WORD):
@@ -352,11 +355,11 @@ def _text_pieces(text: str) -> Iterator[str]:
 
 
 def _long_words(text: str) -> Iterator[tuple[int, int]]:
-    """Start and length of each pre-tokenised word that is longer than LONGEST_WORD."""
+    """Yields start and length of each pre-tokenised word that is longer than LONGEST_WORD."""
     at = 0
     while at < len(text):
         check_wanted()
-        part = _part(text, at)
+        part = _window(text, at)
         if LONG.search(part):
             for word, (start, _) in splitter().pre_tokenize_str(part):
                 if len(word) > LONGEST_WORD:
@@ -364,15 +367,16 @@ def _long_words(text: str) -> Iterator[tuple[int, int]]:
         at += len(part)
 
 
-def _part(text: str, at: int) -> str:
-    """The next window of text, up to its last space, where a token can end, if it has one."""
+def _window(text: str, at: int) -> str:
+    """Returns the next window of text, up to its last space, where a token can end, if it has
+    one."""
     end = at + WINDOW
     space = text.rfind(" ", at + 1, end) if end < len(text) else -1
     return text[at : end if space < 0 else space]
 
 
 def _refuse_endless(text: str, param: str) -> str:
-    """Raise BadRequest for an overlong word in text that can't be split without a change."""
+    """Raises BadRequest for an overlong word in text that can't be split without a change."""
     longest = max((size for _, size in _long_words(text)), default=0)
     if longest > LONGEST_NAME:
         raise BadRequest(

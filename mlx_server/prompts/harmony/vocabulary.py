@@ -26,11 +26,12 @@ log = logging.getLogger("mlx_server.families")
 
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 ENTRIES_SHA256 = "0fc8da96e9c1e979d83a0ad79129255c04f3d2806273de8cba33bbc584ed23fe"
-"""SHA-256 of the same tokens as a tokenizer.json spells them, one a line."""
+"""SHA-256 of the vocabulary's tokens as a tokenizer.json spells them, one a line."""
 FILE = "o200k_base.tiktoken"
 SHIPPED = Path(__file__).parent / "data" / f"{FILE}.xz"
 FOLDER_VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
-"""Names the folder in which openai-harmony looks for the file before it would download it."""
+"""The environment variable for the folder in which openai-harmony looks for the vocabulary before
+it would download it."""
 
 TOKENS = 199_998
 NAMED = {
@@ -63,7 +64,7 @@ PIECES = "|".join(
         r"\s+",
     )
 )
-"""The expression that parts a text into pieces. No token spans two of them."""
+"""The expression that splits a text into pieces. No token spans two of them."""
 
 _lock = Lock()
 _encoding: HarmonyEncoding | None = None
@@ -80,7 +81,7 @@ def encoding() -> HarmonyEncoding:
 
 
 def check(tokenizer: Tokenizer) -> None:
-    """Raise ModelUnusable unless the token ids are those of Harmony."""
+    """Raises ModelUnusable unless the token ids are those of Harmony."""
     if tokenizer in _checked:
         return
     same = all(tokenizer.id_of(token) == id for token, id in NAMED.items() if id < 200_014)
@@ -105,19 +106,20 @@ def shipped() -> bytes:
 
 
 def entries(tokenizer: Tokenizer) -> bytes:
-    """The vocabulary as the checkpoint's own tokenizer has it, without its special tokens."""
+    """Returns the vocabulary as the checkpoint's own tokenizer has it, without its special
+    tokens."""
     return "\n".join(tokenizer.entry(id) or "" for id in range(TOKENS)).encode()
 
 
 @cache
 def real_tokenizer() -> tokenizers.Tokenizer:
-    """The tokenizer of the gpt-oss checkpoints."""
+    """Returns the tokenizer of the gpt-oss checkpoints."""
     return byte_level_tokenizer(_ranks(), PIECES, _special_tokens())
 
 
 @cache
 def replay_tokenizer() -> tokenizers.Tokenizer:
-    """A tokenizer of the same tokens for replay models, which is loaded sooner."""
+    """Returns a tokenizer of the same tokens for replay models, which loads faster."""
     return quick_tokenizer(_ranks(), PIECES, _special_tokens())
 
 
@@ -136,7 +138,7 @@ def splitter() -> pre_tokenizers.Split:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log the start and the duration of work that delays a first request by seconds."""
+    """Logs the start and the duration of work that delays a first request by seconds."""
     log.info("%s", what)
     began = time.monotonic()
     yield

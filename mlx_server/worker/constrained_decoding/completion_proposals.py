@@ -23,13 +23,15 @@ TokenSequences = list[list[int]]
 """Token sequences, the shortest first."""
 
 MOST_STATES = 256
-"""Sets of bytes for which the texts that may begin are kept."""
+"""The most results of `without` that are kept, by the set of excluded bytes."""
 MOST_ENDINGS = 256
-"""Endings of the whole answer that are tried in one place, at most."""
+"""The most endings of the whole answer that are tried in one place."""
 LITERAL_SUFFIXES = 16
-"""Characters at the end of a rule's literal that are proposed, as free text may lead into it."""
+"""Suffixes of a rule's literal with fewer characters than this are proposed too, as free text may
+lead into the literal."""
 CALL_TOKENS = 128
-"""Tokens that a grammar's own literals add to what a single token may begin, at most."""
+"""The most tokens by which a grammar's own literals raise what a single token may add to an
+ending."""
 
 _JSON = re.compile(r"%json\s*")
 _CONTROL = re.compile(r"<\[(\d+)\]>")
@@ -49,7 +51,7 @@ class TextProposals:
         spelled = {_bytes(text) for text in texts} - {b""}
         self._texts = _shortest(spelled)
         self.bytes = frozenset(text[0] for text in self._texts)
-        """The bytes with which they begin."""
+        """The first bytes of the texts."""
         self._beginning: dict[AbstractSet[int], list[bytes]] = {}
 
     def without(self, excluded: AbstractSet[int]) -> list[bytes]:
@@ -89,15 +91,15 @@ class FrameEndings:
                 case [str(first)] if spelt := _bytes(first):
                     self._by_byte.setdefault(spelt[0], []).append(text)
         self.bytes = frozenset(self._by_byte)
-        """The bytes with which the others begin."""
+        """The first bytes of the texts that begin with no control token."""
 
     def after_control(self) -> Iterator[list[int]]:
-        """The proposals that begin with a control token."""
+        """Returns the proposals that begin with a control token."""
         return map(self._cut, self._controlled[:MOST_ENDINGS])
 
     def without(self, excluded: AbstractSet[int]) -> Iterator[list[int]]:
-        """The proposals whose first byte is none of these, and those that begin with a control
-        token."""
+        """Returns the proposals whose first byte is not excluded, and those that begin with a
+        control token."""
         if excluded not in self._beginning:
             if len(self._beginning) >= MOST_STATES:
                 self._beginning.clear()
@@ -119,7 +121,7 @@ class FrameEndings:
 
 
 def _shortest(texts: AbstractSet[bytes]) -> list[bytes]:
-    """The shortest ones in order; the same ones in every process."""
+    """Returns the shortest texts in order; the order is the same in every process."""
     if len(texts) > MOST_TEXTS:
         most = sorted(map(len, texts))[MOST_TEXTS - 1]
         texts = {text for text in texts if len(text) <= most}
@@ -154,7 +156,7 @@ class CompletionProposals:
     growth: int = 0
     """The number of tokens by which a single token may lengthen the shortest ending."""
     width: int = 0
-    """The members of the object that lists the most."""
+    """The number of members of the object that lists the most."""
     reserve: int = 0
     """The number of tokens by which one more token of a text may lengthen the rest that its pattern
     requires."""
@@ -162,7 +164,7 @@ class CompletionProposals:
 
 def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
     """grammar: its source in Lark."""
-    schemas, own = _parts(grammar)
+    schemas, own = _schemas_and_rules(grammar)
     texts = InstanceTexts(value.decode() for value in SHORT_VALUES)
     instances = [texts.add(schema) for schema in schemas]
     spelled = Spelled()
@@ -192,7 +194,8 @@ def proposals_of(grammar: str, classes: TokenClasses) -> CompletionProposals:
 def _own_texts(
     literals: list[str], expressions: TextProposals, classes: TokenClasses
 ) -> TokenSequences:
-    """The literals, what ends them, and what ends the expressions, blanks last."""
+    """Returns as tokens: the literals, their suffixes and the ends of the expressions. Those of
+    blanks come last."""
     ends = {text[-size:].encode() for text in literals for size in range(1, LITERAL_SUFFIXES)}
     ends.update(expressions.without(frozenset()))
     whole = [classes.cut(text.encode()) for text in literals]
@@ -203,8 +206,9 @@ def _own_texts(
     )
 
 
-def _parts(grammar: str) -> tuple[list[Any], str]:
-    """The schemas in a grammar, and the rest of its source with `@0` for the first of them."""
+def _schemas_and_rules(grammar: str) -> tuple[list[Any], str]:
+    """Returns the schemas in a grammar, and the rest of its source with `@0` in place of the first
+    schema."""
     schemas, rest, at = list[Any](), list[str](), 0
     for found in _JSON.finditer(grammar):
         if found.start() < at:
@@ -220,7 +224,8 @@ def _parts(grammar: str) -> tuple[list[Any], str]:
 
 
 def _controls(source: str, classes: TokenClasses) -> TokenSequences:
-    """Control tokens, and delimiters of a control token, a text and another control token."""
+    """Returns control tokens, and delimiters of a control token, a text and another control
+    token."""
     found = dict.fromkeys(_FRAMED.findall(source))
     cut = [(int(b), classes.cut(spelled_text(text).encode()), int(e)) for b, text, e in found]
     alone = [[int(id)] for id in dict.fromkeys(_CONTROL.findall(source))]
@@ -228,7 +233,7 @@ def _controls(source: str, classes: TokenClasses) -> TokenSequences:
 
 
 def _literals(source: str) -> Iterator[str]:
-    """The texts that the grammar's rules spell out."""
+    """Yields the texts that the grammar's rules contain literally."""
     for _, text in _PIECE.findall(_rules(source)):
         if spelled := spelled_text(text) if text else "":
             yield spelled

@@ -28,10 +28,10 @@ TAILS = 8
 """The known ending is tried again without its first 0 to TAILS - 1 tokens."""
 
 COSTLY_TAILS = 3
-"""The same after a digit in a wide object, where each of them costs much."""
+"""The same limit after a digit in a wide object, where each attempt is costly."""
 
 WIDTH = 6
-"""Sequences of a kind of which each is tried before one of them is followed further."""
+"""Sequences of one kind that are tried before the search goes deeper along one of them."""
 
 SHORTEST = 24
 """The number of the shortest texts that are tried before the longest ones: a pattern's whole text
@@ -42,15 +42,15 @@ CONSUMED = 6
 them: one or two microseconds."""
 
 NARROW = 24
-"""Where an object lists more members, the matcher reads hundreds of items wherever a value may end,
-and a call takes up to half a millisecond. There a call costs more."""
+"""The most members of an object at which a call costs 1. Where an object lists more, the matcher
+reads hundreds of items wherever a value may end, and a call takes up to half a millisecond."""
 
 MEMBERS = 5
-"""The members per which a call then costs 1. After a digit, where anything but another one ends a
-number, it costs 1 for each member."""
+"""In an object with more than NARROW members a call costs 1 for every so many of them. After a
+digit, where anything but another digit ends a number, it costs 1 for each member."""
 
 FORCED = 256
-"""Bytes of forced text that are followed at once, at most."""
+"""The most bytes of forced text that are followed at once."""
 
 DIGITS = frozenset(b"0123456789")
 
@@ -62,28 +62,28 @@ ESCAPED = [b"n", b"u0000", b"0000", b"000", b"00"]
 
 
 class Probe:
-    """A matcher that the search moves and moves back, as long as it may."""
+    """A matcher that the search advances and rolls back, within a limit on the cost."""
 
     def __init__(self, matcher: LLMatcher, classes: TokenClasses, width: int = 0) -> None:
-        """width: the members of the object that lists the most."""
+        """width: the number of members of the object that lists the most."""
         self.matcher = matcher
         self.work = 0
         self._until = 0
         self._taken = 0
-        """Tokens that were taken and not given back."""
+        """The number of tokens that the search has consumed and not rolled back."""
         self._classes = classes
         self._call = width // MEMBERS if width > NARROW else 1
         """The cost of a call for several tokens."""
         self._after_digit = width if width > NARROW else 1
         self._last: dict[int, int] = {}
-        """The last byte, by the tokens that were taken before."""
+        """The last byte of the text, by the number of tokens that the search has consumed."""
         self._allowed: bytes | None = None
-        """The tokens that may come next where the row stands, one bit each."""
+        """The mask of the tokens that may come next at the row's position, one bit each."""
         self._begins: dict[int, dict[int, bool]] = {}
-        """Whether a byte may come next, by the tokens that were taken before."""
+        """Whether each byte may come next, by the number of tokens that the search has consumed."""
 
     def allow(self, work: int) -> None:
-        """Sets what may be spent from now on; nothing fits after that."""
+        """Sets the cost that may be spent from now on; once it is spent, nothing fits."""
         self._until = self.work + work
 
     @property
@@ -108,16 +108,16 @@ class Probe:
 
     @property
     def is_costly(self) -> bool:
-        """Whether a call costs much here."""
+        """Whether asking for one token costs much here."""
         return self._after_digit > NARROW and self.last_byte in DIGITS
 
     @property
     def last_byte(self) -> int:
-        """0 at the beginning."""
+        """The last byte of the text so far; 0 at the beginning."""
         return self._last.get(self._taken, 0)
 
     def see(self, mask: Mask) -> None:
-        """Learns from the row's mask what else would take a call for each token."""
+        """Takes the mask at the row's position, which saves a call for each token."""
         self._allowed = mask.tobytes()
 
     def begins(self, byte: int) -> bool:
@@ -134,7 +134,7 @@ class Probe:
         return found
 
     def excluded(self, some: Iterable[int]) -> AbstractSet[int]:
-        """Returns which of some bytes may not come next."""
+        """Returns the bytes of `some` that may not come next."""
         return frozenset(byte for byte in some if not self.begins(byte))
 
     def take(self, tokens: list[int]) -> bool:
@@ -149,14 +149,15 @@ class Probe:
         self.matcher.rollback(count)
 
     def advance(self, token: int) -> None:
-        """Follows the row, whose tokens are not given back."""
+        """Consumes a token of the row, which is never rolled back."""
         self._taken, self._allowed, self._begins = 0, None, {}
         self._follow(token)
         self.matcher.consume_token(token)
 
     def forced(self) -> bytes:
         self.work += CONSUMED
-        # the matcher itself would keep these bytes, and could not be moved back past them
+        # compute_ff_bytes makes the matcher keep the bytes, so that it could not be rolled back
+        # past them
         return self.matcher.deep_copy().compute_ff_bytes()
 
     @property
@@ -188,7 +189,7 @@ class EndingSearch:
         self._escaped = [sequence for text in ESCAPED if (sequence := classes.cut(text))]
 
     def continuations(self, token: int) -> TokenSequences:
-        """Sequences that complete the last character of a token's text, or its escape."""
+        """Returns sequences that complete the last character of a token's text, or its escape."""
         missing = self._classes.missing(token)
         if missing and self._continuation:
             rest = self._continuation[0] * (missing - 1)
@@ -217,7 +218,7 @@ class EndingSearch:
         return ending if len(ending) <= limit else None
 
     def known_end(self, probe: Probe) -> list[int] | None:
-        """Returns what is known to end the grammar, without a search."""
+        """Returns a known ending of the grammar without a search; None if no known one fits."""
         return self._known_end(probe, [])
 
     def _tails(self, known: list[int], read: int, *, is_costly: bool = False) -> TokenSequences:
@@ -235,7 +236,7 @@ class EndingSearch:
         return [[*tail, self._classes.stop] for tail in tails]
 
     def _known_end(self, probe: Probe, tails: TokenSequences) -> list[int] | None:
-        """Returns what is known to end the grammar from here on."""
+        """Returns a known ending of the grammar from here on; None if no known one fits."""
         if probe.accepts:
             return []
         if probe.last_byte > 127 and any(map(probe.fits, self._continuation)):
@@ -380,7 +381,7 @@ class EndingSearch:
         return [sequence] if sequence and probe.fits(sequence) else []
 
     def _joined(self, tokens: list[int]) -> list[int]:
-        """The same text in longer tokens."""
+        """Returns the same text in fewer, longer tokens."""
         classes = self._classes
         if len(tokens) < 2:
             return tokens

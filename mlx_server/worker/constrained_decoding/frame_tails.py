@@ -1,8 +1,8 @@
 """The shortest texts that complete a grammar's rules, from the beginning or from inside them.
 
 The rules around an answer, such as the delimiters of a thought and of calls, are read once, when
-the grammar is compiled. They are proposals, as those of regex_tails.py: what its matcher refuses is
-not used. A control token is written as a character of its own (`control`).
+the grammar is compiled. The texts are proposals, like those of regex_tails.py: one that the matcher
+refuses is not used. A control token is written as a character of its own (`control`).
 """
 
 import json
@@ -21,9 +21,9 @@ from mlx_server.schemas.regex_tails import (
 
 MOST_TAILS = 3_000
 LONGEST = 40_000
-"""Characters of an ending, at most: one schema's shortest instance may have half of them."""
+"""The most characters of an ending: one schema's shortest instance may have half of them."""
 MOST_RULES = 2_000
-"""A grammar of more rules is not read."""
+"""A grammar with more rules is not read."""
 
 _CONTROL = 0xF0000
 """The first of the private characters that stand for control tokens."""
@@ -80,7 +80,7 @@ class Spelled:
         return chr(_CONTROL + self._ids.index(id))
 
     def parts(self, text: str) -> list[str | int]:
-        """The text between control tokens, and their ids."""
+        """Returns the text between control tokens, and their ids."""
         if not self._ids:
             return [text]
         last = chr(_CONTROL + len(self._ids) - 1)
@@ -109,7 +109,7 @@ class _Rules:
         self._open: set[str] = set()
 
     def of(self, name: str) -> RegexTails:
-        if name in self._open or name not in self._bodies:  # a rule inside itself is no way out
+        if name in self._open or name not in self._bodies:  # recursion has no end
             raise NoShortestText
         if name not in self._known:
             self._open.add(name)
@@ -184,7 +184,7 @@ class _Body:
     def _factor(self, piece: re.Match[str]) -> RegexTails | None:
         self._at += 1
         found: RegexTails | None
-        if piece["mark"] == "~":  # an empty text is none that is excluded
+        if piece["mark"] == "~":  # an expression like `~"a"` matches the empty text
             following = self._peek()
             if following is None:
                 raise NoShortestText

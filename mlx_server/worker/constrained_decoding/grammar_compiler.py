@@ -25,7 +25,8 @@ from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher, in_
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
 
 SEARCHED_SOON = 8
-"""A row whose first search is due within so many tokens begins when its matcher is built."""
+"""A row whose first search is due within so many tokens waits until the search's matcher is
+built."""
 
 IsDone = Callable[[Future[Any]], bool]
 
@@ -92,7 +93,7 @@ class GrammarCompiler:
             self._running[key] = in_thread(work, self._wake), self._clock()
         left = self._seconds_left()
         if key in self._running and left[key] <= 0:
-            # how long it takes depends on what else the machine does, so nothing is wrong with it
+            # the time depends on the machine's load, so the grammar itself is not at fault
             raise CompilerBusy(
                 f"the grammar is still being compiled after {limits.COMPILE_SECONDS.value:.0f} "
                 "seconds. Try again later, or simplify the schema or grammar."

@@ -41,7 +41,7 @@ FIRST_WORK = 80_000
 """The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
 
 BEGINNING = 16
-"""The tokens of an ending that are tried after one that can't lead out of a text, at least: free
+"""The fewest tokens of an ending that are tried after a token that can't lead out of a text: free
 text takes all of them up to where the ending leaves it."""
 
 STEP_WORK = 700
@@ -52,10 +52,11 @@ TOKEN_WORK = 120
 """The work that the search after one of the allowed tokens may spend."""
 
 SEARCHED_AHEAD = 32
-"""The search's matcher is built and follows the row so many tokens before it is needed."""
+"""The number of tokens before its first use at which the search's matcher is built and begins to
+follow the row."""
 
 FOLLOWED = 32
-"""Tokens that it follows in one step, at most, while it catches up with the row."""
+"""The most tokens by which the search's matcher catches up with the row in one step."""
 
 NEVER = 1 << 20
 """The cost of a token after which no ending was found."""
@@ -101,8 +102,7 @@ def searched_hints(
 def known_hints(
     classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
 ) -> CompletionHints:
-    """Asks only whether what is proposed ends the grammar, so that few of the lexer's states
-    are used up."""
+    """Finds out whether a proposal is an ending of the grammar, with few of the lexer's states."""
     probe = Probe(matcher, classes)
     probe.allow(STEP_WORK)
     return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
@@ -143,15 +143,15 @@ class GrammarCompletion:
         self._proposals = hints.proposals
         self._matcher = matcher
         self._follower: Probe | None = None
-        """Made when the row comes near its limit."""
+        """The search's matcher at the row's position; made when the row comes near its limit."""
         self._unread: list[int] = []
         """The tokens that the probe has not followed yet."""
         self._tokens = hints.tokens
         """The latest ending that was found; None if there was none."""
         self._read = 0
-        """The bytes that were read since."""
+        """The bytes that the row has added since that ending was found."""
         self._fits = hints.tokens is not None
-        """Whether that ending is one of the present state."""
+        """Whether that ending completes the grammar from the present state."""
         self._next = NEVER * NEVER
         """The remaining tokens at which the next search is due."""
         self._judgement: tuple[bytes, list[int], Judgement] | None = None
@@ -267,7 +267,7 @@ class GrammarCompletion:
                 continue
             found = self._grown(ids, ending, limit, judgement.reserve)
             if not probe.left and judgement.judged and any(some[1] >= NEVER for some in found):
-                judgement.changing.insert(0, ids)  # perhaps for want of work only
+                judgement.changing.insert(0, ids)  # perhaps only the work has run out
                 break
             for some, growth in found:
                 judgement.judged.append((some, -1 if may_end and growth <= RESERVE else growth))
@@ -333,7 +333,8 @@ class GrammarCompletion:
         return len(found) - len(ending)
 
     def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
-        """The rest of the token's final character or escape, if the ending fits after it."""
+        """Returns the rest of the token's final character or escape, if the ending fits after
+        it."""
         for rest in self._search.continuations(token):
             if self._probe.fits([token, *rest, *ending, self._classes.stop]):
                 return rest
@@ -352,7 +353,7 @@ class GrammarCompletion:
 
 
 def _sample(ids: Ids) -> list[int]:
-    """The places of three of a class's tokens."""
+    """Returns the positions of three of a class's tokens."""
     return [0, len(ids) // 2, -1]
 
 

@@ -205,7 +205,7 @@ class LogitConstraints:
         return self._compiler.pause
 
     def doing(self, model: str) -> str:
-        """The work that a row of the model is waiting for."""
+        """Returns the work that a row of the model is waiting for."""
         read = (known := self._vocabularies.get(model)) is not None and known.done()
         return "compiling a grammar" if read else f"reading the vocabulary of {model}"
 
@@ -275,14 +275,14 @@ class AdditiveMask:
     """The mask of a batch's rows, one float for each token: -inf where the token is banned, and inf
     in rows that are not restricted, whose logits it leaves as they are.
 
-    It has all rows of the batch, as a mask of some would have to be applied to a copy of their
-    logits, and that to be put back: on a CPU this took as long as the masks. It is expanded from
-    bits to floats on the CPU while the logits are computed, which is several times faster for the
-    rows than expanding it afterwards.
+    It covers all rows of the batch. A mask of some rows would be applied to a copy of their logits,
+    which then has to be put back: on a CPU this took as long as the masks. The mask is expanded
+    from bits to floats on the CPU while the logits are computed, which is several times faster for
+    the rows than expanding it afterwards.
     """
 
     def __init__(self, constraints: Sequence[LogitConstraint | None]) -> None:
-        """constraints: that of each row."""
+        """constraints: one for each row; None for a row that is not restricted."""
         self._rows = len(constraints)
         self._constraints = [(row, found) for row, found in enumerate(constraints) if found]
         self._widen(0)
@@ -308,7 +308,8 @@ class AdditiveMask:
     def _widen(self, width: int) -> None:
         words = -(-width // 32)
         self._bitmask = np.empty(words, np.uint32)
-        """Of one row at a time."""
+        """One bit for each token that a row may generate next; the rows use it one after the
+        other."""
         self._mask = np.full((self._rows, 4 * words, 8), np.float32(np.inf))
         self._restricted = set[int]()
         """The rows that were restricted in the latest step."""

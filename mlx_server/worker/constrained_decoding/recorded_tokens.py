@@ -10,7 +10,7 @@ from mlx_server.worker.constrained_decoding.token_trie import Bitmask
 SHOWN = 8
 """The number of allowed tokens that are reported."""
 BEFORE = 60
-"""The number of tokens before it that are reported."""
+"""The number of recorded tokens before the refused one that are reported."""
 
 
 class LeftGrammar(Exception):
@@ -32,7 +32,7 @@ class RecordedTokens:
         self._tokens = tokens
         self.is_cut = is_cut
         self.played = 0
-        """Tokens that the row has so far."""
+        """The number of recorded tokens that the row has generated so far."""
         self._closes = False
         """Whether the token limit has made the row leave its recording for the grammar's end."""
 

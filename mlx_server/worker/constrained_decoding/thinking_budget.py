@@ -19,15 +19,16 @@ class ThinkingBudget:
         self._opens, self._closes = thinking.opens, thinking.closes
         self._tail_bytes = max(map(len, [*self._opens, *self._closes]), default=1) - 1
         self._tail = b""
-        """The last bytes, which may begin a delimiter."""
+        """The last bytes of the answer, which may begin a delimiter."""
         self._forced: list[int] = []
         """The tokens still to be forced, at the end of reasoning."""
         self._longer_rests: list[bytes] = []
         """The texts that would turn the opening delimiter just read into a longer one."""
         self._longer_begun = b""
-        """The bytes since that delimiter."""
+        """The bytes after the opening delimiter just read."""
         self._held = 0
-        """Tokens since that delimiter; they are reasoning if no longer delimiter results."""
+        """The number of tokens after that delimiter; they are reasoning if no longer delimiter
+        results."""
         self.was_ended = False
         """Whether the last token completed the forced end of reasoning."""
 
@@ -37,7 +38,7 @@ class ThinkingBudget:
 
     @property
     def answer(self) -> int:
-        """Tokens that the server still takes after the reasoning."""
+        """The number of tokens that the server still takes after the reasoning."""
         return self._answer
 
     @property

@@ -152,11 +152,11 @@ class TokenClasses:
         return []
 
     def bytes_of(self, token: int) -> int:
-        """The size of a token's text, 0 for a control token."""
+        """Returns the size of a token's text in bytes, 0 for a control token."""
         return 0 if token in self.apart or token >= len(self.texts) else len(self.texts[token])
 
     def missing(self, token: int) -> int:
-        """The bytes that the last character of a token's text lacks."""
+        """Returns the number of bytes that the last character of a token's text lacks."""
         kind = int(self.kind[token]) if token < len(self.kind) else 0
         return max(0, (kind & 15) - 4) if kind > 0 else 0
 
@@ -180,7 +180,7 @@ _ONE_BYTE = (1,)
 
 
 def _sizes(texts: Iterable[bytes]) -> dict[bytes, list[int]]:
-    """The sizes of the texts that begin with each two bytes, the longest first, and 1."""
+    """Returns the sizes of the texts that begin with each two bytes, the longest first, and 1."""
     found: dict[bytes, set[int]] = {}
     for text in texts:
         if 1 < len(text) <= MOST_BYTES:
@@ -202,14 +202,14 @@ _PLAIN = [str.isalpha, str.isdigit, str.isspace]
 
 
 def _plain_bits(text: str) -> int:
-    """The bits of letters, digits and white space."""
+    """Returns the bits of letters, digits and white space."""
     if text.isalpha():
         return 1 << len(_MARKS)
     return sum(1 << len(_MARKS) + n for n, has in enumerate(_PLAIN) if any(map(has, text)))
 
 
 def _bits(byte: int) -> int:
-    """The kinds of characters that a byte of a token shows by itself."""
+    """Returns the kinds of characters that a byte of a token shows by itself."""
     marks = sum(1 << n for n, mark in enumerate(_MARKS) if byte in mark)
     return (marks | _plain_bits(chr(byte))) << 4 if byte < 128 else _MULTIBYTE
 

@@ -11,7 +11,7 @@ __all__ = ["Encoder", "encoder_classes"]
 
 
 def encoder_classes(config: dict[str, Any]) -> tuple[type[Encoder], type[Any]]:
-    """The classes of the model and of its arguments, as mlx-lm's loader wants them."""
+    """Returns the classes of the model and of its arguments, as mlx-lm's loader expects them."""
     if architecture_of(config) == "modernbert":
         return ModernBert, ModernBertArguments
     return Bert, BertArguments

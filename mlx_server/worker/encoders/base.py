@@ -12,7 +12,7 @@ PREFIX = re.compile(r"^(bert|roberta|camembert|model)\.")
 """The prefix of the weights' names if they were saved with a head."""
 
 OLD = {".gamma": ".weight", ".beta": ".bias"}
-"""Endings that the first checkpoints of BERT have."""
+"""The endings of weights' names in the first checkpoints of BERT, and those used here."""
 
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
@@ -36,7 +36,8 @@ class Encoder(nn.Module):
 
     vocabulary: int
     longest: int
-    """The most tokens of a text. MLX would read other memory for a position that has no row."""
+    """The most tokens of a text. For a position past the end of its table, MLX would read other
+    memory."""
     labels: int
     """The number of scores of `scores`; 0 if the checkpoint has no head for them."""
 
@@ -45,15 +46,15 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def passes(self, tokens: int, is_text: Mask) -> Sequence[Layer]:
-        """The layers, for rows of so many tokens. is_text: [rows, tokens], which of them are no
-        padding; None: all."""
+        """Returns the layers for rows of so many tokens. is_text: [rows, tokens], which of them are
+        no padding; None: all."""
         raise NotImplementedError
 
     def finished(self, hidden: mx.array) -> mx.array:
         return hidden
 
     def scores(self, hidden: mx.array, is_text: Mask) -> mx.array:
-        """[rows, labels], of the hidden states after `finished`."""
+        """Returns [rows, labels], from the hidden states that `finished` returned."""
         raise NotImplementedError
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -67,7 +68,7 @@ class Encoder(nn.Module):
         return []
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        """Logits of no meaning, of the shape that a batch looks at: rows of texts are refused."""
+        """Returns meaningless logits whose shape a batch reads; requests for tokens are refused."""
         return mx.zeros((*tokens.shape, self.vocabulary))
 
 
@@ -79,13 +80,14 @@ def _plain(name: str) -> str:
 
 
 def heads_of(projected: mx.array, heads: int) -> mx.array:
-    """[rows, tokens, width] as [rows, heads, tokens, width of a head]"""
+    """Reshapes [rows, tokens, width] to [rows, heads, tokens, width of a head]."""
     rows, tokens, width = projected.shape
     return projected.reshape(rows, tokens, heads, width // heads).swapaxes(1, 2)
 
 
 def attended(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-    """Each of [rows, heads, tokens, width of a head]; returns [rows, tokens, width]."""
+    """Computes attention. All arguments are [rows, heads, tokens, width of a head]; the result is
+    [rows, tokens, width]."""
     rows, _, tokens, width = queries.shape
     found = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=width**-0.5, mask=mask

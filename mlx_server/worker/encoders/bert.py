@@ -42,7 +42,8 @@ class BertArguments:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """The defaults are those of transformers, which leaves them out of its files."""
+        """Reads config.json. The defaults are those of transformers, which leaves them out of its
+        files."""
         return cls(
             hidden_size=config.get("hidden_size", 768),
             intermediate_size=config.get("intermediate_size", 3072),

@@ -47,7 +47,8 @@ class ModernBertArguments:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """The defaults are those of transformers, which leaves them out of its files."""
+        """Reads config.json. The defaults are those of transformers, which leaves them out of its
+        files."""
         layers = config.get("num_hidden_layers", 22)
         every = config.get("global_attn_every_n_layers", 3)
         alternating = [SLIDING if at % every else FULL for at in range(layers)]
@@ -110,8 +111,8 @@ class ModernBert(Encoder):
         return [partial(layer, mask=masks[kind]) for layer, kind in layers]
 
     def _windows(self, tokens: int, everywhere: Mask) -> Mask:
-        """Each token sees at least itself: padding that saw nothing would become NaN, which the
-        next layer would multiply with zero."""
+        """Returns the mask of a window. Each token sees at least itself: padding that saw nothing
+        would become NaN, which the next layer would multiply with zero."""
         if tokens <= self._window + 1:
             return everywhere
         places = mx.arange(tokens)

@@ -57,13 +57,15 @@ class PrefillBudget:
         self._pending = 0.0
         """Seconds of the latest step that the next piece will wait for."""
         self._advance = 0.0
-        """Seconds of steps for a prompt's last piece, and for the pass that computes its answer's
-        first token, that come before them: those after them would come after the prompt. Of several
-        prompts they come after the last one, in a fuller batch."""
+        """Seconds of steps that come before a prompt's last piece and count for it, and for the
+        pass that computes the first token of its answer: steps after these would come after the
+        prompt. If several prompts wait, no steps come before: they follow the last prompt, in a
+        fuller batch."""
         self._waits = False
         """Whether a prompt has waited since the last step."""
         self._in_company = False
-        """Whether another one has waited, at any time since none did."""
+        """Whether another prompt has waited with the present one, at any step since the last one
+        without a prompt."""
         self._paying = False
         """Whether steps run until none are owed."""
         self._waited = 0.0

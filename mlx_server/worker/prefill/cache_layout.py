@@ -1,7 +1,8 @@
-"""What the caches of a model consist of: which entries can be written to files, and made of them.
+"""The shape of a model's caches: which entries can be written to files, and entries made from
+files.
 
-Only the classes of a table can be. The class of an entry always comes from the model, never from
-a file.
+Only entries of the classes in a table can be. The class of an entry always comes from the model,
+never from a file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,8 +38,8 @@ NUMBERS: Mapping[type, tuple[str, ...]] = {
 """The classes that are kept on disk, and their attributes that are numbers."""
 
 GROWING = (KVCache, QuantizedKVCache, RotatingKVCache)
-"""The classes that have `keys` and `values`, arrays or several arrays each, with tokens on this
-axis:"""
+"""The classes that have `keys` and `values`, arrays or several arrays each, with their tokens on
+AXIS."""
 AXIS = 2
 
 NAMES = {
@@ -50,7 +51,7 @@ NAMES = {
     mx.uint8: "U8",
     mx.int8: "I8",
 }
-"""The types of arrays as safetensors calls them."""
+"""The name of each type of array in safetensors files."""
 
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 
@@ -62,7 +63,7 @@ def is_known(entry: Any) -> bool:
 
 
 def arrays_of(entry: Any) -> Arrays:
-    """The arrays of an entry by name, without the part that is allocated but not used."""
+    """Returns the arrays of an entry by name, without the part that is allocated but not used."""
     if type(entry) is CacheList:
         inner = [(at, arrays_of(each)) for at, each in enumerate(entry.caches)]
         return {f"{at}.{name}": array for at, found in inner for name, array in found.items()}
@@ -90,7 +91,7 @@ def numbers_of(entry: Any) -> list[Any]:
 
 
 def entry_of(fresh: Any, arrays: Arrays, numbers: list[Any]) -> Any:
-    """An entry like `fresh`, which is empty, with these arrays and numbers."""
+    """Returns an entry like `fresh`, which is empty, with these arrays and numbers."""
     entry = copy(fresh)
     if type(entry) is CacheList:
         parts = enumerate(zip(fresh.caches, numbers, strict=True))
@@ -114,7 +115,7 @@ def _under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_after(fresh: Any, arrays: Mapping[str, Any], length: int) -> list[Any]:
-    """The numbers of an entry that can always be cut back, after `length` tokens."""
+    """Returns the numbers of an entry that can always be cut back, after `length` tokens."""
     if type(fresh) is CacheList:
         inner = enumerate(fresh.caches)
         return [numbers_after(each, _under(str(at), arrays), length) for at, each in inner]
@@ -169,7 +170,7 @@ class CacheLayout:
     """The shape of a model's caches."""
 
     fresh: Cache
-    """Empty entries."""
+    """The empty cache of a row."""
     cut: Mapping[str, TensorShape]
     """The arrays of the layers that can always be cut back, by the layer's number and name."""
     rest: Mapping[str, TensorShape]
@@ -191,7 +192,7 @@ class CacheLayout:
         return repr([[type(entry).__name__ for entry in self.fresh], self.cut, self.rest])
 
     def most_bytes(self, cut_tokens: int, rest_tokens: int) -> int:
-        """The most bytes of the arrays of so many tokens."""
+        """Returns the most bytes of the arrays of so many tokens."""
         sizes = [(shape, cut_tokens) for shape in self.cut.values()]
         sizes += [(shape, rest_tokens) for shape in self.rest.values()]
         return sum(
@@ -223,7 +224,8 @@ def layout_of(network: nn.Module) -> CacheLayout | None:
 
 
 def _take_group_sizes(fresh: Any, used: Any) -> None:
-    """The group size of an empty cache in fewer bits is settled by the first keys and values."""
+    """Copies the group size of a quantized cache, which it settles only with its first keys and
+    values."""
     match fresh:
         case CacheList():
             for empty, filled in zip(fresh.caches, used.caches, strict=True):
@@ -259,6 +261,6 @@ def shapes_fit(wanted: Mapping[str, TensorShape], found: Mapping[str, Any]) -> b
 
 
 def rest_sizes(layer: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The sizes of a layer's arrays along the axis of tokens, for `check_numbers`."""
+    """Returns the sizes of a layer's arrays along the axis of tokens, for `check_numbers`."""
     own = _under(str(layer), shapes)
     return {name: shape[AXIS] if len(shape) > AXIS else 0 for name, shape in own.items()}

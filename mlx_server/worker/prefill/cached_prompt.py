@@ -135,7 +135,7 @@ class CachedPrompt:
         return 0 < start <= common_length(self.tokens, other.tokens)
 
     def snapshots_until(self, length: int) -> "CachedPrompt":
-        """The snapshots of the first `length` tokens, for a prompt that continues them."""
+        """Returns the snapshots of the first `length` tokens, for a prompt that continues them."""
         taken = {n: each for n, each in self.snapshots.items() if n <= length and each.layers}
         return CachedPrompt(self.key, self.tokens[:length].copy(), None, taken, shared=self.shared)
 
@@ -162,12 +162,13 @@ class CachedPrompt:
 def superfluous(
     snapshots: Mapping[int, int], most_bytes: int, expected: Iterable[int]
 ) -> list[int]:
-    """The snapshots to drop so that the rest is within the limits: at each time the one whose loss
-    leaves the shortest gap between its neighbours. Those with which other prompts are expected to
-    begin are kept longer than the rest, and the longest two the longest.
+    """Returns the snapshots to drop so that the rest is within the limits: at each time the one
+    whose loss leaves the shortest gap between its neighbours. Those with which other prompts are
+    expected to begin are kept longer than the rest, and the longest two the longest.
 
     snapshots: the bytes of each by its length. expected: the length of the system prompt, and the
-    length from which the conversation's next prompt is expected to differ."""
+    length from which the conversation's next prompt is expected to differ.
+    """
     left, dropped = dict(snapshots), []
     wanted = {max((n for n in left if n <= length), default=0) for length in expected}
     while len(left) > 1 and (

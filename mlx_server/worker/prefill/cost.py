@@ -68,8 +68,9 @@ class PrefillCost:
         self._cost = self._fitted()
 
     def seconds(self, piece: PrefillPiece) -> float:
-        """A piece takes at least as long for each token as the largest of the latest that had not
-        much more context: a fit to the few pieces of short prompts may predict less."""
+        """Predicts the seconds of a piece. It takes at least as long for each token as the largest
+        of the latest that had not much more context: a fit to the few pieces of short prompts may
+        predict less."""
         most = piece.context + piece.length
         alike = [each for each in reversed(self._measured) if each[0].context <= most]
         if not alike:

@@ -17,19 +17,19 @@ from mlx_server.worker.prefill.prompt_cache import BETWEEN
 log = logging.getLogger("mlx_server.engine")
 
 FORMAT = "1"
-"""Changes with the files' format."""
+"""The version of the files' format. Files of another version are not used."""
 
 
 @dataclass(frozen=True)
 class DiskModel:
     id: str
     identity: str
-    """Differs with the files of the model, the versions of MLX and the layout of the caches."""
+    """A digest of the model's files, the versions of MLX and the layout of the caches."""
     layout: CacheLayout
 
     def group(self, key: str) -> str:
-        """The group of files that belongs to this key of the prompt cache. Its other parts are the
-        adapter's digest, its scale and the cache scope."""
+        """Returns the group of files for this key of the prompt cache. The key's other parts are
+        the adapter's digest, its scale and the cache scope."""
         _, *others = key.split(BETWEEN)
         return group_of(FORMAT, self.identity, *others)
 
@@ -56,5 +56,5 @@ class DiskModels:
         self._models.pop(id, None)
 
     def of(self, key: str) -> DiskModel | None:
-        """The model that computes the prompts with this key; None if it has no files."""
+        """Returns the model that computes the prompts with this key; None if it has no files."""
         return self._models.get(key.partition(BETWEEN)[0])

@@ -34,7 +34,7 @@ written then."""
 
 
 def opened(path: Path, most_bytes: int) -> PromptFolder | None:
-    """The folder, or None with a line in the log if it can't be used."""
+    """Opens the folder; returns None, after a log line, if it can't be used."""
     folder = PromptFolder(path, most_bytes)
     try:
         folder.open()
@@ -69,7 +69,7 @@ class DiskTier:
         self._guarded(lambda: self._saver.keep(prompt))
 
     def forget(self, key: str) -> None:
-        """Removes the files of this key, which may be wrong."""
+        """Removes the files of this key, whose values may be invalid."""
         if model := self._models.of(key):
             self._saver.remove(model, key)
 
@@ -85,7 +85,8 @@ class DiskTier:
         return self._restorer.is_reading(row)
 
     def pause(self, *, busy: bool) -> float | None:
-        """Seconds until `step` has something to do; None if only another thread gives it some."""
+        """Returns the seconds until `step` has something to do; None if only another thread gives
+        it some."""
         if self._restorer.is_due:
             return 0.0
         if busy or self._saver.is_full or self._saver.next() is None:
@@ -129,7 +130,7 @@ class DiskTier:
         self._guarded(lambda: self._saver.flush(deadline, model))
 
     def report(self) -> list[DiskCacheUse]:
-        """The events since the latest report, if there are any."""
+        """Returns the events since the latest report, if there are any."""
         reads, self._restorer.reads = self._restorer.reads, DiskReads()
         written, nbytes = self._saver.written_bytes, self._folder.nbytes
         if reads == DiskReads() and not written and nbytes == self._reported:

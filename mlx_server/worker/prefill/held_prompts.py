@@ -49,7 +49,7 @@ class HeldPrompts:
         return (each.prompt for each in self._holds.values() if each and each.prompt.key == key)
 
     def length(self, prompt: CachedPrompt) -> int:
-        """How many of the prompt's tokens rows continue."""
+        """Returns how many of the prompt's tokens rows continue."""
         return max((hold.length for hold in self._of(prompt)), default=0)
 
     def dropped(self, prompt: CachedPrompt) -> None:

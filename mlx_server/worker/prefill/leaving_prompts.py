@@ -1,8 +1,8 @@
-"""The prompts that left the prompt cache before they were written to disk, for example since a row
-needs their memory.
+"""The prompts that left the prompt cache before they were written to disk, for example because a
+row needed their memory.
 
-They keep theirs until they are written, within a limit. Of a prompt that is larger the beginning
-is kept, with which other prompts begin too.
+They keep their memory until they are written, within a limit. Of a larger prompt only the beginning
+is kept, which other prompts may have too.
 """
 
 from dataclasses import dataclass, replace
@@ -42,8 +42,8 @@ class LeavingPrompts:
         self._leaving.append(LeavingPrompt(model, kept, _bytes_of(kept, len(kept.tokens))))
 
     def _length_within(self, model: DiskModel, prompt: CachedPrompt, most_bytes: int) -> int:
-        """The longest beginning of the prompt that can be restored and has at most so many bytes;
-        0 if there is none."""
+        """Returns the length of the longest beginning of the prompt that can be restored and has at
+        most so many bytes; 0 if there is none."""
         if _bytes_of(prompt, len(prompt.tokens)) <= most_bytes:
             return prompt.disk_length
         if model.layout.has_states:
@@ -53,12 +53,13 @@ class LeavingPrompts:
         return max((n for n in lengths if _bytes_of(prompt, n) <= most_bytes), default=0)
 
     def first(self, id: str | None) -> CachedPrompt | None:
-        """The prompt that is to be written next. id: only one of this model."""
+        """Returns the prompt that is to be written next. id: the model to which it has to belong;
+        None: any."""
         prompts = (each.prompt for each in self._leaving if id in (None, each.model.id))
         return next(prompts, None)
 
     def model_of(self, prompt: CachedPrompt) -> DiskModel | None:
-        """The model of one of these prompts; None for any other."""
+        """Returns the model of a prompt that is kept here; None for any other prompt."""
         return next((each.model for each in self._leaving if each.prompt is prompt), None)
 
     def remove(self, prompt: CachedPrompt) -> None:
@@ -74,6 +75,6 @@ class LeavingPrompts:
 
 
 def _bytes_of(prompt: CachedPrompt, length: int) -> int:
-    """The bytes of the first `length` tokens, with the snapshots among them."""
+    """Returns the bytes of the first `length` tokens, with the snapshots among them."""
     snapshots = sum(each.nbytes for n, each in prompt.snapshots.items() if n <= length)
     return prompt.nbytes * length // len(prompt.tokens) + snapshots

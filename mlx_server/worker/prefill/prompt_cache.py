@@ -99,7 +99,8 @@ class PromptCache:
         return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
 
     def _known(self, key: str) -> Iterator[CachedPrompt]:
-        """The prompts of this key, those that were dropped while rows held them included."""
+        """Returns the prompts of this key, including those that were dropped while rows held
+        them."""
         return chain(self._with_key(key), self._held.with_key(key))
 
     def _with_key(self, key: str) -> Iterator[CachedPrompt]:
@@ -109,8 +110,8 @@ class PromptCache:
         return self._most_bytes > 0 and len(tokens) >= SHORTEST_STORED
 
     def unsaved(self) -> Iterator[CachedPrompt]:
-        """The prompts that may be written to disk and are not, in the order in which they will be
-        dropped."""
+        """Returns the prompts that may be written to disk and are not, in the order in which they
+        will be dropped."""
         return (prompt for prompt in self._prompts if prompt.is_unsaved)
 
     def __contains__(self, prompt: CachedPrompt) -> bool:
@@ -242,7 +243,8 @@ class PromptCache:
                 self._prompts.append(snapshots)
 
     def _leaves(self, prompt: CachedPrompt) -> None:
-        """A prompt that a row or a cached later turn continues is written with that one."""
+        """Calls `on_drop` for a dropped prompt, unless a row or a cached later turn continues it:
+        then it is written with that one."""
         others = _alike(self._with_key(prompt.key), prompt.tokens)
         is_held = self._held.length(prompt) >= prompt.disk_length
         if prompt.is_unsaved and not is_held and not any(o.continues(prompt) for o in others):
@@ -274,7 +276,7 @@ def _is_within(key: str, outer: str) -> bool:
 
 
 def _alike(prompts: Iterable[CachedPrompt], ids: Ids) -> Iterator[CachedPrompt]:
-    """The prompts that begin like this one, so that there is something to share."""
+    """Yields the prompts that begin like this one, so that there is something to share."""
     beginning = beginning_of(ids)
     return (prompt for prompt in prompts if prompt.beginning == beginning)
 

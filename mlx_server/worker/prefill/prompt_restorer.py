@@ -26,7 +26,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class PromptRead:
-    """The wish of one row for what the disk has of its prompt."""
+    """A row's request for what the disk has of its prompt."""
 
     row: int
     key: str
@@ -36,7 +36,7 @@ class PromptRead:
 
 @dataclass
 class DiskReads:
-    """Counts of lookups."""
+    """Counts of the lookups on disk."""
 
     hits: int = 0
     misses: int = 0
@@ -92,7 +92,7 @@ class PromptRestorer:
             self._read = self._work = None
 
     def step(self) -> None:
-        """Takes over what was read, up to a large piece, and has the next prompt read."""
+        """Takes over what was read, up to a large piece, and begins to read the next prompt."""
         if self._loading and self._loading.done():
             self._take(self._loading)
         if self._work is not None and next(self._work, "end") == "end":
@@ -101,7 +101,7 @@ class PromptRestorer:
             self._load(self._waiting.popleft())
 
     def _gain(self, read: PromptRead) -> int:
-        """The tokens that the disk has beyond the memory."""
+        """Returns the number of tokens that the disk has beyond the memory."""
         model = self._models.of(read.key)
         if model is None:
             return 0

@@ -50,7 +50,7 @@ PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Write:
-    """Work of the thread that writes."""
+    """A job of the thread that writes."""
 
     model: str
     future: Future[None]
@@ -89,7 +89,7 @@ class PromptSaver:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many bytes as may wait do wait for the disk."""
+        """Whether the bytes that wait for the disk have reached their limit."""
         while self._writes and self._writes[0].future.done():
             self._writes.popleft()
         return self._copied_bytes >= limits.PROMPT_WRITE_BYTES.value
@@ -108,8 +108,9 @@ class PromptSaver:
             self._leaving.add(model, prompt, most - waiting)
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
-        """The prompt that is written now or next. key: only one of this model. since: only one
-        that is older than this, or leaves the prompt cache."""
+        """Returns the prompt that is written now or next. key: the model to which it has to belong;
+        None: any. since: the time before which it was last used, unless it leaves the prompt
+        cache."""
         if self._prompt and self._is_there(self._prompt):
             return self._prompt
         self._prompt, self._work = None, iter(())
@@ -127,7 +128,7 @@ class PromptSaver:
         return prompt in self._cache or self._leaving.model_of(prompt) is not None
 
     def save_piece(self, prompt: CachedPrompt) -> None:
-        """Copies a piece of the prompt that `next` returned, or has one written."""
+        """Copies a piece of the prompt that `next` returned, or submits one for writing."""
         if prompt is not self._prompt:
             model = self._leaving.model_of(prompt) or self._models.of(prompt.key)
             assert model is not None
@@ -143,7 +144,8 @@ class PromptSaver:
             self._end(self._prompt)
 
     def clear(self) -> None:
-        """Drops what has left the prompt cache: it may be lost."""
+        """Drops the prompts that left the prompt cache: the failed GPU may have lost their
+        values."""
         self._leaving.clear()
 
     def _end(self, prompt: CachedPrompt) -> None:
@@ -152,8 +154,9 @@ class PromptSaver:
         self._prompt, self._work = None, iter(())
 
     def flush(self, deadline: float, key: str | None = None) -> None:
-        """Writes what is not written, and waits for the files until this time of `time.monotonic`:
-        only files that are there are found. key: only prompts and files of this model."""
+        """Writes what is not written, and waits for the files until `deadline`, a time of
+        `time.monotonic`: later lookups find only finished files. key: a model whose prompts and
+        files alone are meant."""
         while time.monotonic() < deadline and (prompt := self.next(key)):
             if self.is_full:
                 wait([self._writes[0].future], deadline - time.monotonic())
@@ -220,8 +223,8 @@ class PromptSaver:
     def _states(
         self, model: DiskModel, prompt: CachedPrompt, ids: Ids, links: Sequence[str]
     ) -> tuple[list[int], list[PromptFile]]:
-        """The lengths at which states are kept, and the files of others that this makes
-        superfluous."""
+        """Returns the lengths at which states are kept, and the other prompts' files that these
+        make superfluous."""
         known = {f.length: f for f in self._folder.states_of(model.group(prompt.key), ids, links)}
         if not model.layout.has_states:  # all but the last tokens are in blocks
             ends = [len(ids)] if len(ids) % self._folder.block else []
@@ -273,7 +276,7 @@ class PromptSaver:
         ids = prompt.tokens[begin : file.length].copy()
         pieces = encoded(file, ids, about, tensors)
         nbytes = sum(piece.nbytes for piece in pieces)
-        write = partial(self._guarded, partial(self._write, file, pieces, ids))
+        write = partial(self._guarded, partial(self._write_file, file, pieces, ids))
         self._submit(model, write, nbytes)
 
     def _log_misfit(self, model: str) -> None:
@@ -285,7 +288,7 @@ class PromptSaver:
                 model,
             )
 
-    def _write(self, file: PromptFile, pieces: Sequence[memoryview], ids: Ids) -> None:
+    def _write_file(self, file: PromptFile, pieces: Sequence[memoryview], ids: Ids) -> None:
         """ids: the tokens that only this file stands for."""
         nbytes = self._folder.write(file, pieces)
         if file.tail:

@@ -30,7 +30,7 @@ from mlx_server.worker.prefill.cache_layout import (
 log = logging.getLogger("mlx_server.engine")
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about the file."""
+"""System errors that do not show that the file is damaged."""
 
 Tensors = dict[str, tuple[str, Bits]]
 """The type and the items of each tensor, by name."""
@@ -59,9 +59,10 @@ def found_files(
 def load(
     folder: PromptFolder, layout: CacheLayout, group: str, ids: Ids, least: int
 ) -> StoredPrompt | None:
-    """The longest prefix that is on disk and undamaged; None if it has fewer than `least` tokens.
+    """Reads the longest prefix that is on disk and undamaged; None if it has fewer than `least`
+    tokens.
 
-    A damaged file is removed, and what is there without it is read instead.
+    A damaged file is removed, and the prefix without it is read instead.
     """
     while (found := found_files(folder, layout, group, ids)) and found.most >= least:
         stored = _Assembly(folder, layout, ids, found)
@@ -135,7 +136,7 @@ class _Assembly:
         self._nbytes += self._folder.size_of(file)
 
     def _common(self, file: PromptFile, begin: int, ids: Ids) -> int:
-        """The number of the file's tokens that are the prompt's too: of the final file maybe not
+        """Returns how many of the file's tokens the prompt has too: of the final file perhaps not
         all."""
         wanted = self._ids[begin : file.length]
         if not np.array_equal(ids, wanted) and not self._may_differ(file, begin, ids):

@@ -1,4 +1,4 @@
-"""Whether all ranks have drawn the same tokens."""
+"""Checks that all ranks have drawn the same tokens."""
 
 import threading
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ class TokenDigest:
 
 
 class Comparison:
-    """Compares rank 0's digests with those of the other ranks, which arrive before or after."""
+    """Compares rank 0's digests with those of the other ranks, which may arrive earlier or
+    later."""
 
     def __init__(self, others: int) -> None:
         self._others = others
@@ -42,13 +43,14 @@ class Comparison:
         self._lock = threading.Lock()
 
     def own(self, digest: TokenDigest) -> int | None:
-        """Returns the rank that differs."""
+        """Adds rank 0's digest. Returns a rank whose digest of the same step differs, None if there
+        is none."""
         with self._lock:
             self._own[digest.steps] = digest.value
             return self._differing(digest.steps)
 
     def reported(self, rank: int, steps: int, value: int) -> int | None:
-        """Returns the rank that differs."""
+        """Adds another rank's digest. Returns the rank if it differs from rank 0's, None if not."""
         with self._lock:
             self._reported.setdefault(steps, {})[rank] = value
             return self._differing(steps)

@@ -25,9 +25,9 @@ from mlx_server.worker.ranks.digest import TokenDigest
 from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
     CUT,
-    RankBeat,
     RankDigest,
     RankFailed,
+    RankHeartbeat,
     RankReady,
     RankReport,
     encode_report,
@@ -58,13 +58,14 @@ class _Reports:
                 frame = frame[os.write(self._output, frame) :]
 
     def compare(self, *reports: Report) -> None:
-        """Takes the place of the server: it only checks the tokens."""
+        """Receives the engine's reports, as the server does on rank 0. It only compares their
+        tokens."""
         if self._digest.add(reports):
             self.send(RankDigest(self._digest.steps, self._digest.value))
 
 
 class _Leader:
-    """When rank 0 was last heard of, and the ring's connections, which lead to it."""
+    """Records when rank 0 last sent something, and has the ring's connections, which lead to it."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
@@ -83,7 +84,7 @@ class _Leader:
     def watch(self, reports: _Reports) -> None:
         with suppress(OSError):
             while time.monotonic() - self._heard < SILENT_SECONDS:
-                reports.send(RankFailed(CUT) if self.link and self.link.is_cut else RankBeat())
+                reports.send(RankFailed(CUT) if self.link and self.link.is_cut else RankHeartbeat())
                 time.sleep(HEARTBEAT_SECONDS)
         leave(1)
 

@@ -26,9 +26,9 @@ from mlx_server.worker.ranks.digest import Comparison, TokenDigest
 from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
     CUT,
-    RankBeat,
     RankDigest,
     RankFailed,
+    RankHeartbeat,
     RankReady,
     RankReport,
     decode_report,
@@ -42,13 +42,13 @@ SILENT_SECONDS = 6.0
 """Limit on a rank's silence. It reports twice a second from a thread of its own."""
 
 START_SECONDS = 60.0
-"""The same limit until the ranks have joined: ssh connects, MLX is read from a cold disk, and while
-MLX connects the ranks no other thread runs in any of them."""
+"""Limit on a rank's silence until the ranks have joined: ssh connects, MLX is read from a cold
+disk, and while MLX connects the ranks no other thread runs in any of them."""
 
 MODULE = "mlx_server.worker.ranks.follower"
 
-BEAT = messages.frame(b"")
-"""An input that has no meaning but that rank 0 is alive."""
+HEARTBEAT = messages.frame(b"")
+"""A frame without an input, which only shows that rank 0 is alive."""
 
 
 class _Rank:
@@ -78,8 +78,8 @@ class _Rank:
             while frame:
                 frame = frame[os.write(self.process.stdin.fileno(), frame) :]
 
-    def beat(self) -> None:
-        """Sends a beat, unless the rank has not read what was sent before."""
+    def send_heartbeat(self) -> None:
+        """Sends a heartbeat, unless the rank has not read what was sent before."""
         assert self.process.stdin
         if self._sending.acquire(blocking=False):
             try:
@@ -87,7 +87,7 @@ class _Rank:
             finally:
                 self._sending.release()
             if is_free:
-                self.send(BEAT)
+                self.send(HEARTBEAT)
 
 
 class Leader:
@@ -104,7 +104,7 @@ class Leader:
         ]
         self._comparison = Comparison(len(self._ranks))
         for rank in self._ranks:
-            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+            threading.Thread(target=self._read_reports, args=(rank,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property
@@ -144,7 +144,7 @@ class Leader:
         if differing is not None:
             self._lose(differing, "has computed other tokens than rank 0")
 
-    def _read(self, rank: _Rank) -> None:
+    def _read_reports(self, rank: _Rank) -> None:
         with suppress(OSError):
             while len(header := rank.output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
                 report = decode_report(rank.output.read(messages.length(header)))
@@ -162,7 +162,7 @@ class Leader:
                 self._check(self._comparison.reported(rank.number, steps, value))
             case RankFailed(why):
                 self._lose(rank.number, why)
-            case RankBeat():
+            case RankHeartbeat():
                 pass
 
     def _watch(self) -> None:
@@ -172,7 +172,7 @@ class Leader:
             for rank in self._ranks:
                 if rank.silence > self._silent_seconds:
                     self._lose(rank.number, "stopped answering")
-                rank.beat()
+                rank.send_heartbeat()
             time.sleep(HEARTBEAT_SECONDS)
 
     def _lose(self, number: int, why: str) -> None:

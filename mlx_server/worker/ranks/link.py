@@ -16,10 +16,11 @@ IDLE_SECONDS, PROBE_SECONDS, PROBES = 3, 1, 5
 is only slow answers them, since its kernel does."""
 
 LOST_SECONDS = IDLE_SECONDS + PROBES * PROBE_SECONDS
-"""The same limit for data that is not acknowledged; no probes are sent then."""
+"""Limit on data that is not acknowledged, in seconds: the same as for idle connections, which are
+probed."""
 
 TCP_RXT_CONNDROPTIME = 0x80
-"""That limit's option on macOS, in seconds (netinet/tcp.h)."""
+"""The number of macOS's socket option for LOST_SECONDS (netinet/tcp.h)."""
 
 
 class Link:
@@ -56,7 +57,8 @@ def _options() -> Iterator[tuple[int, int, int]]:
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Yields them with descriptors of their own, which stay open when MLX closes its ones."""
+    """Yields the process's TCP connections. Each gets a descriptor of its own, which stays open
+    when MLX closes its one."""
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):  # the descriptor of the listing is closed by now
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -68,7 +70,8 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def _has_peer(connection: socket.socket) -> bool:
-    """False once TCP has given up. A connection that the other side has closed still has a peer."""
+    """Whether TCP has not given up. A connection that the other side has closed still has a
+    peer."""
     try:
         connection.getpeername()
     except OSError:

@@ -3,7 +3,7 @@
 import msgspec
 
 CUT = "can't reach the next rank any more: check the cable"
-"""Why a rank is lost whose connections have ended."""
+"""Why a rank is lost: its connections have ended."""
 
 
 class RankReady(msgspec.Struct, tag=True):
@@ -13,7 +13,7 @@ class RankReady(msgspec.Struct, tag=True):
     """Metal's recommended working set; None without Metal."""
 
 
-class RankBeat(msgspec.Struct, tag=True):
+class RankHeartbeat(msgspec.Struct, tag=True):
     """The rank is alive."""
 
 
@@ -26,7 +26,7 @@ class RankFailed(msgspec.Struct, tag=True):
     why: str
 
 
-RankReport = RankReady | RankBeat | RankDigest | RankFailed
+RankReport = RankReady | RankHeartbeat | RankDigest | RankFailed
 
 encode_report = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(RankReport).decode

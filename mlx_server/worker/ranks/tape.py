@@ -26,7 +26,7 @@ class Diverged(Exception):
 
 
 class RecordedInputs:
-    """Rank 0's: each input is sent to the other ranks as soon as it is read."""
+    """The inputs of rank 0: each is sent to the other ranks as soon as it is read."""
 
     def __init__(self, own: OwnInputs, record: Callable[[bytes], None]) -> None:
         self._own, self._record = own, record
@@ -54,14 +54,15 @@ class RecordedInputs:
 
 
 def _seeded(command: Generate) -> Any:
-    """A row without a seed draws one by itself, which would be another one on each rank."""
+    """Gives a row without a seed one that is the same on all ranks. By itself each rank would draw
+    another."""
     if command.sampling.seed is not None:
         return command.sampling
     return replace(command.sampling, seed=int.from_bytes(os.urandom(7)))
 
 
 class RepeatedInputs:
-    """The other ranks'."""
+    """The inputs of a rank other than 0: those that rank 0 recorded."""
 
     def __init__(self, inputs: "queue.SimpleQueue[Input]") -> None:
         self._inputs = inputs

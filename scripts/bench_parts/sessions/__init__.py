@@ -1,1 +1,2 @@
-"""How many tokens of agents' sessions are computed more than once: a count, the same anywhere."""
+"""Counts how many tokens of agents' sessions are computed more than once: the same on any
+machine."""

@@ -1,9 +1,9 @@
 """An agent's session, as its client sends it: the whole conversation with every request.
 
 The words are made up, the shape is that of coding agents: a long system prompt, tools, rounds of
-calls whose results are read, thoughts that the client sends back and the template drops from
-earlier turns. Each server gets the same requests: the last answer of a turn is asked for word by
-word, with a few tokens of thoughts before it, and what the model says otherwise is not used.
+calls whose results are read, reasoning that the client sends back and the template drops from
+earlier turns. Each server gets the same requests: the last answer of a turn is forced word by word,
+with a few tokens of reasoning before it, and other answers of the model are not used.
 """
 
 import json
@@ -34,7 +34,7 @@ class SyntheticSession:
         self.tools = [_tool(shared, name) for name in TOOLS]
 
     def requests(self, turns: int = TURNS) -> Iterator[Json]:
-        """The body of each request. Another session's requests may come between."""
+        """Yields the body of each request. Another session's requests may come between."""
         for turn in range(turns):
             self._add(role="user", content=self._words(10, 60))
             for round in range(self._rounds):
@@ -92,14 +92,15 @@ def alone(turns: int = TURNS) -> Iterator[Json]:
 
 
 def two_agents(turns: int = TURNS, rounds: int = ROUNDS) -> Iterator[Json]:
-    """Two sessions with one system prompt, in turns."""
+    """Yields the requests of two sessions with one system prompt, in turns."""
     first, second = (SyntheticSession(seed, rounds).requests(turns) for seed in (1, 2))
     for pair in zip(first, second, strict=True):
         yield from pair
 
 
 def two_chats(turns: int = TURNS) -> Iterator[Json]:
-    """Without calls, so that each prompt drops the thoughts of the answer before."""
+    """Yields the requests of two sessions without calls, so that each prompt drops the reasoning of
+    the answer before."""
     yield from two_agents(turns, rounds=0)
 
 

@@ -1,4 +1,4 @@
-"""Counts the prompt tokens that a server computes although it computed them before."""
+"""Counts the prompt tokens that a server computes although it has computed them before."""
 
 import json
 import time
@@ -42,22 +42,24 @@ loaded for which the present one has to make room."""
 ANSWER_TOKENS = 4
 
 READING_SECONDS = 1.0
-"""How long a person reads the last answer of a turn; a server may use that time."""
+"""Seconds for which a person reads the last answer of a turn; a server may use that time."""
 
 OTHER_SHARE, OTHER_TOKENS = 0.01, 8
-"""How much longer or shorter a server's prompt may be, since servers trim white space."""
+"""The share, and at least the tokens, by which a server's prompt may be longer or shorter than
+expected, since servers trim white space."""
 
 SECONDS = 300.0
 
 OTHER, OWN_OTHER = "llama", "other"
-"""The model for which another one makes room, and its id."""
+"""The model that the first one has to make room for, and its id."""
 
 OTHER_PADDING = 8
-"""Its weights are so many times as large, so that a budget for it has room for the prompts of the
-first model, and not for both models."""
+"""The other model's weights are so many times as large as the first one's: a budget for it has room
+for the first one's prompts, but not for both models."""
 
 PROMPT_SHARE = 0.9
-"""Of the smaller model's weights: what the budget leaves for prompts while the larger is loaded."""
+"""What the budget leaves for prompts while the larger model is loaded, as a share of the smaller
+model's weights."""
 
 
 _environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701  no HTML
@@ -72,11 +74,12 @@ class Count:
     server: str
     prompt_tokens: int
     again: int
-    """Tokens that were computed although an earlier prompt began with them, up to and with each."""
+    """Tokens that were computed although an earlier prompt began with all tokens up to them."""
     computed: int
-    """Tokens that were computed after their request had come."""
+    """Tokens that were computed after their request had arrived."""
     spans: Sequence[tuple[int, int]]
-    """For each request, how many tokens of its prompt were cached, and how many there are."""
+    """For each request, the number of cached tokens of its prompt, and the number of all its
+    tokens."""
     interruption: Interruption = ""
 
     @property
@@ -86,7 +89,7 @@ class Count:
 
 @dataclass
 class Seen:
-    """Prompts in tokens, rendered as the servers do it."""
+    """The prompts so far as tokens, rendered as the servers do it."""
 
     tokenizer: tokenizers.Tokenizer
     prompts: list[list[int]] = field(default_factory=list)
@@ -98,15 +101,15 @@ class Seen:
         return ids
 
     def add(self, prompt: list[int]) -> int:
-        """Returns how many first tokens an ideal cache would know; the last one has to be
-        computed in any case."""
+        """Adds a prompt. Returns how many of its first tokens an ideal cache would have; the last
+        token has to be computed in any case."""
         known = max((common(prompt, earlier) for earlier in self.prompts), default=0)
         self.prompts.append(prompt)
         return min(known, len(prompt) - 1)
 
 
 def _with_objects(message: Json) -> Json:
-    """The message with the arguments of its calls as objects, as templates get them."""
+    """Returns the message with the arguments of its calls as objects, as templates get them."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
         for call in message.get("tool_calls", [])
@@ -148,7 +151,7 @@ def counted(
                 trimmed = len(prompt) - usage["prompt_tokens"]
                 if abs(trimmed) > OTHER_TOKENS + OTHER_SHARE * len(prompt):
                     raise RuntimeError(f"{server} renders another prompt: {usage}, {len(prompt)}")
-                # what a server trims, it can't find in its cache
+                # a server can't find in its cache what it trims
                 ideal = seen.add(prompt) - max(0, trimmed)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 again += max(0, ideal - cached)
@@ -161,7 +164,7 @@ def counted(
 
 
 def _swapped(server: str, target: Target, other: Path) -> Target:
-    """The same server with the name that it has for the other model."""
+    """Returns the same server with its name for the other model."""
     return replace(target, model=OWN_OTHER if server == "mlx-server" else str(other))
 
 
@@ -176,7 +179,7 @@ def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
 @contextmanager
 def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Target]:
     config = folder.parent / "models.yaml"
-    # JSON is YAML. The checkpoints' own families have tokenizers that these do not have.
+    # YAML includes JSON. The checkpoints' own families have tokenizers that these do not have.
     models: Json = {"m": {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}}
     server: Json = {}
     if other:
@@ -194,7 +197,7 @@ def _other(folder: Path) -> Path:
 
 
 def _room_for_one(*folders: Path) -> int:
-    """A memory budget for either of the models and its prompts, and not for both."""
+    """Returns a memory budget for either of the models and its prompts, but not for both models."""
     weights = [(folder / "model.safetensors").stat().st_size for folder in folders]
     return max(weights) + int(PROMPT_SHARE * min(weights))
 

@@ -101,7 +101,8 @@ TEMPLATE = """\
 
 
 def save(name: str, folder: Path, padding: int = 1) -> Path:
-    """padding: how many times as many ids the model has as its tokenizer."""
+    """Writes a checkpoint. padding: the number of the model's ids divided by that of its
+    tokenizer."""
     demo = demo_checkpoint(lambda *progress: None)
     path = folder / name
     shutil.copytree(demo, path, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -1,7 +1,7 @@
-"""Sessions that real clients had, as `scripts/conformance` records them: without their words.
+"""Sessions that real clients had, recorded by `scripts/conformance`, without their words.
 
-An answer in words that a later request has in its history is asked for word by word, as in the
-synthetic sessions.
+An answer that consists of words and is in the history of a later request is forced word by word, as
+in the synthetic sessions.
 """
 
 import json
@@ -19,7 +19,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 def session(file: Path, turns: int = TURNS) -> Iterator[Json]:
-    """The bodies of its requests, until so many turns have ended; some have an end of their own."""
+    """Yields the bodies of a session's requests, until so many turns or the session have ended."""
     kept = json.loads(file.read_text("utf-8"))
     histories = [request["messages"] for request in kept["requests"]]
     ended = 0
@@ -35,7 +35,7 @@ def session(file: Path, turns: int = TURNS) -> Iterator[Json]:
 
 
 def _answer(asked: list[int], histories: Sequence[list[int]], messages: Sequence[Json]) -> str:
-    """What came of a request, if it is words alone."""
+    """Returns the answer to a request, if it is words alone."""
     for history in histories:
         if len(history) > len(asked) and history[: len(asked)] == asked:
             answer = messages[history[len(asked)]]
@@ -53,7 +53,7 @@ AT_ONCE = ("claude-code", "codex")
 
 
 def in_turns(turns: int = TURNS) -> Iterator[Json]:
-    """Two sessions at once, a request of each in turn, as from several agents of one person."""
+    """Yields two sessions' requests in turns, as from several agents of one person."""
     for bodies in zip_longest(*(RECORDED[name](turns) for name in AT_ONCE)):
         yield from filter(None, bodies)
 

@@ -1,4 +1,5 @@
-"""How long a simulated Mac computes a session's prompts, of which a server has cached a part."""
+"""Computes how long a simulated Mac takes for a session's prompts, of which a server has cached a
+part."""
 
 from collections.abc import Sequence
 
@@ -12,7 +13,8 @@ PIECE = 2048
 
 
 def prefill_seconds(spans: Sequence[tuple[int, int]], named: str = PAIR) -> float:
-    """spans: for each prompt, how many of its tokens were cached, and how many there are."""
+    """Returns the seconds. spans: for each prompt, the number of its cached tokens, and of all its
+    tokens."""
     machine, model = pair(named)
     pieces = (
         (begin, min(begin + PIECE, end))

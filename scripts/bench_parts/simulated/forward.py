@@ -1,4 +1,4 @@
-"""A forward pass that computes nothing and takes the time of another one."""
+"""A forward pass that computes nothing, but takes the time that a simulated one would take."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import mlx.core as mx
 from bench_parts.simulated.roofline import Machine, Model, seconds
 
 TOKEN = 100
-"""What is always said."""
+"""The token that is always generated."""
 
 
 def forward(
@@ -19,7 +19,8 @@ def forward(
     model: Model,
     take: Callable[[float], None],
 ) -> mx.array:
-    """The logits. The cache grows as it would; without one nothing is taken."""
+    """Returns the logits. The cache grows as in a real pass; without a cache the pass takes no
+    time."""
     rows, tokens = shape
     if cache:
         context = _length(cache[0]) + tokens

@@ -85,7 +85,7 @@ SCENES = (
 
 
 def share(model: Model, macs: int) -> Model:
-    """What each of several Macs has of a model whose layers are cut."""
+    """Returns the part of a model that each of several Macs has if the layers are split."""
     return replace(
         model,
         dense_bytes=model.head_bytes + (model.dense_bytes - model.head_bytes) / macs,
@@ -98,27 +98,28 @@ def share(model: Model, macs: int) -> Model:
 
 
 def step(machine: Machine, model: Model, link: Link, macs: int, mode: Mode, tokens: int) -> float:
-    """Seconds of a pass of one row: a piece of a prompt, or one token after CONTEXT others."""
+    """Returns the seconds of a pass of one row: a piece of a prompt, or one token after CONTEXT
+    others."""
     contexts = [tokens if tokens > 1 else CONTEXT]
     nbytes = 2.0 * model.width * tokens
     if mode == "tensor":
         alone = seconds(machine, share(model, macs), tokens, contexts)
         return alone + 2 * model.layers * link.all_reduce(macs, nbytes)
-    # to the next Mac, and the last one's result to all
+    # each Mac sends to the next, and the last one sends its result to all
     hops = (macs - 1) * (link.message(nbytes) + link.message(nbytes))
     return seconds(machine, model, tokens, contexts) + (macs - 1) * machine.launch + hops
 
 
 def gain(machine: Machine, model: Model, link: Link, macs: int, mode: Mode, tokens: int) -> float:
-    """How many times as quick as one Mac that has the memory."""
+    """Returns the speed as a factor on that of one Mac which has the memory."""
     contexts = [tokens if tokens > 1 else CONTEXT]
     one = seconds(machine, model, tokens, contexts)
     return one / step(machine, model, link, macs, mode, tokens)
 
 
 def least_bytes(machine: Machine, link: Link, layers: int, width: int, macs: int = 2) -> float:
-    """From how many bytes that a token reads several Macs decode quicker than one: what each saves
-    has to outweigh the all-reduces."""
+    """Returns the bytes that a token has to read for several Macs to decode faster than one: what
+    each Mac saves has to outweigh the all-reduces."""
     added = 2 * layers * link.all_reduce(macs, 2.0 * width)
     return added * machine.bandwidth * macs / (macs - 1)
 
@@ -133,11 +134,11 @@ class Scene:
     model: str
     fits_one: bool
     one: float
-    """Tokens a second that one Mac decodes, as if it had the memory."""
+    """Tokens a second that one Mac decodes, as if it had the memory for the model."""
     tensor: dict[str, float]
-    """How many times as quick two are to decode, by link,"""
+    """The speed of two Macs at decoding as a factor on that of one, by link."""
     prompt: dict[str, float]
-    """... and to compute a prompt."""
+    """The speed of two Macs at computing a prompt as a factor on that of one, by link."""
     pipeline: dict[str, float]
 
 
@@ -176,11 +177,11 @@ def rows(found: list[Scene]) -> Iterator[Row]:
 
 LEAST_COLUMNS = ("two decode quicker than one from", *MACHINES)
 SIZES = {"32 layers": (32, 4096), "80 layers": (80, 8192)}
-"""Layers and widths, which are those of Llama's 8b and 70b."""
+"""The numbers of layers and the widths, which are those of Llama's 8b and 70b."""
 
 
 def least_rows() -> Iterator[Row]:
-    """In GB that a token reads, without the output head."""
+    """Yields the rows of least_bytes, in GB without the output head."""
     for name, link in LINKS.items():
         for size, (layers, width) in SIZES.items():
             least = [least_bytes(machine, link, layers, width) for machine in MACHINES.values()]

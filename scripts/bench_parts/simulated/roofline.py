@@ -71,22 +71,22 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Of the residual stream."""
+        """The width of the residual stream."""
         return self.hidden or self.heads * self.head_dim
 
     @property
     def weights(self) -> float:
-        """Bytes."""
+        """Bytes of all weights."""
         return self.dense_bytes + self.expert_bytes
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token, in 16 bits."""
+        """Bytes of a token's keys and values, in 16 bits."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def attended(self) -> int:
-        """Operations for each token and each token before it."""
+        """Operations of attention for each token and each token before it."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
@@ -133,11 +133,12 @@ PAIRS = (
     "m4-max:gpt-oss-120b",
     "m3-ultra:gpt-oss-120b",
 )
-"""What `--simulate all` measures."""
+"""The pairs of machine and model that `--simulate all` measures."""
 
 
 def seconds(machine: Machine, model: Model, tokens: int, contexts: Sequence[int]) -> float:
-    """Of a pass with so many tokens for each row; contexts: of each row, these tokens included."""
+    """Returns the seconds of a pass with so many tokens for each row. contexts: the tokens of each
+    row, these included."""
     count = tokens * len(contexts)
     experts = model.expert_bytes * (1 - (1 - model.expert_share) ** count)
     read = model.dense_bytes + experts + model.kv_bytes * sum(contexts)
@@ -146,7 +147,7 @@ def seconds(machine: Machine, model: Model, tokens: int, contexts: Sequence[int]
 
 
 def tables(own: Path | None = None) -> tuple[dict[str, Machine], dict[str, Model]]:
-    """Ours, and those of the user's file."""
+    """Returns the machines and models of this module and of the user's file."""
     found = tomllib.loads(own.read_text()) if own else {}
     machines = {name: Machine(**each) for name, each in found.get("machines", {}).items()}
     models = {name: Model(**each) for name, each in found.get("models", {}).items()}
@@ -154,7 +155,8 @@ def tables(own: Path | None = None) -> tuple[dict[str, Machine], dict[str, Model
 
 
 def pair(named: str, own: Path | None = None) -> tuple[Machine, Model]:
-    """Of `machine:model`. Raises KeyError, with what is known."""
+    """Returns the machine and the model of `machine:model`. Raises KeyError, whose text lists the
+    known ones."""
     machines, models = tables(own)
     machine, _, model = named.partition(":")
     if machine not in machines or model not in models:

@@ -1,4 +1,4 @@
-"""Servers side by side on a simulated Mac, by the clock on the wall: what their clients see."""
+"""Measures servers on a simulated Mac by the wall clock, as their clients see them."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ NOTE = (
 SITE = Path(__file__).parent / "site"
 LONG, PROMPT, COUNT = 30_000, 2_000, 8
 STREAMED_SECONDS = 3.0
-"""Of a row by itself, before the long prompt comes."""
+"""Seconds that a row streams alone before the long prompt arrives."""
 ENDLESS = 100_000
 
 
@@ -36,13 +36,13 @@ class Measured:
     pair: str
     server: str
     alone: float
-    """Seconds to a long prompt's first token, alone."""
+    """Seconds to a long prompt's first token, with no other row."""
     beside: float
-    """Seconds to that token next to a stream."""
+    """Seconds to that prompt's first token next to a stream."""
     gap: float
-    """The stream's longest pause meanwhile, in seconds."""
+    """The stream's longest pause while the prompt is computed, in seconds."""
     speed: float
-    """The stream's speed meanwhile, over its speed alone."""
+    """The stream's speed while the prompt is computed, as a share of its speed alone."""
     first_of_8: tuple[float, float]
     """Mean seconds to the first token of eight prompts, with short and with long answers."""
     all_of_8: tuple[float, float]
@@ -51,17 +51,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Prompts that come at once."""
+    """Prompts that arrive at the same time."""
 
     began: float
     ended: float
-    """By perf_counter."""
+    """The time of each prompt's last token, by perf_counter."""
     first_token: float
-    """Seconds, the mean."""
+    """Mean seconds to the first token."""
 
     @property
     def done(self) -> float:
-        """Seconds until all are."""
+        """Seconds until all prompts are answered."""
         return self.ended - self.began
 
 
@@ -92,7 +92,7 @@ async def _beside(target: Target) -> tuple[float, float, float]:
 
 @asynccontextmanager
 async def streaming(target: Target, words: int) -> AsyncIterator[Exchange]:
-    """A stream that has run by itself for a while, and goes on until the block is left."""
+    """Yields a stream that has run alone for a while, and continues until the block is left."""
     stream = _exchange(target, words, ENDLESS)
     running = asyncio.create_task(stream.run())
     await asyncio.sleep(2 * STREAMED_SECONDS)
@@ -104,7 +104,7 @@ async def streaming(target: Target, words: int) -> AsyncIterator[Exchange]:
 
 
 async def crowd(target: Target, count: int, words: int, tokens: int) -> Crowd:
-    """words: of each prompt. tokens: of each answer."""
+    """words: the words of each prompt. tokens: the tokens of each answer."""
     began = perf_counter()
     found = await asyncio.gather(*(ask(target, words, tokens) for _ in range(count)))
     ended = perf_counter()
@@ -112,13 +112,13 @@ async def crowd(target: Target, count: int, words: int, tokens: int) -> Crowd:
 
 
 async def ask(target: Target, words: int, tokens: int) -> tuple[float, list[float]]:
-    """When it was asked, and when text came."""
+    """Returns when the request was sent, and when each text arrived."""
     exchange = _exchange(target, words, tokens)
     began = perf_counter()
     await exchange.run()
     times = exchange.times()
     if not times:
-        exchange.answer()  # says what is wrong
+        exchange.answer()  # raises an error if there is one
         raise GenerationFailed("The answer has no text.")
     return began, times
 

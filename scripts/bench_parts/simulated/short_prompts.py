@@ -1,4 +1,4 @@
-"""Sixteen short prompts at once on a simulated Mac, alone and next to a stream."""
+"""Measures sixteen short prompts at once on a simulated Mac, alone and next to a stream."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ STREAM_PROMPT = 300
 
 @dataclass(frozen=True)
 class ShortPrompts:
-    """Seconds."""
+    """The measured times of one server, in seconds."""
 
     pair: str
     server: str
     alone: servers.Crowd
     beside: servers.Crowd
-    """The same next to a stream."""
+    """The same prompts next to a stream."""
     gap: float
-    """The longest of that stream meanwhile."""
+    """The longest pause of that stream meanwhile."""
 
 
 def measured(pair: str, server: str, own: Path | None) -> ShortPrompts:

@@ -1,4 +1,5 @@
-"""Our batch on a simulated machine with a clock of its own: a minute there takes a second here."""
+"""Runs our batch on a simulated machine with a clock of its own: a minute there takes a second
+here."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Network(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Each pass takes its time by calling `take` with the seconds."""
+    """A network whose passes only call `take` with the seconds that they would take."""
 
     def __init__(self, named: str, take: Callable[[float], None]) -> None:
         super().__init__()
@@ -52,16 +53,16 @@ class Answer:
     client: str
     times: list[float] = field(default_factory=list)
     computed: int = 0
-    """Tokens of its prompt."""
+    """The number of its prompt's tokens that are computed."""
     ended: bool = False
 
     @property
     def first_token(self) -> float:
-        """Seconds."""
+        """Seconds to the first token."""
         return self.times[0] - self.asked
 
     def between(self, begin: float, end: float) -> list[float]:
-        """The gaps that end then."""
+        """Returns the gaps between tokens that end in this time."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [b - a for a, b in pairs if begin < b <= end]
 
@@ -88,9 +89,9 @@ class Simulation:
         )
         self.answers: list[Answer] = []
         self.pieces: list[float] = []
-        """Seconds of each piece of a prompt,"""
+        """Seconds of each piece of a prompt."""
         self.steps: list[float] = []
-        """... and of each step of the rows that decode."""
+        """Seconds of each step of the rows that decode."""
 
     def _take(self, seconds: float) -> None:
         self.now += seconds
@@ -102,9 +103,9 @@ class Simulation:
         client: str = "",
         adapter: str | None = None,
     ) -> Answer:
-        """prompt: or its length."""
+        """Adds a request. prompt: its tokens, or their number."""
         number = len(self.answers)
-        begun = [number % 200 + 1, number // 200]  # no two begin alike
+        begun = [number % 200 + 1, number // 200]  # no two of these prompts begin alike
         ids = [*begun, *[7] * (prompt - 2)] if isinstance(prompt, int) else list(prompt)
         asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client, adapter=adapter)
         self.batch.add(asked)
@@ -125,7 +126,7 @@ class Simulation:
         return done
 
     def run(self, until: Answer | None = None) -> None:
-        """Until it has a token; without one, until all have ended."""
+        """Runs until the answer has a token; without an answer, until all have ended."""
         while self.batch and not (until and until.times):
             self.step()
 
@@ -141,13 +142,13 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Beside:
-    """A long prompt next to a row that decodes."""
+    """The times of a long prompt next to a row that decodes."""
 
     alone: float
     first_token: float
     longest_gap: float
     speed: float
-    """Of the row that decodes, over its own for as many tokens."""
+    """The decoding row's speed, as a share of its speed alone for as many tokens."""
 
 
 def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDULE) -> Beside:
@@ -173,10 +174,10 @@ def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDU
 
 @dataclass(frozen=True)
 class Crowd:
-    """Prompts that come at once."""
+    """The times of prompts that arrive together."""
 
     first_token: float
-    """Of all, the mean."""
+    """Mean seconds to the first token of all prompts."""
     done: float
 
 
@@ -198,7 +199,8 @@ def crowd(
 
 
 def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int = 8) -> Crowd:
-    """The same as mlx-lm's BatchGenerator does it, its own time aside: all prompts, then steps."""
+    """Computes the same for mlx-lm's BatchGenerator: first all prompts, then steps, without its own
+    time."""
     machine, model = pair(named)
     prefill = seconds(machine, model, prompt - 1, [prompt] * count)
     steps = [seconds(machine, model, 1, [prompt + i] * count) for i in range(tokens + 1)]
@@ -210,7 +212,8 @@ MLX_LM_PIECE = 2048
 
 
 def alone_by_mlx_lm(named: str, prompt: int = 30_000) -> float:
-    """The seconds to a prompt's first token, when mlx-lm computes it alone, its own time aside."""
+    """Returns the seconds to a prompt's first token when mlx-lm computes it alone, without its own
+    time."""
     machine, model = pair(named)
     ends = [*range(MLX_LM_PIECE, prompt - 1, MLX_LM_PIECE), prompt - 1]
     lengths = [b - a for a, b in pairwise([0, *ends])]

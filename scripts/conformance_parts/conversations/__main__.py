@@ -1,7 +1,8 @@
-"""`python -m conversations CLIENT`, by a Python that has it: a line of JSON for each conversation.
+"""`python -m conversations CLIENT`, with a Python that has the client: prints a line of JSON for
+each conversation.
 
-OPENAI_BASE_URL says where the server is, and DEMO what its real model is called, which has those
-conversations that a module names in ONCE.
+OPENAI_BASE_URL is the server's address, and DEMO the name of its real model, with which the
+conversations run that a module names in ONCE.
 """
 
 import importlib

@@ -1,4 +1,5 @@
-"""The tool as an MCP server, over stdio. Run by the Python of this project, as a program."""
+"""Serves the weather tool as an MCP server over stdio. This project's Python runs it as a
+program."""
 
 from mcp.server.mcpserver import MCPServer
 

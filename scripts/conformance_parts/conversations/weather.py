@@ -1,4 +1,4 @@
-"""The conversation that every client has: what is asked, the tool, and what should come of it."""
+"""The conversation that every client has: its questions, its tool, and checks of its results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ E = TypeVar("E", bound=Exception)
 FAMILIES = ("qwen3", "gpt_oss")
 
 CONNECTOR = "weather"
-"""The same tool, on an MCP server that the model server has."""
+"""The name of an MCP server with the same tool that the model server knows."""
 
 QUESTIONS = ("What is the weather in Zürich and in Bern?", "And in Chur?")
 ANSWERS = ("Zürich has 18 degrees, Bern has 16.", "Chur has 21 degrees.")
 CITIES = ("Zürich", "Bern", "Chur")
 PREAMBLE = "I look it up."
-"""Of a family that says something before it calls."""
+"""The text of a family that says something before it calls."""
 
 DEGREES = {"Zürich": 18, "Bern": 16, "Chur": 21}
 
@@ -30,7 +30,7 @@ SCHEMA: dict[str, object] = {
 
 @dataclass
 class Weather:
-    """The tool, which remembers what it was asked."""
+    """The tool, which remembers the cities for which it was called."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Weather:
 
 
 def check(asked: Sequence[str], answers: Sequence[str]) -> None:
-    """answers: each turn's last text."""
+    """answers: the last text of each turn."""
     if list(asked) != list(CITIES):
         raise AssertionError(f"The tool was asked for {list(asked)}, not {list(CITIES)}.")
     if list(answers) != list(ANSWERS):
@@ -50,28 +50,28 @@ def check(asked: Sequence[str], answers: Sequence[str]) -> None:
 
 
 MOST = 16
-"""Conversations that a client can have here."""
+"""The most conversations of one client."""
 
 
 def model_of(family: str, client: str, number: int) -> str:
-    """Which plays the answers to this one conversation, and to none next to it."""
+    """Returns the replay model that plays the answers to this conversation and to no other."""
     return f"{family}-{client}-{number}"
 
 
 TOO_LONG = "word " * 20_000
-"""Exceeds the context of the demo model."""
+"""A prompt that exceeds the context of the demo model."""
 LONG = "The weather of the whole year, day by day. " * 20
 UNREPEATED = 64
-"""Most tokens at the end of a prompt that the next one does not repeat."""
+"""The most tokens at the end of a prompt that the next one does not repeat."""
 
 
 def check_cached(cached: int, before: int) -> None:
-    """before: tokens of the last prompt."""
+    """before: the number of tokens of the previous prompt."""
     assert cached >= before - UNREPEATED, f"{cached} tokens are cached of {before}"
 
 
 def refusal(kind: type[E], ask: Callable[..., object], *given: Any) -> E:
-    """The error that comes of it."""
+    """Returns the error that a call raises."""
     try:
         ask(*given)
     except kind as error:

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK."""
+"""Conversations of OpenAI's Agents SDK."""
 
 import asyncio
 import json
@@ -25,11 +25,11 @@ from conversations.weather import CONNECTOR, DESCRIPTION, NAME, QUESTIONS, Weath
 PACKAGES = ("openai-agents",)
 
 Run = Callable[..., Awaitable[RunResultBase]]
-"""Of an agent, with its input."""
+"""Runs an agent with its input."""
 Talk = Callable[[Run, Agent[Any], Weather], Coroutine[Any, Any, None]]
 
 LOOP = asyncio.Runner()
-"""One for all, since the SDK keeps its connections."""
+"""One event loop for all, since the SDK keeps its connections."""
 
 
 async def whole(agent: Agent[Any], text: Any, **more: Any) -> RunResultBase:

@@ -1,4 +1,4 @@
-"""Anthropic's own SDK: messages sent back, and its tool runner."""
+"""Conversations of Anthropic's own SDK: with messages sent back, and with its tool runner."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

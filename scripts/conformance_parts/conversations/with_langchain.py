@@ -1,4 +1,4 @@
-"""langchain-openai and langchain-anthropic."""
+"""Conversations of langchain-openai and langchain-anthropic."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ def answer(chat: Any, said: list[BaseMessage], *, stream: bool) -> AIMessage:
 
 
 def last_text(message: BaseMessage) -> str:
-    """Of several, the one that is the answer."""
+    """Returns the last of several texts, which is the answer."""
     if isinstance(message.content, str):
         return message.content
     texts = [block["text"] for block in message.content if block["type"] == "text"]
@@ -72,7 +72,8 @@ def with_mcp(*, stream: bool) -> Callable[[str], None]:
 
 
 def _asked(said: list[BaseMessage]) -> list[str]:
-    """In the order of the conversation: of calls that run together, the first to end is first."""
+    """Returns the cities in the order of the conversation: calls that run together may end in any
+    order."""
     blocks = [block for message in said for block in message.content if isinstance(block, dict)]
     calls = [block for block in blocks if block.get("type") == "mcp_call"]
     return sorted((json.loads(call["arguments"])["city"] for call in calls), key=CITIES.index)

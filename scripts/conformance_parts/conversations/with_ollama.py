@@ -1,4 +1,4 @@
-"""ollama, Ollama's own package, and langchain-ollama."""
+"""Conversations of ollama, Ollama's own package, and of langchain-ollama."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""OpenAI's own client."""
+"""Conversations of OpenAI's own client."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from openai.types.responses import Response
 PACKAGES = ("openai",)
 
 Ask = Callable[..., Response]
-"""With the fields of a request."""
+"""Sends a request with these fields."""
 
 TOOL: Any = {"type": "function", "name": NAME, "description": DESCRIPTION, "parameters": SCHEMA}
 STRICT = {**TOOL, "strict": True}
@@ -44,7 +44,7 @@ def streamed(client: OpenAI, **asked: Any) -> Response:
 
 
 def called(response: Response, weather: Weather) -> list[Any]:
-    """The results, as items, of all that it calls."""
+    """Calls what the response asks for, and returns the results as items."""
     calls = [item for item in response.output if item.type == "function_call"]
     return [
         {
@@ -63,7 +63,7 @@ def last_text(response: Response) -> str:
 
 
 def chained(ask: Ask, tool: Any = STRICT) -> None:
-    """The server remembers."""
+    """Continues stored responses, so that the server remembers the conversation."""
     weather, answers = Weather(), []
     before: dict[str, Any] = {}
     for question in QUESTIONS:
@@ -76,7 +76,7 @@ def chained(ask: Ask, tool: Any = STRICT) -> None:
 
 
 def in_conversation(client: OpenAI, ask: Ask) -> None:
-    """The server remembers, and can be asked what was said."""
+    """Continues a stored conversation, whose items the server returns."""
     weather, answers = Weather(), []
     conversation = client.conversations.create(metadata={"about": "weather"})
     for question in QUESTIONS:
@@ -92,7 +92,7 @@ def in_conversation(client: OpenAI, ask: Ask) -> None:
 
 
 def sent_back(ask: Ask) -> None:
-    """The client remembers all of it, reasoning too, and nothing is stored."""
+    """Sends the whole conversation back, reasoning too; nothing is stored."""
     weather, answers = Weather(), []
     said: list[Any] = []
     include = ["reasoning.encrypted_content"]
@@ -124,7 +124,7 @@ def over_a_socket(client: OpenAI, model: str) -> None:
 
 
 def with_mcp(ask: Ask) -> None:
-    """The server calls the tool itself."""
+    """Has the server call the tool itself."""
     tool = {**MCP, "require_approval": "never"}
     asked, answers = [], []
     before: dict[str, Any] = {}

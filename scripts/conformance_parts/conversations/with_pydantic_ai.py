@@ -1,4 +1,4 @@
-"""pydantic-ai."""
+"""Conversations of pydantic-ai."""
 
 import asyncio
 import json

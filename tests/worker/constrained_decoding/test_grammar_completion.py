@@ -1,102 +1,32 @@
 """Whatever a model prefers to say, a grammar comes to its end before the limit, if it can."""
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
-from mlx_server.worker.constrained_decoding.ending_search import EndingSearch, Probe
-from mlx_server.worker.constrained_decoding.grammar_completion import (
-    STEP_WORK,
-    CompletionHints,
-    GrammarCompletion,
-    searched_hints,
+from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
+from mlx_server.worker.constrained_decoding.grammar_completion import STEP_WORK, GrammarCompletion
+from tests.worker.constrained_decoding.worlds import (
+    INTEGER,
+    LARGE,
+    SCHEMAS,
+    STRING,
+    WIDE,
+    World,
+    completion_hints,
+    json_of,
+    lazy,
+    obj,
+    say,
 )
-from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
-from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 
 pytestmark = pytest.mark.tables
-
-
-def completion_hints(
-    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
-) -> CompletionHints:
-    """grammar: the matcher's source in Lark; without it, no completions are known."""
-    return searched_hints(classes, matcher, proposals_of(grammar, classes))
-
-
-@dataclass
-class World:
-    """A vocabulary, and what grammars and endings see of it."""
-
-    text: list[bytes]
-    control: dict[int, str]
-    tree: LLTokenizer
-    stop: int
-
-    @cached_property
-    def pieces(self) -> TokenClasses:
-        return TokenClasses(self.text, [self.stop], self.control)
-
-    @cached_property
-    def wishes(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """What samplers of bad character like best."""
-        return {name: np.array([wish(t) for t in self.text]) for name, wish in WISHES.items()}
-
-    def matcher(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self.tree, grammar, log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        return matcher
-
-
-WISHES: dict[str, Callable[[bytes], float]] = {
-    "anything": lambda text: 0.0,
-    "opening": lambda text: 3.0 * text.count(b"{") + 2 * text.count(b"[") + text.count(b","),
-    "quotes": lambda text: float(b'"' in text),
-    "text": lambda text: text.isalpha() + len(text) / 50,
-    "digits": lambda text: float(text.isdigit()),
-    "blanks": lambda text: float(bool(text) and not text.strip()),
-}
-
-
-@pytest.fixture(scope="module")
-def demo(demo_path: Path) -> World:
-    known = Vocabulary(demo_path, [2]).build()
-    return World(known.text, known.control, known.trie, 2)
-
-
-@pytest.fixture(scope="module")
-def bytewise() -> World:
-    class Tokens:
-        eos_token_id = 256
-        bos_token_id = None
-        tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|answer|>", b"<|call|>")
-        special_token_ids = (256, 257, 258)
-
-        def __call__(self, text: bytes) -> list[int]:
-            return list(text)
-
-    tree = LLTokenizer(TokenizerWrapper(Tokens()), eos_token=[256])
-    control = {256: "<|end|>", 257: "<|answer|>", 258: "<|call|>"}
-    return World([*Tokens.tokens[:256], b"", b"", b""], control, tree, 256)
-
-
-def lazy(matcher: LLMatcher) -> LazyMatcher:
-    return LazyMatcher(lambda: matcher)
 
 
 PERSON = {
@@ -152,193 +82,8 @@ def test_where_the_ending_takes_all_that_is_left_nothing_is_asked(bytewise: Worl
         completion.advance(token)
 
 
-@dataclass
-class Said:
-    tokens: list[int]
-    text: bytes
-    ended: bool
-
-
-def say(
-    world: World,
-    grammar: str,
-    limit: int,
-    wish: str = "anything",
-    seed: int = 0,
-    known: CompletionHints | None = None,
-    *,
-    guarded: bool = True,
-) -> Said:
-    """Among what is allowed, what the wish likes best; a stop token only where little else is."""
-    dice = np.random.default_rng(seed)
-    matcher = world.matcher(grammar)
-    ending = GrammarCompletion(
-        world.pieces,
-        known or CompletionHints(proposals_of(grammar, world.pieces)),
-        LazyMatcher(lambda: world.matcher(grammar)),
-    )
-    mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
-    said: list[int] = []
-    ended = False
-    for left in range(limit, 0, -1):
-        fill_next_token_bitmask(matcher, mask)
-        assert not matcher.is_error(), matcher.get_error()
-        if guarded:
-            before = mask.copy()
-            ending.allow(mask[0], left)
-            assert not (mask & ~before).any(), "allowed what the grammar does not"
-        stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
-        ids = world.pieces.allowed(mask[0])
-        assert stop or len(ids), "nothing is allowed"
-        if stop and (not len(ids) or dice.random() < 0.02):
-            ended = True
-            break
-        said.append(chosen(ids, world.wishes[wish], dice))
-        matcher.consume_token(said[-1])
-        ending.advance(said[-1])
-    return Said(said, b"".join(world.text[token] for token in said), ended)
-
-
-def chosen(ids: Ids, wishes: Any, dice: np.random.Generator) -> int:
-    """One time in ten it is anything."""
-    liked = wishes[ids] if dice.random() < 0.9 else np.zeros(len(ids))
-    return int(ids[(liked + dice.random(len(ids)) * 0.01).argmax()])
-
-
-def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
-    wanted = list(properties) if required is None else required
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": wanted,
-        "additionalProperties": False,
-    }
-
-
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
-KINDS: list[Any] = [STRING, INTEGER, {"type": "boolean"}, {"type": "number"}]
-LARGE = obj(**{f"member_{n}": KINDS[n % 4] for n in range(14)})
-
-SCHEMAS: dict[str, Any] = {
-    "simple": obj(["name", "age"], name=STRING, age=INTEGER, tags={"type": "array"}),
-    "nested": {
-        "$defs": {
-            "place": obj(city=STRING, country={"enum": ["Norway", "Chile", "Fiji"]}),
-            "person": obj(["name", "home"], name=STRING, home={"$ref": "#/$defs/place"}),
-        },
-        **obj(
-            owner={"$ref": "#/$defs/person"},
-            others={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1},
-            level={"enum": ["low", "medium", "high"]},
-        ),
-    },
-    "forty properties": obj(**{f"p{n}": KINDS[n % 4] for n in range(40)}),
-    "forty, one required": obj(["last"], **{f"p{n}": KINDS[n % 4] for n in range(40)}, last=STRING),
-    "tree": {
-        "$defs": {
-            "node": obj(value=STRING, children={"type": "array", "items": {"$ref": "#/$defs/node"}})
-        },
-        "$ref": "#/$defs/node",
-    },
-    "list": {
-        "$defs": {
-            "node": obj(next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, value=INTEGER)
-        },
-        "$ref": "#/$defs/node",
-    },
-    "optional recursion": {
-        "$defs": {"node": obj(["value"], next={"$ref": "#/$defs/node"}, value=INTEGER)},
-        "$ref": "#/$defs/node",
-    },
-    "formats": obj(
-        at={"type": "string", "format": "date-time"},
-        id={"type": "string", "format": "uuid"},
-        mail={"type": "string", "format": "email"},
-        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,}$"},
-        word={"type": "string", "pattern": "^a.*z$"},
-    ),
-    "lengths": obj(
-        ["long", "many", "large"],
-        long={"type": "string", "minLength": 40},
-        short={"type": "string", "maxLength": 3},
-        many={"type": "array", "items": INTEGER, "minItems": 5},
-        large={"type": "integer", "minimum": 1000},
-        above={"type": "number", "exclusiveMinimum": 0},
-    ),
-    "large items": {"type": "array", "items": LARGE},
-    "large option": obj(["a"], a=STRING, b=LARGE),
-    "patterns": obj(
-        mail={"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"},
-        word={"type": "string", "pattern": "(foo|bar)"},
-        version={"type": "string", "pattern": r"\d+\.\d+\.\d+"},
-        name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
-    ),
-    "numbers": obj(
-        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
-        share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    ),
-    "options": {
-        "type": "array",
-        "minItems": 2,
-        "items": {
-            "oneOf": [
-                obj(kind={"const": "circle"}, radius={"type": "number"}),
-                obj(kind={"const": "rectangle"}, width=INTEGER, height=INTEGER),
-            ]
-        },
-    },
-    "any members": {"type": "object"},
-    "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
-    "anything": True,
-}
-
-
-WIDE = obj(["m1"], **{f"m{n}": {"anyOf": [INTEGER, STRING]} for n in range(150)})
-
-
-def half(names: Iterable[str], wishes: Sequence[str]) -> list[tuple[str, str]]:
-    """Every name with every other wish, and each wish with every other name."""
-    pairs = [(name, wish, i + j) for i, name in enumerate(names) for j, wish in enumerate(wishes)]
-    return [(name, wish) for name, wish, number in pairs if number % 2 == 0]
-
-
-def json_of(schema: Any) -> str:
-    lark = Lark()
-    return lark.source(lark.json(schema))
-
-
 ONE_MORE = 200
 """What the last call before the limit may cost."""
-MORE = dict(zip(WISHES, (1, 80, 3, 15, 220, 15), strict=True))
-
-
-def comes_to_its_end(
-    world: World, grammar: str, wish: str, check: Callable[[bytes], object]
-) -> None:
-    """Under what the shortest ending takes for a limit, and under more."""
-    known = completion_hints(world.pieces, world.matcher(grammar), grammar)
-    assert known.tokens is not None
-    need = len(known.tokens) + 1
-    for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):
-        said = say(world, grammar, limit, wish, seed, known)
-        assert said.ended, (limit, said.text)
-        check(said.text)
-
-
-@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, list(WISHES)))
-def test_json_comes_to_its_end(demo: World, name: str, wish: str) -> None:
-    schema = SCHEMAS[name]
-    comes_to_its_end(
-        demo, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
-    )
-
-
-@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, ["opening", "anything", "text"]))
-def test_with_a_token_for_each_byte(bytewise: World, name: str, wish: str) -> None:
-    schema = SCHEMAS[name]
-    comes_to_its_end(
-        bytewise, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
-    )
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -368,70 +113,6 @@ def test_a_limit_that_no_ending_fits_restricts_nothing(demo: World, name: str) -
     guarded = say(demo, grammar, limit, "text", 1, known)
     assert guarded == say(demo, grammar, limit, "text", 1, guarded=False)
     assert not guarded.ended
-
-
-def after_a_control_token(lark: Lark) -> str:
-    return f"{lark.up_to('<|answer|>')} {lark.json(SCHEMAS['simple'])}"
-
-
-def after_a_text_mark(lark: Lark) -> str:
-    return f"{lark.up_to('</think>')} {lark.json(SCHEMAS['simple'])}"
-
-
-def tagged_call(lark: Lark) -> str:
-    return (
-        r'"<tool_call>\n<function=walk>\n<parameter=to>\n" '
-        + lark.up_to("</parameter>")
-        + r' "\n<parameter=how>\n" '
-        + lark.up_to("</parameter>")
-        + r' "\n</function>\n</tool_call>"'
-    )
-
-
-def python_call(lark: Lark) -> str:
-    text = lark.terminal(r"/'([^'\\\n]|\\['\\n])*'/")
-    return f'"[walk(to=" {text} ", steps=" /[0-9]+/ (", then=" {text})? ")]"'
-
-
-GRAMMARS: dict[str, tuple[Callable[[Lark], str], str]] = {
-    "after a control token": (after_a_control_token, r'.*\{.*"name".*\}\s*'),
-    "after a text mark": (after_a_text_mark, r'.*</think>\s*\{.*"name".*\}\s*'),
-    "tags": (tagged_call, r"<tool_call>.*</parameter>\n<parameter=how>.*</function>\n</tool_call>"),
-    "python": (python_call, r"\[walk\(to='.*', steps=[0-9]+.*\)\]"),
-    "regex": (lambda lark: "/a(b|cd{40})*(xy|z{60})/", r"a(b|cd{40})*(xy|z{60})"),
-    "choice": (lambda lark: '"yes" | "no" | "perhaps not at all"', "yes|no|perhaps not at all"),
-    "a call or text": (
-        lambda lark: f"/[a-z ]*/ | {lark.text('<|call|>')} {lark.json(SCHEMAS['nested'])}",
-        r"[a-z ]*|\{.*\}\s*",
-    ),
-}
-
-
-TEXTUAL = [name for name in GRAMMARS if name not in ("after a control token", "a call or text")]
-
-
-@pytest.mark.parametrize(("name", "wish"), half(GRAMMARS, list(WISHES)))
-def test_other_grammars_come_to_their_end(bytewise: World, name: str, wish: str) -> None:
-    start, whole = GRAMMARS[name]
-    lark = Lark(bytewise.control)
-    pattern = re.compile(whole.encode(), re.DOTALL)
-
-    def check(text: bytes) -> None:
-        assert pattern.fullmatch(text)
-
-    comes_to_its_end(bytewise, lark.source(start(lark)), wish, check)
-
-
-@pytest.mark.parametrize(("name", "wish"), half(TEXTUAL, list(WISHES)[::-1]))
-def test_other_grammars_in_long_tokens(demo: World, name: str, wish: str) -> None:
-    start, whole = GRAMMARS[name]
-    lark = Lark(demo.control)
-    pattern = re.compile(whole.encode(), re.DOTALL)
-
-    def check(text: bytes) -> None:
-        assert pattern.fullmatch(text)
-
-    comes_to_its_end(demo, lark.source(start(lark)), wish, check)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 40, 100])
@@ -465,18 +146,6 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     GrammarCompletion(demo.pieces, known, lazy(matcher)).allow(mask, 30)
     assert matcher.compute_bitmask() == before
     assert not matcher.is_error()
-
-
-def test_lines_within_json_are_ended(bytewise: World) -> None:
-    """Their end is two characters among many, which nothing but a hint would find."""
-    text = {"type": "string", "pattern": r"^begin\n(?:\+.*\n)+end$"}
-    schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    lark = Lark()
-    grammar = lark.source(lark.json({**schema, "additionalProperties": False}))
-    found = completion_hints(bytewise.pieces, bytewise.matcher(grammar), grammar).tokens
-    assert found is not None
-    written = json.loads(b"".join(bytewise.text[token] for token in found))
-    assert re.fullmatch(r"begin\n(\+.*\n)+end", written["input"])
 
 
 class Counted:
@@ -522,25 +191,6 @@ def test_no_step_takes_more_than_its_work(demo: World, name: str, dearer: int) -
     assert 0 < max(spent) <= STEP_WORK + ONE_MORE
 
 
-@pytest.mark.parametrize(("text", "is_costly"), [(b'{"m1":-3', True), (b'{"m1":"q', False)])
-def test_after_a_digit_in_a_wide_object_few_ends_are_tried(
-    demo: World, text: bytes, is_costly: bool
-) -> None:
-    """There each costs as much as the object has members, and others have to be tried too."""
-    grammar = json_of(WIDE)
-    proposals = proposals_of(grammar, demo.pieces)
-    probe, search = (
-        Probe(demo.matcher(grammar), demo.pieces, proposals.width),
-        EndingSearch(demo.pieces, proposals),
-    )
-    probe.take(demo.pieces.cut(text))
-    assert probe.is_costly is is_costly
-    known = demo.pieces.cut(b',"m2":0' * 20 + b"}")
-    tails = search._tails(known, 1, is_costly=probe.is_costly)
-    assert [*known, demo.pieces.stop] in tails
-    assert (len(tails) * len(WIDE["properties"]) > 2 * STEP_WORK) is not is_costly
-
-
 def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
     demo: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,33 +221,6 @@ def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
     assert found[-1] > found[2], (spent, found)
 
 
-EVERYDAY = (
-    r"^[^@]+@[^@]+\.[^@]+$",
-    "(foo|bar)",
-    r"\d+\.\d+\.\d+",
-    r"^\d{4}-\d{2}-\d{2}$",
-    "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
-    ".*foo.*",
-    r"^https?://[^\s/]+/.*$",
-    r"^\+?[0-9 ()-]{7,20}$",
-    "^(red|green|blue)( (red|green|blue))*$",
-    r"^#[0-9a-fA-F]{6}$",
-    r"^[\w.-]+@[\w-]+\.\w{2,4}$",
-)
-
-
-@pytest.mark.parametrize("pattern", EVERYDAY)
-@pytest.mark.parametrize("wish", ["anything", "text"])
-def test_everyday_patterns_come_to_their_end(
-    demo: World, bytewise: World, pattern: str, wish: str
-) -> None:
-    schema = obj(v={"type": "string", "pattern": pattern})
-    for world in (demo, bytewise):
-        comes_to_its_end(
-            world, json_of(schema), wish, lambda text: jsonschema.validate(json.loads(text), schema)
-        )
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, seed: int) -> None:
     """The pattern's shortest text is longer than what of an ending is tried after a plain token."""
@@ -609,56 +232,6 @@ def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, see
     said = say(demo, grammar, len(known.tokens) + 16, "anything", seed, known)
     assert said.ended, said.text
     jsonschema.validate(json.loads(said.text), schema)
-
-
-def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    names = st.sampled_from(["a", "name", "na", "items", "x y", "é"])
-    members = st.dictionaries(names, inner, max_size=4)
-    return members.flatmap(
-        lambda listed: st.lists(st.sampled_from([*listed, "name"]), unique=True, max_size=3).map(
-            lambda required: obj([name for name in required if name in listed], **listed)
-        )
-    )
-
-
-_LEAVES: st.SearchStrategy[Any] = st.one_of(
-    st.sampled_from(EVERYDAY).map(lambda pattern: {"type": "string", "pattern": pattern}),
-    st.sampled_from(["date", "date-time", "uuid", "email", "ipv4", "uri"]).map(
-        lambda format: {"type": "string", "format": format}
-    ),
-    st.integers(0, 40).map(lambda least: {"type": "string", "minLength": least}),
-    st.tuples(st.integers(-2000, 2000), st.integers(0, 3000)).map(
-        lambda bounds: {"type": "integer", "minimum": bounds[0], "maximum": sum(bounds)}
-    ),
-    st.integers(-5, 5).map(lambda low: {"type": "number", "exclusiveMinimum": low}),
-    st.sampled_from([{"enum": ["low", "lower", 3, None]}, {"type": "boolean"}, {"const": "x"}]),
-)
-RANDOM_SCHEMAS = st.recursive(
-    _LEAVES,
-    lambda inner: st.one_of(
-        _objects(inner),
-        st.tuples(inner, st.integers(0, 4)).map(
-            lambda parts: {"type": "array", "items": parts[0], "minItems": parts[1]}
-        ),
-        st.lists(inner, min_size=2, max_size=3).map(lambda options: {"anyOf": options}),
-    ),
-    max_leaves=6,
-)
-
-
-@pytest.mark.soak
-@given(RANDOM_SCHEMAS, st.sampled_from(list(WISHES)), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_no_random_schema_is_cut(
-    demo: World, bytewise: World, schema: Any, wish: str, single_bytes: bool
-) -> None:
-    """With room for the shortest instance and a quarter more, or 8 tokens."""
-    comes_to_its_end(
-        bytewise if single_bytes else demo,
-        json_of(schema),
-        wish,
-        lambda text: jsonschema.validate(json.loads(text), schema),
-    )
 
 
 def test_near_the_limit_a_text_still_has_its_quotes_and_parts_of_characters(demo: World) -> None:
@@ -678,23 +251,3 @@ def test_near_the_limit_a_text_still_has_its_quotes_and_parts_of_characters(demo
     for text in (b' "', b'"}', b"\xe0", b"\\"):
         (token,) = demo.pieces.known([text])
         assert mask[token // 32] >> (token % 32) & 1, text
-
-
-def test_the_matcher_of_the_search_is_built_only_near_the_limit(demo: World) -> None:
-    grammar = json_of(SCHEMAS["simple"])
-    known = completion_hints(demo.pieces, demo.matcher(grammar), grammar)
-    built: list[LLMatcher] = []
-
-    def build() -> LLMatcher:
-        built.append(demo.matcher(grammar))
-        return built[-1]
-
-    row = GrammarCompletion(demo.pieces, known, LazyMatcher(build))
-    mask = np.zeros(-(-len(demo.text) // 32), np.int32)
-    row.allow(mask, 100_000)
-    for left, token in enumerate(demo.pieces.cut(b'{"name":"')):
-        row.advance(token)
-        row.allow(mask, 99_999 - left)
-    assert not built
-    row.allow(mask, 20)
-    assert len(built) == 1

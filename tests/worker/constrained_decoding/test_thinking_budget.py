@@ -17,8 +17,8 @@ from mlx_server.worker.constrained_decoding.thinking_budget import (
 )
 from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END, IM_START
-from tests.worker.test_batch import a_prompt, ids
-from tests.worker.test_worker import drain, failures, run, tokens_of
+from tests.worker.batch_runs import a_prompt, ids
+from tests.worker.engine_runs import drain, failures, run, tokens_of
 
 pytestmark = pytest.mark.tables
 

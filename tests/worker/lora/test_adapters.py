@@ -3,8 +3,8 @@
 import gc
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +21,28 @@ from mlx_server.engine.messages import (
     CancelRows,
     Generate,
     LoadAdapter,
-    LoadModel,
-    ModelLoaded,
-    Prefilled,
     PromptLogprobs,
-    Report,
     RowFailed,
-    StepOutput,
     Token,
     UnloadAdapter,
     UnloadModel,
 )
-from mlx_server.requests import SamplingParams
 from mlx_server.worker.prompt_logprobs import prompt_logprobs
-from mlx_server.worker.worker import Engine
+from tests.worker.batch_runs import Ask, a_prompt, alone, ids
 from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
-from tests.worker.lora_files import (
-    contents,
-    linears_of,
-    mlx_adapter,
-    network,
-    peft_adapter,
-    save,
-    weakened,
-    weights_of,
-    with_adapter,
+from tests.worker.lora.desk import (
+    GREEDY,
+    SEEN,
+    TOKENS,
+    Case,
+    Desk,
+    Reference,
+    RowRequest,
+    a_case,
+    assert_same,
+    mixed,
 )
-from tests.worker.test_batch import CLOSE, Ask, a_prompt, alone, ids
-
-GREEDY = SamplingParams(temperature=0)
-SEEN = SamplingParams(temperature=0, logprobs=2)
-TOKENS = 10
-EMBEDDINGS = ("model.embed_tokens", "lm_head")
+from tests.worker.lora_files import contents, mlx_adapter, network, peft_adapter, weakened
 
 TIED = Kind("llama-tied", {**LLAMA, "tie_word_embeddings": True})
 TIED_4BIT = replace(TIED, name="llama-tied-4bit", quantized={"group_size": 32, "bits": 4})
@@ -60,123 +50,6 @@ GPT_OSS_4BIT = Kind("gpt-oss-4bit", GPT_OSS, {"group_size": 32, "bits": 4})
 ALIKE = ("llama-8bit", "llama-sharded")
 """What an adapter finds in them it finds in others: layers of llama, quantised or not."""
 EVERY_KIND = (*(kind for kind in KINDS if kind.name not in ALIKE), GPT_OSS_4BIT, TIED, TIED_4BIT)
-
-
-@dataclass(frozen=True)
-class RowRequest:
-    """One request: what it says, with which adapter and how much of it."""
-
-    prompt: list[int]
-    adapter: str | None = None
-    scale: float = 1.0
-
-
-class Desk:
-    """One engine with one model, in the test's own process."""
-
-    def __init__(self, path: Path, cache_bytes: int = 0) -> None:
-        self.engine = Engine(concurrency=16, cache_bytes=cache_bytes)
-        self.answers: dict[int, list[int]] = {}
-        self.cached: dict[int, int] = {}
-        self.failed: dict[int, str] = {}
-        self.engine.handle(LoadModel("m", str(path)))
-        assert any(isinstance(report, ModelLoaded) for report in self.finish())
-
-    @property
-    def model(self) -> Any:
-        return self.engine._batches["m"].model
-
-    def load(self, adapter: str, folder: Path) -> Report:
-        (report,) = self.engine.handle(LoadAdapter("m", adapter, str(folder)))
-        return report
-
-    def loaded(self, **folders: Path) -> "Desk":
-        for adapter, folder in folders.items():
-            assert isinstance(self.load(adapter, folder), AdapterLoaded)
-        return self
-
-    def unload(self, adapter: str) -> None:
-        reports = self._noted(self.engine.handle(UnloadAdapter("m", adapter)))
-        assert reports[-1] == AdapterUnloaded("m", adapter)
-
-    def begin(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
-        row = len(self.answers)
-        self.answers[row] = []
-        asked = Generate(row, "m", row_request.prompt, tokens, [], GREEDY, **rest)
-        asked.adapter, asked.adapter_scale = row_request.adapter, row_request.scale
-        self._noted(self.engine.handle(asked))
-        return row
-
-    def step(self) -> list[Report]:
-        return self._noted(self.engine.step())
-
-    def finish(self) -> list[Report]:
-        reports: list[Report] = []
-        while self.engine.pause is not None:
-            reports += self.step()
-        return reports
-
-    def together(self, row_requests: Sequence[RowRequest], tokens: int = TOKENS) -> list[list[int]]:
-        rows = [self.begin(row_request, tokens) for row_request in row_requests]
-        self.finish()
-        return [self.answers[row] for row in rows]
-
-    def _noted(self, reports: list[Report]) -> list[Report]:
-        for report in reports:
-            match report:
-                case StepOutput(tokens=tokens):
-                    for token in tokens:
-                        self.answers[token.row].append(token.id)
-                case Prefilled(row, cached):
-                    self.cached[row] = cached
-                case RowFailed(row, message):
-                    self.failed[row] = message
-        return reports
-
-
-class Reference:
-    """mlx-lm with one adapter, or none, and one row at a time."""
-
-    def __init__(self, path: Path, adapter: Path | None) -> None:
-        self.model = with_adapter(path, adapter)
-
-    def answer(self, prompt: list[int], tokens: int = TOKENS) -> list[Token]:
-        return alone(self.model, Ask(prompt, tokens, sampling=SEEN))
-
-
-def assert_same(answer: list[int], reference: list[Token]) -> None:
-    """Up to a step where the two likeliest tokens tie: from there both ways are right."""
-    assert len(answer) == len(reference)
-    for id, token in zip(answer, reference, strict=True):
-        assert token.logprobs
-        (_, first), (_, second) = token.logprobs.top
-        if id != token.id:
-            assert first - second < CLOSE
-            return
-
-
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint, two adapters for all that it has, and the second at half its strength."""
-
-    path: Path
-    one: Path
-    two: Path
-    half: Path
-
-    @property
-    def references(self) -> dict[tuple[str | None, float], Reference]:
-        folders = {(None, 1.0): None, ("one", 1.0): self.one, ("two", 1.0): self.two}
-        folders["two", 0.5] = self.half
-        return {use: Reference(self.path, folder) for use, folder in folders.items()}
-
-
-def a_case(path: Path, folder: Path) -> Case:
-    embeddings = [k for k, _ in network(path).named_modules() if k in EMBEDDINGS]
-    keys = [*linears_of(path), *embeddings]
-    one = mlx_adapter(folder / "one", path, seed=1, keys=keys)
-    two = mlx_adapter(folder / "two", path, seed=2, rank=7, keys=keys)
-    return Case(path, one, two, weakened(folder / "half", two, 0.5))
 
 
 @pytest.fixture(scope="module", params=EVERY_KIND, ids=lambda kind: kind.name)
@@ -190,12 +63,6 @@ def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("tied")
     return a_case(TIED.save(folder / "base"), folder)
-
-
-def mixed() -> list[RowRequest]:
-    uses: list[tuple[str | None, float]] = [(None, 1.0), ("one", 1.0), ("two", 1.0), ("two", 0.5)]
-    lengths = [5, 40, 300, 2, 70, 9, 33, 1]
-    return [RowRequest(a_prompt(n, seed=i), *uses[i % 4]) for i, n in enumerate(lengths)]
 
 
 @pytest.mark.tables
@@ -258,32 +125,6 @@ def test_prompts_of_a_token_or_two_keep_their_adapters(case: Case) -> None:
         assert_same(
             answer, references[row_request.adapter, row_request.scale].answer(row_request.prompt)
         )
-
-
-Formats = Callable[[Path, Path], Path]
-FORMATS: dict[str, Formats] = {
-    "plain": lambda folder, adapter: peft_adapter(folder, adapter),
-    "rslora": lambda folder, adapter: peft_adapter(folder, adapter, rslora=True),
-    "patterns": lambda folder, adapter: peft_adapter(folder, adapter, wide="self_attn.q_proj"),
-}
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
-@pytest.mark.parametrize("form", FORMATS)
-def test_both_formats_of_an_adapter_agree(
-    tiny_path: Path, tmp_path: Path, form: str, dora: bool
-) -> None:
-    ours = mlx_adapter(tmp_path / "mlx", tiny_path, dora=dora)
-    theirs = FORMATS[form](tmp_path / "peft", ours)
-    prompts = [a_prompt(30, seed=n) for n in range(3)]
-    row_requests = [
-        RowRequest(prompt, adapter) for prompt in prompts for adapter in ("ours", "theirs")
-    ]
-    desk = Desk(tiny_path).loaded(ours=ours, theirs=theirs)
-    reference = Reference(tiny_path, ours)
-    for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
-        assert_same(answer, reference.answer(row_request.prompt))
 
 
 def test_an_embedding_from_peft_leaves_a_shared_head_alone(case: Case, tmp_path: Path) -> None:
@@ -519,6 +360,7 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     (before,) = desk.together([RowRequest(a_prompt(300))])
     parameters = {name: id(array) for name, array in tree_flatten(desk.model.parameters())}
     types = {name: type(module) for name, module in desk.model.named_modules()}
+    gc.collect()  # engines of other tests
     mx.clear_cache()
     memory = mx.get_active_memory()
     desk.loaded(one=each.one, two=each.two)
@@ -535,132 +377,6 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     mx.clear_cache()
     assert mx.get_active_memory() <= memory + 4096
     assert desk.together([RowRequest(a_prompt(300))]) == [before]
-
-
-Q = "model.layers.0.self_attn.q_proj"
-Spoil = Callable[[dict[str, Any], dict[str, mx.array]], Any]
-
-
-def changed(name: str, change: Callable[[mx.array], mx.array]) -> Spoil:
-    def spoil(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
-        tensors[name] = change(tensors[name])
-
-    return spoil
-
-
-def poisoned(value: float) -> Spoil:
-    return changed(f"{Q}.lora_b", lambda b: mx.where(mx.arange(b.shape[1]) == 3, value, b))
-
-
-def ranked(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
-    tensors[f"{Q}.lora_a"] = mx.zeros((64, 10_000))
-    tensors[f"{Q}.lora_b"] = mx.zeros((10_000, 128))
-
-
-def renamed(to: str) -> Spoil:
-    def spoil(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
-        for leaf in ("lora_a", "lora_b"):
-            tensors[f"{to}.{leaf}"] = tensors.pop(f"{Q}.{leaf}")
-
-    return spoil
-
-
-def doubled(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
-    for leaf in ("lora_a", "lora_b"):
-        tensors[f"{Q}.{leaf}".removeprefix("model.")] = tensors[f"{Q}.{leaf}"]
-
-
-HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "one layer twice": (doubled, "are the same layer"),
-    "no such layer": (renamed("model.layers.9.self_attn.q_proj"), "model.layers.9"),
-    "a norm": (renamed("model.norm"), "model.norm"),
-    "a block": (renamed("model.layers.0"), "model.layers.0: a TransformerBlock"),
-    "wrong width": (changed(f"{Q}.lora_a", lambda a: a[:-1]), Q),
-    "wrong height": (changed(f"{Q}.lora_b", lambda b: b[:, :-1]), Q),
-    "other ranks": (changed(f"{Q}.lora_a", lambda a: a[:, :-1]), Q),
-    "three dimensions": (changed(f"{Q}.lora_a", lambda a: a[None]), Q),
-    "integers": (changed(f"{Q}.lora_a", lambda a: a.astype(mx.int32)), Q),
-    "not a number": (poisoned(float("nan")), f"{Q}: some values are not finite"),
-    "infinite": (poisoned(float("inf")), f"{Q}: some values are not finite"),
-    "rank": (ranked, "rank is 10000"),
-    "half a pair": (lambda c, t: t.pop(f"{Q}.lora_b"), f"{Q}: lora_b is missing"),
-    "other tensors": (lambda c, t: t.update(x=mx.zeros(3)), "x: not a LoRA tensor"),
-    "a magnitude": (lambda c, t: t.update({f"{Q}.m": mx.zeros(128)}), f"{Q}: m is not LoRA"),
-    "no magnitude": (lambda c, t: c.update(fine_tune_type="dora"), "m is missing"),
-    "nothing": (lambda c, t: t.clear(), "holds no tensor"),
-    "full": (lambda c, t: c.update(fine_tune_type="full"), "serve it as a model"),
-    "unknown": (lambda c, t: c.update(fine_tune_type="loha"), "loha"),
-    "scale": (lambda c, t: c["lora_parameters"].update(scale=float("nan")), "scale is nan"),
-    "no scale": (lambda c, t: c["lora_parameters"].pop("scale"), "scale is None"),
-    "no parameters": (lambda c, t: c.pop("lora_parameters"), "scale is None"),
-    "huge scale": (lambda c, t: c["lora_parameters"].update(scale=1e300), "not finite"),
-    "not lora": (lambda c, t: c.update(peft_type="IA3"), "IA3"),
-}
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
-    tiny_path: Path, tmp_path: Path, name: str
-) -> None:
-    spoil, said = HOSTILE[name]
-    config, tensors = contents(mlx_adapter(tmp_path / "good", tiny_path))
-    spoil(config, tensors)
-    assert_refused(tiny_path, save(tmp_path / "bad", config, tensors), said)
-
-
-PEFT_HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    "bias": ({"bias": "all"}, "bias 'all'"),
-    "rank": ({"r": 5}, "rank 4"),
-    "no alpha": ({"lora_alpha": None}, "lora_alpha is None"),
-    "expression": ({"rank_pattern": {"(a+)+b": 4}}, "(a+)+b"),
-    "pattern": ({"rank_pattern": [4]}, "rank_pattern is not an object"),
-    "experts": ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
-    "dora": ({"use_dora": True}, "lora_magnitude_vector is missing"),
-}
-
-
-@pytest.mark.parametrize("name", PEFT_HOSTILE)
-def test_what_is_wrong_with_a_peft_adapter_is_said(
-    tiny_path: Path, tmp_path: Path, name: str
-) -> None:
-    fields, said = PEFT_HOSTILE[name]
-    good = mlx_adapter(tmp_path / "good", tiny_path)
-    assert_refused(tiny_path, peft_adapter(tmp_path / "bad", good, **fields), said)
-
-
-FILES: dict[str, Callable[[Path], Any]] = {
-    "truncated": lambda f: weights_of(f).write_bytes(weights_of(f).read_bytes()[:-100]),
-    "cut header": lambda f: weights_of(f).write_bytes(weights_of(f).read_bytes()[:100]),
-    "huge header": lambda f: weights_of(f).write_bytes(b"\xff" * 8 + b"{}"),
-    "pickle": lambda f: weights_of(f).write_bytes(b"\x80\x04N."),
-    "no weights": lambda f: weights_of(f).unlink(),
-    "no config": lambda f: (f / "adapter_config.json").unlink(),
-    "not json": lambda f: (f / "adapter_config.json").write_text("{"),
-    "no object": lambda f: (f / "adapter_config.json").write_text("[]"),
-    "deep": lambda f: (f / "adapter_config.json").write_text("[" * 100_000),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_can_not_be_read_are_refused(tiny_path: Path, tmp_path: Path, name: str) -> None:
-    folder = mlx_adapter(tmp_path / "bad", tiny_path)
-    FILES[name](folder)
-    assert_refused(tiny_path, folder, "adapter")
-
-
-def assert_refused(path: Path, folder: Path, said: str) -> None:
-    desk = Desk(path)
-    row = desk.begin(RowRequest(a_prompt(9)))
-    desk.step()
-    types = {name: type(module) for name, module in desk.model.named_modules()}
-    failed = desk.load("bad", folder)
-    assert isinstance(failed, AdapterFailed)
-    assert said in failed.message
-    assert {name: type(module) for name, module in desk.model.named_modules()} == types
-    desk.finish()
-    assert_same(desk.answers[row], Reference(path, None).answer(a_prompt(9)))
 
 
 def test_rows_go_on_while_adapters_come_and_go(case: Case) -> None:

@@ -11,8 +11,8 @@ import mlx_lm
 import pytest
 
 from mlx_server.engine.blas import fast_blas
-from tests.worker.lora.test_adapters import Desk, RowRequest
-from tests.worker.test_batch import CLOSE
+from tests.worker.batch_runs import CLOSE
+from tests.worker.lora.desk import Desk, RowRequest
 
 pytestmark = pytest.mark.soak
 

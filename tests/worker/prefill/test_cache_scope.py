@@ -6,7 +6,7 @@ from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 
 def cached(batch: Batch, number: int, scope: str) -> int:

@@ -23,7 +23,7 @@ from mlx_server.worker.prefill.snapshot_places import (
     with_parting,
 )
 from mlx_server.worker.replay_model import ReplayCache
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 WINDOW = 50
 

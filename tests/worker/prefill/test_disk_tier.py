@@ -33,9 +33,9 @@ from mlx_server.prompt_files.names import PromptFile
 from mlx_server.worker.mlx_lm_internals import KVCache
 from mlx_server.worker.prefill import cache_layout, disk_tier, prompt_restorer, prompt_saver
 from mlx_server.worker.worker import Engine
+from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import mlx_adapter
-from tests.worker.test_batch import a_prompt
 from tests.worker.test_kinds import GREEDY, Bench
 
 QWEN3_5 = Kind(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from tests.worker.batch_runs import a_prompt
 from tests.worker.prefill.test_cached_prompt import TOKEN, full, recurrent
-from tests.worker.test_batch import a_prompt
 
 SYSTEMS = (a_prompt(120, seed=1), a_prompt(90, seed=2))
 LONGEST, THOUGHT, MESSAGE = 400, 4, 10

@@ -14,8 +14,8 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import KINDS, Kind
-from tests.worker.test_batch import a_prompt
 from tests.worker.test_kinds import Bench
 
 from .test_prompt_cache import TOKEN, entry

@@ -19,7 +19,7 @@ from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.prompt_files.names import Ids, common_length
 from mlx_server.worker.prefill import cached_prompt
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 TOKEN = 2 * 2 * 16 * 4
 """Bytes that `entry` keeps for a token: keys and values of 2 heads, 16 wide, in float32."""

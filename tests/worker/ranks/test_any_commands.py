@@ -34,7 +34,7 @@ from mlx_server.worker.inputs import Inputs, OwnInputs
 from mlx_server.worker.ranks.tape import Diverged, RecordedInputs, RepeatedInputs, decode_input
 from mlx_server.worker.serving import engine_of, serve
 from tests.tiny import IM_END, tiny_llama
-from tests.worker.test_batch import a_prompt
+from tests.worker.batch_runs import a_prompt
 
 STEPS = 24
 LENGTH = 12

@@ -1,8 +1,9 @@
-"""Put on PYTHONPATH: makes the llama models of any server that is built on mlx-lm simulated ones.
+"""Makes the llama models of any server that is built on mlx-lm simulated ones, if this folder is on
+PYTHONPATH.
 
-MLX_SIMULATED names the pair, MLX_SIMULATED_FILE the user's own table. The time of a pass is slept
-in the call (a GPU that is waited for), so what a server does in Python comes on top, for each
-server alike.
+MLX_SIMULATED names the pair of machine and model, MLX_SIMULATED_FILE the user's own table. The time
+of a pass is slept in the call, like waiting for a GPU, so what a server does in Python is added to
+it, for each server alike.
 """
 
 import importlib.abc

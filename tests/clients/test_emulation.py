@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.clients.asking import checked_answer, two_passes, with_hermes_tools
+from mlx_server.clients.emulation import checked_answer, two_passes, with_hermes_tools
 from mlx_server.clients.exchange import Exchange, Wire, run
 from mlx_server.errors import BadRequest
 from mlx_server.repair.allowed import ALL_REPAIRS

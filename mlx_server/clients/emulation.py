@@ -1,4 +1,5 @@
-"""Adds what other servers can't do: checks, retries, a thinking budget, Hermes' tools."""
+"""Emulates on the client's side what other servers lack: checked answers with retries, a thinking
+budget, and tools that are described in the prompt."""
 
 from collections.abc import Callable, Mapping
 
@@ -33,8 +34,11 @@ def checked_answer(
     *,
     tools_in_prompt: bool = False,
 ) -> Exchange:
-    """An answer that is read, checked against what the request requires, and asked for again with
-    what is wrong with it, as often as `repair.retries` says. ask: how one attempt is made."""
+    """Requests an answer, repairs it and checks it against the request. An answer that is still
+    wrong is requested again with its errors in the conversation, up to `repair.retries` times.
+
+    ask: makes one attempt, which may take several requests.
+    """
     options = reading_options(body, family, repair, tools_in_prompt=tools_in_prompt)
     required = requirements(body)
     body = described_in_prompt(body, tools=tools_in_prompt)
@@ -53,10 +57,11 @@ def checked_answer(
 
 
 def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Exchange:
-    """Thoughts of at most so many tokens, then the answer after them, which may be a call.
+    """Limits reasoning to `thinking_tokens` by two requests: the first stops at that limit or at
+    the closing tag, the second continues the message with the answer, which may be a tool call.
 
-    It is for servers that continue a message, as vLLM and llama.cpp do, and for models that think
-    within tags.
+    The server must be able to continue a message, as vLLM and llama.cpp are, and the model must
+    write its reasoning within `<tag>`. The first answer is returned if it is already complete.
     """
     if family in AS_TEXT:
         raise BadRequest(
@@ -83,14 +88,15 @@ def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Excha
 
 
 def requirements(body: Wire) -> Requirements:
-    """The requirements that a request makes of its answer."""
+    """What the request's `response_format` and `tool_choice` require of its answer."""
     return Requirements(_format(body), _tool_choice(body))
 
 
 def described_in_prompt(body: Wire, *, tools: bool) -> Wire:
-    """The body with the schema of its answer in the system prompt, since servers ignore it.
+    """The body with the schema of its `response_format` in the system prompt too, since many
+    servers accept the field and ignore it.
 
-    tools: also its tools, for a server that has none.
+    tools: whether its tools move to the system prompt as well, for servers without tool calling.
     """
     if wanted := _format(body):
         described = {"schema": wanted.schema, "description": wanted.description}
@@ -100,8 +106,8 @@ def described_in_prompt(body: Wire, *, tools: bool) -> Wire:
 
 
 def with_hermes_tools(body: Wire) -> Wire:
-    """The body for a server that has no tools: they are described in the system prompt, as Hermes
-    models are given them, and earlier calls and their results are text."""
+    """The body for a server without tool calling: the system prompt describes the tools in the
+    format of Hermes models, and earlier calls and their results become text."""
     if not (tools := body.get("tools")):
         return body
     rest = {n: v for n, v in body.items() if n not in ("tools", "tool_choice")}
@@ -117,7 +123,10 @@ def with_hermes_tools(body: Wire) -> Wire:
 
 
 def _joined(answer: Wire, thoughts: str, spent: int) -> Wire:
-    """The answer of the second request with the thoughts of the first, and the usage of both."""
+    """The second request's answer with the first one's reasoning.
+
+    spent: the completion tokens of the first request, which are added to the usage.
+    """
     choice = next(iter(choices_of(answer)), {})
     message = {**(choice.get("message") or {}), "reasoning_content": thoughts}
     usage = dict(answer.get("usage") or {})

@@ -1,0 +1,117 @@
+"""Servers forked from a process that has imported the app, as to import it takes most of a start.
+
+Tests of the start itself, and those that change what Python does at its own start, begin a new
+interpreter instead.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.forkserver import ensure_running
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import IO, Any
+
+PRELOADED = ("mlx_server.cli", "mlx_server.cli.startup", "mlx_server.app", "uvloop", "tokenizers")
+OWN_VARIABLES = ("MLX_SERVER_", "PYTEST_CURRENT_TEST")
+"""Prefixes of variables that are read, if at all, after all modules are imported."""
+
+
+class ForkedProcess:
+    """It has those names of `subprocess.Popen` that tests of servers use."""
+
+    def __init__(self, process: ForkServerProcess, stdout: IO[str]) -> None:
+        self._process, self.stdout = process, stdout
+
+    @property
+    def pid(self) -> int:
+        pid = self._process.pid
+        assert pid is not None
+        return pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("mlx-server", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Not where a test has changed what modules read while they are imported; nor on a Mac, whose
+    own libraries don't survive a fork without an exec."""
+    return sys.platform == "linux" and _read_by_imports(environment) == _template()[1]
+
+
+def fork(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: int
+) -> ForkedProcess:
+    """Runs the command line `mlx-server ARGUMENTS`; log: the descriptor of its standard error."""
+    read, write = os.pipe()
+    given = (list(arguments), dict(environment), folder, _Descriptor(write), _Descriptor(log))
+    process = _template()[0].Process(target=_run, args=given)
+    try:
+        process.start()
+    finally:
+        os.close(write)
+    return ForkedProcess(process, os.fdopen(read, encoding="utf-8"))
+
+
+@cache
+def _template() -> tuple[ForkServerContext, Mapping[str, str]]:
+    """The process to fork from, and the variables that it has started with."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    ensure_running()
+    return context, _read_by_imports(os.environ)
+
+
+def _read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
+    return {k: v for k, v in environment.items() if not k.startswith(OWN_VARIABLES)}
+
+
+class _Descriptor:
+    """A file descriptor that is sent along to the process."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(self._number),)
+
+
+def _received(sent: Any) -> int:
+    number: int = sent.detach()
+    return number
+
+
+def _run(
+    arguments: list[str], environment: dict[str, str], folder: Path, stdout: int, stderr: int
+) -> None:
+    for theirs, own in (stdout, 1), (stderr, 2):
+        os.dup2(theirs, own)
+        os.close(theirs)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = ["mlx-server", *arguments]
+    from mlx_server.cli import main
+
+    main()

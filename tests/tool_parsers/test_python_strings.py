@@ -1,0 +1,57 @@
+"""Where a string ends that holds its own quotes."""
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.tool_parsers.slips import WRITERS, read
+
+pytestmark = pytest.mark.hostile
+
+
+PIECES = ("'", '"', "'", '"', " ", "a", "it's", ",", ", b", "=", ")", "(", "]", "}", "{", ":", "-c")
+commands = st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(text=commands, quote=st.sampled_from("'\""), size=st.integers(1, 7), cut=st.booleans())
+def test_a_command_with_quotes_in_it_is_whole_or_no_call(
+    family: str, text: str, quote: str, size: int, cut: bool
+) -> None:
+    """Models and templates forget to escape: what is run must be all that was written."""
+    assume(not text.startswith(quote * 2))  # which opens a string of Python's that is closed there
+    output = WRITERS[family](quote, text)
+    found = read(family, output, size)
+    for call in found.calls:
+        assert call.arguments["command"] == text, output
+    if not found.calls:
+        assert output.startswith(found.text), "but for delimiters that nothing has opened"
+        assert text in found.text
+    begin = output.index("command")
+    for end in range(begin, output.index(text, begin) + len(text)):
+        if not {"'", '"'} & set(text):
+            assert not read(family, output[:end], size, cut=cut).calls, output[:end]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("lfm2", "cd /testbed && python3 -c \"x = '\\,'))\""),
+        ("lfm2", "it's"),
+        ("lfm2", "echo 'a', b"),
+        ("olmo3", "grep -n 'x' a.py"),
+    ],
+)
+def test_what_can_end_in_one_place_only_is_a_call(family: str, text: str) -> None:
+    (call,) = read(family, WRITERS[family]("'", text)).calls
+    assert call.arguments["command"] == text
+
+
+@pytest.mark.parametrize("text", ["echo 'a", "echo 'a' 'b", "don' run"])
+def test_a_string_whose_end_is_in_doubt_is_no_call(text: str) -> None:
+    for family in ("lfm2", "olmo3"):
+        output = WRITERS[family]("'", text)
+        found = read(family, output)
+        assert not found.calls
+        assert found.text == output

@@ -1,0 +1,149 @@
+"""What is a value in JSON, Python's literals and Gemma's syntax, and what is none."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mlx_server.repair.malformed import Malformed
+from mlx_server.tool_parsers import values as reader
+from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.formats import LFM2
+from mlx_server.tool_parsers.source import Source, complete_source
+from mlx_server.tool_parsers.syntaxes import JSON, gemma_syntax
+from mlx_server.tool_parsers.values import Syntax
+from tests.tool_parsers.python_calls import TOOLS
+from tests.tool_parsers.values import PYTHON, arguments, read
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"a"',
+        '{"a":',
+        '{"a":}',
+        '{"a":1',
+        '{"a":1,}',
+        '{"a":[1,]}',
+        '{"a":"x}',
+        '{"a":"\\',
+        '{"a":"\\u12"}',
+        '{"a":"\\uZZZZ"}',
+        '{"a":"\\x"}',
+        '{"a":"\\ud83d"}',
+        '{"a":"\\ude42"}',
+        '{"a":"\\ud83d\\n"}',
+        '{"a":"\\ud83d\\u0041"}',
+        '{"\\ud83d":1}',
+        '{"a":tru}',
+        '{"a":True}',
+        '{"a":NaN}',
+        '{"a":-Infinity}',
+        '{"a":1e999}',
+        '{"a":[-1e999]}',
+        '{"a":01}',
+        '{"a":1.}',
+        '{"a":' + "1" * 5000 + "}",
+        '{"a":' + "[" * 65 + "]" * 65 + "}",
+        '{"a":' + "[" * 100_000,
+        '{"a":' + '{"a":' * 100_000,
+        "{'a':1}",
+        "{a:1}",
+        '{"a":1}}',
+        '{"a":1} x',
+        '{"s":"1","s":"2"}',
+        '{"a":1,"a":1}',
+        "[1]",
+    ],
+    ids=lambda text: text[:24],
+)
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_these_are_malformed(text: str, size: int) -> None:
+    with pytest.raises(Malformed):
+        read([text[i : i + size] for i in range(0, len(text), size)])
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "[-Infinity]", "True", "none", "01", ""])
+def test_no_value_of_json(text: str) -> None:
+    source = Source()
+    source.feed(text)
+    source.close(cut=False)
+    with pytest.raises(Malformed):
+        next(reader.value(source, JSON))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (JSON, '{"a": [1, {"b": "x"}], "c": null}'),
+        (PYTHON, "{'a': (1, {'b': {'x'}},), 'c': None}"),
+        (gemma_syntax("~"), '{a:[1,{b:~x~}],"c":None}'),
+    ],
+    ids=["json", "python", "gemma"],
+)
+def test_a_value_is_whole_or_malformed_wherever_it_ends(syntax: Syntax, text: str) -> None:
+    for size in range(len(text)):
+        with pytest.raises(Malformed):
+            next(reader.value(complete_source(text[:size]), syntax))
+    with pytest.raises(StopIteration) as found:
+        next(reader.value(complete_source(text), syntax))
+    inside = found.value.value["a"][1]["b"]
+    assert found.value.value == {"a": [1, {"b": inside}], "c": None}
+    assert inside in ("x", ["x"])
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "\r", "\0", "\x1f", "\x7f", "\u2028"])
+def test_line_breaks_and_control_characters_in_strings_are_let_pass(character: str) -> None:
+    for key in ("s", "other"):
+        events = read([f'{{"{key}": "a{character}b"}}'])
+        assert json.loads(arguments(events)) == {key: f"a{character}b"}
+
+
+def test_as_deep_as_it_may_be() -> None:
+    deep = "[" * 63 + "1" + "]" * 63
+    assert arguments(read([f'{{"a": {deep}}}'])) == f'{{"a": {deep}}}'
+
+
+def value_of(written: str) -> Any:
+    (call,) = parse_calls(LFM2, f"[g(x={written})]", TOOLS)
+    return call["arguments"]["x"]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1", 1),
+        ("-1.5", -1.5),
+        ("1e3", 1000.0),
+        ("007", 7),
+        ("1_000", 1000),
+        ("True", True),
+        ("true", True),
+        ("None", None),
+        ("null", None),
+        ("[]", []),
+        ("[1, [2,],]", [1, [2]]),
+        ("()", []),
+        ("(1, 'a')", [1, "a"]),
+        ("{}", {}),
+        ("{'a': {\"b\": None}, 2: 'c',}", {"a": {"b": None}, "2": "c"}),
+        ("{'a', 'b'}", ["a", "b"]),
+        ("''", ""),
+        ('""', ""),
+        ("'a\"b'", 'a"b'),
+        (r"'a\'b\\c\n\t\q\x41\u00fc\ud83d\ude00\U0001F600'", "a'b\\c\n\t\\qAü😀😀"),
+        ("'one\ntwo'", "one\ntwo"),
+        ("'one\\\ntwo'", "onetwo"),
+        ("'it's here'", "it's here"),
+        ("'sed -n '1,5p' x'", "sed -n '1,5p' x"),
+        ("'''it's \"\"\" here'''", 'it\'s """ here'),
+        ('"""a "b" c"""', 'a "b" c'),
+        ("'f(x)] <|tool_call_end|>'", "f(x)] <|tool_call_end|>"),
+    ],
+)
+def test_a_value(written: str, value: Any) -> None:
+    found = value_of(written)
+    assert (found, type(found)) == (value, type(value))

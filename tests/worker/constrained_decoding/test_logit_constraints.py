@@ -1,0 +1,344 @@
+"""Rows that follow a grammar, next to rows that follow none."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import mlx.core as mx
+import numpy as np
+import pytest
+import tokenizers
+
+from mlx_server.engine.messages import (
+    CancelRows,
+    Generate,
+    Report,
+    RowFailed,
+    StepOutput,
+    Thinking,
+    Token,
+)
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
+from mlx_server.worker.worker import Engine
+from tests.tiny import ENDOFTEXT, IM_END
+from tests.worker.batch_runs import MIXED, ids
+from tests.worker.constrained_decoding.grammars import (
+    DIGITS,
+    ENDS,
+    GRAMMARS,
+    HEAD,
+    JSON,
+    SCHEMA,
+    WORDS,
+    loaded,
+)
+from tests.worker.engine_runs import ask, failures, of, run, tokens_of
+
+pytestmark = pytest.mark.tables
+
+
+@pytest.fixture(scope="module")
+def text_of(tiny_path: Path) -> Any:
+    made = tokenizers.Tokenizer.from_file(str(tiny_path / "tokenizer.json"))
+    return lambda row, reports: made.decode(ids(tokens_of(row, reports)))
+
+
+@pytest.mark.parametrize("sampling", MIXED)
+def test_no_masked_token_ever_wins(engine: Engine, text_of: Any, sampling: SamplingParams) -> None:
+    asks = [
+        ask(row, grammar=each, tokens=60, stop_tokens=ENDS, sampling=sampling)
+        for row, each in enumerate(GRAMMARS)
+    ]
+    reports = run(engine, *asks)
+    assert not failures(reports)
+    assert re.fullmatch("[0-9]{3,9}", text_of(0, reports))
+    assert re.fullmatch("[a-z ,.]*", text_of(1, reports))
+    if tokens_of(2, reports)[-1].finish == "stop":
+        jsonschema.validate(json.loads(text_of(2, reports)), SCHEMA)
+
+
+FAR_OUT = [
+    SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(320), -100.0) | {5: 100.0}),
+    SamplingParams(seed=1, logit_bias=dict.fromkeys(range(320), -3e38), frequency_penalty=3e38),
+    SamplingParams(seed=1, logit_bias=dict.fromkeys(range(320), 3e38), repetition_penalty=1e38),
+    SamplingParams(seed=1, min_p=1.0, top_k=1, temperature=5.0),
+    SamplingParams(seed=1, top_k=300, top_p=0.999999, temperature=100.0, min_p=1e-9),
+    SamplingParams(seed=1, top_p=1e-9, presence_penalty=-3e38),
+    SamplingParams(temperature=1e-5, seed=3, logit_bias=dict.fromkeys(range(320), -3e38)),
+]
+
+
+@pytest.mark.parametrize("sampling", FAR_OUT)
+def test_nor_where_what_is_allowed_was_pushed_far_away(
+    engine: Engine, text_of: Any, sampling: SamplingParams
+) -> None:
+    reports = run(engine, ask(0, grammar=DIGITS, tokens=20, stop_tokens=ENDS, sampling=sampling))
+    assert not failures(reports)
+    assert re.fullmatch("[0-9]{3,9}", text_of(0, reports))
+    assert tokens_of(0, reports)[-1].finish == "stop"
+
+
+def test_reported_log_probabilities_are_the_model_s_own(engine: Engine) -> None:
+    reported = SamplingParams(temperature=0, logprobs=2)
+    reports = run(engine, ask(0, sampling=reported), ask(1, grammar=DIGITS, sampling=reported))
+    free, constrained = tokens_of(0, reports)[0], tokens_of(1, reports)[0]
+    assert constrained.id != free.id
+    assert free.logprobs
+    assert constrained.logprobs
+    assert dict(constrained.logprobs.top) == pytest.approx(dict(free.logprobs.top), abs=1e-3)
+    assert constrained.logprobs.chosen
+    assert constrained.logprobs.chosen < constrained.logprobs.top[0][1]
+
+
+def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: Engine) -> None:
+    reports = run(engine, ask(0, grammar=HEAD + 'start: "ab"\n', tokens=6))
+    assert ids(tokens_of(0, reports))[2:] == [ENDOFTEXT] * 4 or IM_END in ids(tokens_of(0, reports))
+    assert not failures(reports)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_constrained_and_free_rows_come_and_go_and_answer_as_alone(
+    tiny_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+    asks = [_any_row(dice, row) for row in range(24)]
+    mixed, apart = loaded(tiny_path, concurrency=5), loaded(tiny_path)
+    reports: list[Report] = []
+    cancelled: dict[int, int] = {}
+    coming = list(asks)
+    while coming or mixed.pause is not None:
+        while coming and dice.random() < 0.3:
+            reports += mixed.handle(coming.pop(0))
+        if dice.random() < 0.03:
+            victim = dice.randrange(len(asks))
+            reports += mixed.handle(CancelRows([victim]))
+            cancelled[victim] = len(tokens_of(victim, reports))
+        reports += mixed.step()
+    assert cancelled
+    assert not failures(reports)
+    for asked in asks:
+        alone = tokens_of(asked.row, run(apart, asked))
+        until = cancelled.get(asked.row)
+        if until is None or asked in coming:
+            assert ids(tokens_of(asked.row, reports)) == ids(alone)
+        else:
+            assert ids(tokens_of(asked.row, reports))[:until] == ids(alone)[:until]
+
+
+def _any_row(dice: random.Random, row: int) -> Generate:
+    thinking = Thinking(dice.randrange(9), True, [b"\xff[0]"], [b"\xff[1]"], [40 + row, 1])
+    return ask(
+        row,
+        prompt=dice.choice([1, 5, 40]),
+        tokens=dice.randint(1, 40),
+        stop_tokens=dice.choice([[], ENDS]),
+        sampling=dice.choice(MIXED[:-1]) if dice.random() < 0.5 else SamplingParams(seed=row),
+        grammar=dice.choice([None, None, *GRAMMARS]),
+        thinking=dice.choice([None, None, thinking]),
+        prompt_logprobs=dice.random() < 0.2,
+    )
+
+
+class Poisoned(LogitConstraint):
+    """Errs at some step of its row."""
+
+    at = 0
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.count = getattr(self, "count", -1) + 1
+        if self.count == self.at and self._matcher:
+            assert not self._matcher.consume_token(300)  # it errs, and does not raise
+        return super().step(token, words)
+
+
+@pytest.mark.parametrize("step", [0, 1, 17])
+def test_a_row_whose_grammar_errs_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    endless = HEAD + "start: /[a-z]+/\n"
+    asks = [ask(row, grammar=endless if row % 2 else None, tokens=30) for row in range(8)]
+    before = run(engine, *asks)
+    assert not failures(before)
+    poisoned = f"{endless}// poisoned\n"
+
+    def poisoned_constraint(asked: Generate) -> LogitConstraint | None:
+        made = make(asked)
+        if made and asked.grammar == poisoned:
+            made.__class__, Poisoned.at = Poisoned, step
+        return made
+
+    make = engine._constraints.constraint
+    monkeypatch.setattr(engine._constraints, "constraint", poisoned_constraint)
+    asks[3].grammar = poisoned
+    after = run(engine, *asks)
+    assert [failed.row for failed in of(RowFailed, after)] == [3]
+    assert "grammar could not be followed" in failures(after)[3]
+    assert "\n" not in failures(after)[3]
+    assert len(tokens_of(3, after)) == max(0, step - 1)
+    for row in {*range(8)} - {3}:
+        assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
+    assert not engine._batches["tiny"]
+    assert of(StepOutput, after)[-1].waiting == 0
+
+
+@pytest.fixture
+def computed_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...] | int]:
+    """In order: the shapes of what is begun to be computed, and how many rows are masked."""
+    noted: list[tuple[int, ...] | int] = []
+    computed: Callable[..., None] = mx.async_eval
+    masked = AdditiveMask.step
+
+    def compute(*arrays: Any) -> None:
+        noted.extend(array.shape for array in arrays if isinstance(array, mx.array))
+        computed(*arrays)
+
+    def step(mask: AdditiveMask, tokens: Sequence[int | None], width: int) -> Any:
+        found = masked(mask, tokens, width)
+        noted.append(0 if found is None else int((found == -np.inf).any(axis=1).sum()))
+        assert found is None or bool((found[np.isfinite(found)] > 0).all())
+        return found
+
+    monkeypatch.setattr(mx, "async_eval", compute)
+    monkeypatch.setattr(AdditiveMask, "step", step)
+    return noted
+
+
+@pytest.mark.parametrize("constrained", [0, 1, 8])
+def test_only_constrained_rows_are_masked_and_while_the_logits_are_computed(
+    engine: Engine, computed_shapes: list[tuple[int, ...] | int], constrained: int
+) -> None:
+    """And while what else needs no mask is computed, the noise of their draws."""
+    drawn = SamplingParams(seed=1)
+    grammars = [WORDS if row < constrained else None for row in range(8)]
+    run(engine, *(ask(row, grammar=found, sampling=drawn) for row, found in enumerate(grammars)))
+    before = zip(computed_shapes, computed_shapes[1:], computed_shapes[2:], strict=False)
+    found = [shapes for shapes in before if isinstance(shapes[2], int)]
+    assert bool(found) is bool(constrained)
+    assert {logits for logits, _, _ in found} <= {(rows, 320) for rows in range(1, 9)}
+    assert all(logits == noise for logits, noise, _ in found)
+    assert max((rows for _, _, rows in found), default=0) == constrained
+
+
+def test_what_a_constraint_of_ours_raises_ends_its_row_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: LogitConstraint, words: Any) -> bool:
+        if self.left == 4:
+            raise MemoryError("no room")
+        return restrict(self, words)
+
+    restrict = LogitConstraint._restrict
+    monkeypatch.setattr(LogitConstraint, "_restrict", fails)
+    reports = run(engine, ask(0, grammar=WORDS, tokens=9), ask(1, tokens=9))
+    assert {*failures(reports)} == {0}
+    assert len(tokens_of(1, reports)) == 9
+
+
+def test_an_error_after_the_last_token_fails_no_row(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: LogitConstraint, words: Any) -> bool:
+        if self.left <= 0:
+            raise MemoryError("no room")
+        return restrict(self, words)
+
+    restrict = LogitConstraint._restrict
+    monkeypatch.setattr(LogitConstraint, "_restrict", fails)
+    reports = run(engine, ask(0, grammar=WORDS, tokens=9))
+    assert len(tokens_of(0, reports)) == 9
+    assert not failures(reports)
+
+
+def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = type(engine._batches["tiny"].model)
+    computed = network.__call__
+
+    def no_digits(self: Any, *args: Any, **rest: Any) -> mx.array:
+        logits = computed(self, *args, **rest)
+        return mx.where(mx.array(digits), -mx.inf, logits)
+
+    texts = engine._constraints._vocabularies["tiny"].result(60).text
+    digits = np.zeros(320, np.bool_)
+    digits[: len(texts)] = [text.isdigit() for text in texts]
+    monkeypatch.setattr(network, "__call__", no_digits)
+    reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=WORDS), ask(2))
+    assert {*failures(reports)} == {0}
+    assert not tokens_of(0, reports)
+    assert len(tokens_of(1, reports)) == len(tokens_of(2, reports)) == 5
+
+
+class Says:
+    """A constraint that allows one thing; None: anything may follow."""
+
+    def __init__(self, allowed: set[int] | None) -> None:
+        self.allowed = allowed
+        self.heard: list[int | None] = []
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.heard.append(token)
+        words[:] = 0  # as a constraint may leave them
+        for id in self.allowed or ():
+            words[id // 32] |= np.uint32(1 << id % 32)
+        return self.allowed is not None
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 77, 320])
+def test_masks_are_as_wide_as_the_logits(width: int) -> None:
+    says = [Says({0, width - 1}), Says(None)]
+    mask = AdditiveMask(cast(list[LogitConstraint], says))
+    for _ in range(2):
+        found = mask.step([None, 5], width)
+        assert found is not None
+        assert found.shape == (2, width)
+        assert np.flatnonzero(found[0] > 0).tolist() == sorted({0, width - 1})
+        assert (found[0][1:-1] == -np.inf).all()
+        assert (found[1] > 0).all()
+    assert [one.heard for one in says] == [[None, None], [5, 5]]
+    wider = mask.step([None, None], width + 40)
+    assert wider is not None
+    assert wider.shape == (2, width + 40)
+    says[0].allowed = None
+    assert mask.step([None, None], width) is None
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer(demo_path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(demo_path / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def player(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A replay model with the demo model's tokens."""
+    folder = tmp_path_factory.mktemp("player")
+    (folder / "config.json").write_text('{"model_type": "replay", "vocab_size": 49152}')
+    (folder / "tokenizer.json").symlink_to(demo_path / "tokenizer.json")
+    return loaded(folder, [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('{"name": "Mia", "kind": "猫"}', '{"name": "Mia", "kind": "猫"}'),
+        ('{"name": "Mia 👩🏽‍🚀", "sizes": [1, 22], "kind": "cat"}', None),
+        ('{"name": "Mia", "kind": "dog"}', '{"name": "Mia", "kind": "cat'),
+        ('Sure! {"name": "Mia", "kind": "cat"}', '{"name":"'),
+    ],
+)
+def test_a_replay_model_says_what_its_grammar_lets_it(
+    player: Engine, demo_tokenizer: tokenizers.Tokenizer, script: str, said: str | None
+) -> None:
+    tokens = [*demo_tokenizer.encode(script).ids, 2]
+    asked = ask(0, tokens=60, grammar=JSON, forced_tokens=tokens, stop_tokens=[2, 0])
+    reports = run(player, asked)
+    assert not failures(reports)
+    answer: list[Token] = tokens_of(0, reports)
+    assert demo_tokenizer.decode(ids(answer)).startswith(said or script)
+    if said is None or said == script:
+        assert ids(answer) == tokens

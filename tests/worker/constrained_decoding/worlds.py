@@ -1,0 +1,236 @@
+"""Vocabularies, grammars and what samplers of bad character say with them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+
+from mlx_server.grammars.lark import Lark
+from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
+from mlx_server.worker.constrained_decoding.grammar_completion import (
+    CompletionHints,
+    GrammarCompletion,
+    searched_hints,
+)
+from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
+from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
+
+
+def completion_hints(
+    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
+) -> CompletionHints:
+    """grammar: the matcher's source in Lark; without it, no completions are known."""
+    return searched_hints(classes, matcher, proposals_of(grammar, classes))
+
+
+@dataclass
+class World:
+    """A vocabulary, and what grammars and endings see of it."""
+
+    text: list[bytes]
+    control: dict[int, str]
+    tree: LLTokenizer
+    stop: int
+
+    @cached_property
+    def pieces(self) -> TokenClasses:
+        return TokenClasses(self.text, [self.stop], self.control)
+
+    @cached_property
+    def wishes(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """What samplers of bad character like best."""
+        return {name: np.array([wish(t) for t in self.text]) for name, wish in WISHES.items()}
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self.tree, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+
+WISHES: dict[str, Callable[[bytes], float]] = {
+    "anything": lambda text: 0.0,
+    "opening": lambda text: 3.0 * text.count(b"{") + 2 * text.count(b"[") + text.count(b","),
+    "quotes": lambda text: float(b'"' in text),
+    "text": lambda text: text.isalpha() + len(text) / 50,
+    "digits": lambda text: float(text.isdigit()),
+    "blanks": lambda text: float(bool(text) and not text.strip()),
+}
+
+
+def lazy(matcher: LLMatcher) -> LazyMatcher:
+    return LazyMatcher(lambda: matcher)
+
+
+@dataclass
+class Said:
+    tokens: list[int]
+    text: bytes
+    ended: bool
+
+
+def say(
+    world: World,
+    grammar: str,
+    limit: int,
+    wish: str = "anything",
+    seed: int = 0,
+    known: CompletionHints | None = None,
+    *,
+    guarded: bool = True,
+) -> Said:
+    """Among what is allowed, what the wish likes best; a stop token only where little else is."""
+    dice = np.random.default_rng(seed)
+    matcher = world.matcher(grammar)
+    ending = GrammarCompletion(
+        world.pieces,
+        known or CompletionHints(proposals_of(grammar, world.pieces)),
+        LazyMatcher(lambda: world.matcher(grammar)),
+    )
+    mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
+    said: list[int] = []
+    ended = False
+    for left in range(limit, 0, -1):
+        fill_next_token_bitmask(matcher, mask)
+        assert not matcher.is_error(), matcher.get_error()
+        if guarded:
+            before = mask.copy()
+            ending.allow(mask[0], left)
+            assert not (mask & ~before).any(), "allowed what the grammar does not"
+        stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
+        ids = world.pieces.allowed(mask[0])
+        assert stop or len(ids), "nothing is allowed"
+        if stop and (not len(ids) or dice.random() < 0.02):
+            ended = True
+            break
+        said.append(chosen(ids, world.wishes[wish], dice))
+        matcher.consume_token(said[-1])
+        ending.advance(said[-1])
+    return Said(said, b"".join(world.text[token] for token in said), ended)
+
+
+def chosen(ids: Ids, wishes: Any, dice: np.random.Generator) -> int:
+    """One time in ten it is anything."""
+    liked = wishes[ids] if dice.random() < 0.9 else np.zeros(len(ids))
+    return int(ids[(liked + dice.random(len(ids)) * 0.01).argmax()])
+
+
+def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    wanted = list(properties) if required is None else required
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": wanted,
+        "additionalProperties": False,
+    }
+
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+KINDS: list[Any] = [STRING, INTEGER, {"type": "boolean"}, {"type": "number"}]
+LARGE = obj(**{f"member_{n}": KINDS[n % 4] for n in range(14)})
+
+SCHEMAS: dict[str, Any] = {
+    "simple": obj(["name", "age"], name=STRING, age=INTEGER, tags={"type": "array"}),
+    "nested": {
+        "$defs": {
+            "place": obj(city=STRING, country={"enum": ["Norway", "Chile", "Fiji"]}),
+            "person": obj(["name", "home"], name=STRING, home={"$ref": "#/$defs/place"}),
+        },
+        **obj(
+            owner={"$ref": "#/$defs/person"},
+            others={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1},
+            level={"enum": ["low", "medium", "high"]},
+        ),
+    },
+    "forty properties": obj(**{f"p{n}": KINDS[n % 4] for n in range(40)}),
+    "forty, one required": obj(["last"], **{f"p{n}": KINDS[n % 4] for n in range(40)}, last=STRING),
+    "tree": {
+        "$defs": {
+            "node": obj(value=STRING, children={"type": "array", "items": {"$ref": "#/$defs/node"}})
+        },
+        "$ref": "#/$defs/node",
+    },
+    "list": {
+        "$defs": {
+            "node": obj(next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, value=INTEGER)
+        },
+        "$ref": "#/$defs/node",
+    },
+    "optional recursion": {
+        "$defs": {"node": obj(["value"], next={"$ref": "#/$defs/node"}, value=INTEGER)},
+        "$ref": "#/$defs/node",
+    },
+    "formats": obj(
+        at={"type": "string", "format": "date-time"},
+        id={"type": "string", "format": "uuid"},
+        mail={"type": "string", "format": "email"},
+        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,}$"},
+        word={"type": "string", "pattern": "^a.*z$"},
+    ),
+    "lengths": obj(
+        ["long", "many", "large"],
+        long={"type": "string", "minLength": 40},
+        short={"type": "string", "maxLength": 3},
+        many={"type": "array", "items": INTEGER, "minItems": 5},
+        large={"type": "integer", "minimum": 1000},
+        above={"type": "number", "exclusiveMinimum": 0},
+    ),
+    "large items": {"type": "array", "items": LARGE},
+    "large option": obj(["a"], a=STRING, b=LARGE),
+    "patterns": obj(
+        mail={"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"},
+        word={"type": "string", "pattern": "(foo|bar)"},
+        version={"type": "string", "pattern": r"\d+\.\d+\.\d+"},
+        name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
+    ),
+    "numbers": obj(
+        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
+        share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    ),
+    "options": {
+        "type": "array",
+        "minItems": 2,
+        "items": {
+            "oneOf": [
+                obj(kind={"const": "circle"}, radius={"type": "number"}),
+                obj(kind={"const": "rectangle"}, width=INTEGER, height=INTEGER),
+            ]
+        },
+    },
+    "any members": {"type": "object"},
+    "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
+    "anything": True,
+}
+
+
+WIDE = obj(["m1"], **{f"m{n}": {"anyOf": [INTEGER, STRING]} for n in range(150)})
+
+
+def half(names: Iterable[str], wishes: Sequence[str]) -> list[tuple[str, str]]:
+    """Every name with every other wish, and each wish with every other name."""
+    pairs = [(name, wish, i + j) for i, name in enumerate(names) for j, wish in enumerate(wishes)]
+    return [(name, wish) for name, wish, number in pairs if number % 2 == 0]
+
+
+def json_of(schema: Any) -> str:
+    lark = Lark()
+    return lark.source(lark.json(schema))
+
+
+MORE = dict(zip(WISHES, (1, 80, 3, 15, 220, 15), strict=True))
+
+
+def comes_to_its_end(
+    world: World, grammar: str, wish: str, check: Callable[[bytes], object]
+) -> None:
+    """Under what the shortest ending takes for a limit, and under more."""
+    known = completion_hints(world.pieces, world.matcher(grammar), grammar)
+    assert known.tokens is not None
+    need = len(known.tokens) + 1
+    for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):
+        said = say(world, grammar, limit, wish, seed, known)
+        assert said.ended, (limit, said.text)
+        check(said.text)

@@ -1,0 +1,92 @@
+"""Runs an engine in the test's own process: commands in, reports out."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import pytest
+
+from mlx_server.engine.messages import Generate, LoadModel, Report, RowFailed, StepOutput, Token
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.worker import Engine
+from tests.worker.batch_runs import a_prompt
+
+Kind = TypeVar("Kind", bound=Report)
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def ask(
+    row: int, *, model: str = "tiny", prompt: int = 6, tokens: int = 5, **rest: Any
+) -> Generate:
+    fields: dict[str, Any] = {"stop_tokens": [], "sampling": GREEDY, **rest}
+    return Generate(row=row, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
+
+
+def drain(engine: Engine) -> list[Report]:
+    reports: list[Report] = []
+    while engine.pause is not None:
+        reports += engine.step()
+    return reports
+
+
+def run(engine: Engine, *asks: Generate) -> list[Report]:
+    reports = [report for command in asks for report in engine.handle(command)]
+    return reports + drain(engine)
+
+
+def until(engine: Engine, true: Callable[[list[Report]], bool]) -> list[Report]:
+    """Steps until that is true of what was reported; none of these tests takes this long."""
+    reports: list[Report] = []
+    for _ in range(2000):
+        if true(reports):
+            return reports
+        reports += engine.step()
+    pytest.fail("it never came to that")
+
+
+def of(kind: type[Kind], reports: list[Report]) -> list[Kind]:
+    return [report for report in reports if isinstance(report, kind)]
+
+
+def tokens_of(row: int, reports: list[Report]) -> list[Token]:
+    return [token for token in tokens(reports) if token.row == row]
+
+
+def tokens(reports: list[Report]) -> list[Token]:
+    return [token for step in of(StepOutput, reports) for token in step.tokens]
+
+
+def failures(reports: list[Report]) -> dict[int, str]:
+    return {failed.row: failed.message for failed in of(RowFailed, reports)}
+
+
+def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
+    engine.handle(LoadModel(model, str(path)))
+    return drain(engine)
+
+
+@dataclass
+class Clock:
+    """Each model's steps take as long as they are said to."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+def run_by(clock: Clock, engine: Engine) -> None:
+    engine._clock = engine._models._clock = engine._models.step_time._clock = clock
+    for batch in engine._batches.values():
+        batch._clock = clock
+
+
+def active_memory() -> int:
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()

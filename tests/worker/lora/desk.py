@@ -1,0 +1,153 @@
+"""An engine that answers rows with adapters, and mlx-lm's own answers to compare them with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_server.engine.messages import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Generate,
+    LoadAdapter,
+    LoadModel,
+    ModelLoaded,
+    Prefilled,
+    Report,
+    RowFailed,
+    StepOutput,
+    Token,
+    UnloadAdapter,
+)
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.worker import Engine
+from tests.worker.batch_runs import CLOSE, Ask, a_prompt, alone
+from tests.worker.lora_files import linears_of, mlx_adapter, network, weakened, with_adapter
+
+GREEDY = SamplingParams(temperature=0)
+SEEN = SamplingParams(temperature=0, logprobs=2)
+TOKENS = 10
+EMBEDDINGS = ("model.embed_tokens", "lm_head")
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """One request: what it says, with which adapter and how much of it."""
+
+    prompt: list[int]
+    adapter: str | None = None
+    scale: float = 1.0
+
+
+class Desk:
+    """One engine with one model, in the test's own process."""
+
+    def __init__(self, path: Path, cache_bytes: int = 0) -> None:
+        self.engine = Engine(concurrency=16, cache_bytes=cache_bytes)
+        self.answers: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self.failed: dict[int, str] = {}
+        self.engine.handle(LoadModel("m", str(path)))
+        assert any(isinstance(report, ModelLoaded) for report in self.finish())
+
+    @property
+    def model(self) -> Any:
+        return self.engine._batches["m"].model
+
+    def load(self, adapter: str, folder: Path) -> Report:
+        (report,) = self.engine.handle(LoadAdapter("m", adapter, str(folder)))
+        return report
+
+    def loaded(self, **folders: Path) -> "Desk":
+        for adapter, folder in folders.items():
+            assert isinstance(self.load(adapter, folder), AdapterLoaded)
+        return self
+
+    def unload(self, adapter: str) -> None:
+        reports = self._noted(self.engine.handle(UnloadAdapter("m", adapter)))
+        assert reports[-1] == AdapterUnloaded("m", adapter)
+
+    def begin(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
+        row = len(self.answers)
+        self.answers[row] = []
+        asked = Generate(row, "m", row_request.prompt, tokens, [], GREEDY, **rest)
+        asked.adapter, asked.adapter_scale = row_request.adapter, row_request.scale
+        self._noted(self.engine.handle(asked))
+        return row
+
+    def step(self) -> list[Report]:
+        return self._noted(self.engine.step())
+
+    def finish(self) -> list[Report]:
+        reports: list[Report] = []
+        while self.engine.pause is not None:
+            reports += self.step()
+        return reports
+
+    def together(self, row_requests: Sequence[RowRequest], tokens: int = TOKENS) -> list[list[int]]:
+        rows = [self.begin(row_request, tokens) for row_request in row_requests]
+        self.finish()
+        return [self.answers[row] for row in rows]
+
+    def _noted(self, reports: list[Report]) -> list[Report]:
+        for report in reports:
+            match report:
+                case StepOutput(tokens=tokens):
+                    for token in tokens:
+                        self.answers[token.row].append(token.id)
+                case Prefilled(row, cached):
+                    self.cached[row] = cached
+                case RowFailed(row, message):
+                    self.failed[row] = message
+        return reports
+
+
+class Reference:
+    """mlx-lm with one adapter, or none, and one row at a time."""
+
+    def __init__(self, path: Path, adapter: Path | None) -> None:
+        self.model = with_adapter(path, adapter)
+
+    def answer(self, prompt: list[int], tokens: int = TOKENS) -> list[Token]:
+        return alone(self.model, Ask(prompt, tokens, sampling=SEEN))
+
+
+def assert_same(answer: list[int], reference: list[Token]) -> None:
+    """Up to a step where the two likeliest tokens tie: from there both ways are right."""
+    assert len(answer) == len(reference)
+    for id, token in zip(answer, reference, strict=True):
+        assert token.logprobs
+        (_, first), (_, second) = token.logprobs.top
+        if id != token.id:
+            assert first - second < CLOSE
+            return
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, two adapters for all that it has, and the second at half its strength."""
+
+    path: Path
+    one: Path
+    two: Path
+    half: Path
+
+    @property
+    def references(self) -> dict[tuple[str | None, float], Reference]:
+        folders = {(None, 1.0): None, ("one", 1.0): self.one, ("two", 1.0): self.two}
+        folders["two", 0.5] = self.half
+        return {use: Reference(self.path, folder) for use, folder in folders.items()}
+
+
+def a_case(path: Path, folder: Path) -> Case:
+    embeddings = [k for k, _ in network(path).named_modules() if k in EMBEDDINGS]
+    keys = [*linears_of(path), *embeddings]
+    one = mlx_adapter(folder / "one", path, seed=1, keys=keys)
+    two = mlx_adapter(folder / "two", path, seed=2, rank=7, keys=keys)
+    return Case(path, one, two, weakened(folder / "half", two, 0.5))
+
+
+def mixed() -> list[RowRequest]:
+    uses: list[tuple[str | None, float]] = [(None, 1.0), ("one", 1.0), ("two", 1.0), ("two", 0.5)]
+    lengths = [5, 40, 300, 2, 70, 9, 33, 1]
+    return [RowRequest(a_prompt(n, seed=i), *uses[i % 4]) for i, n in enumerate(lengths)]

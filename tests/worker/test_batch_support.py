@@ -1,0 +1,37 @@
+"""Which models can share a batch is known, and said in the README."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.worker import batch_support
+from tests.worker import batching_table
+from tests.worker.architectures import CONFIGS
+from tests.worker.kinds import Kind
+from tests.worker.served import LENGTHS, Served
+
+pytestmark = pytest.mark.tables
+
+
+README = Path(__file__).parents[2] / "mlx_server" / "worker" / "README.md"
+UNEVEN = (*LENGTHS, 3)
+"""With a short prompt that has tokens of its own before those that pad it."""
+
+
+@pytest.mark.parametrize("name", batch_support.UNBATCHABLE)
+def test_what_is_said_to_be_wrong_together_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once mlx-lm computes it rightly, the table can do without it."""
+    monkeypatch.setattr(batch_support, "UNBATCHABLE", {})
+    served = Served(Kind(name, CONFIGS[name]), tmp_path, UNEVEN)
+    assert served.bench.engine._batches["m"].why_alone == ""
+    assert served.together(len(UNEVEN)) != served.expected
+
+
+def test_the_readme_has_the_table_of_those_that_batch_and_those_that_do_not() -> None:
+    """As `scripts/architectures` makes it."""
+    readme = README.read_text("utf-8")
+    together, *alone = batching_table.markdown(batching_table.reasons()).splitlines()
+    assert [line for line in alone if line not in readme] == []
+    assert together.partition(", rows of these")[2] in readme
