@@ -61,5 +61,5 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
         return ""
 
     with pytest.raises(ClientDisconnect):
-        await asyncio.wait_for(outcome(client, endless()), 20)
+        await outcome(client, endless())
     assert ended == ["work"], "it has ended by then"
