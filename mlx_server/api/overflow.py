@@ -1,5 +1,5 @@
-"""Words the error for a prompt that exceeds the context as OpenAI does, since clients recognise that
-message and shorten the conversation."""
+"""Makes the error for a prompt that exceeds the context, in the words by which OpenAI's clients know
+that they have to shorten the conversation."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
