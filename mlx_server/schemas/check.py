@@ -35,6 +35,7 @@ _NUMBER = {"type": "number"}
 _COUNT = {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_COUNT.value}
 _NAMES: dict[str, Any] = {"type": "array", "items": _TEXT}
 _TYPE = {"enum": ["array", "boolean", "integer", "null", "number", "object", "string"]}
+_TYPES = frozenset(_TYPE["enum"])
 
 TEXTS = ("pattern", "format", "$anchor", "$dynamicRef", "$recursiveRef")
 _BY_SHAPE: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -158,7 +159,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _check_shape(part: Part) -> None:
-    if isinstance(part.schema, (dict, Mapping)) and all(map(_is_plain, part.schema.items())):
+    if isinstance(part.schema, bool) or all(map(_is_plain, part.schema.items())):
         return
     for error in _validator().iter_errors(part.schema):
         path = map(str, error.absolute_path)
@@ -173,18 +174,20 @@ def _is_plain(member: tuple[str, Any]) -> bool:
     key, value = member
     match value:
         case str():
-            return (
-                value in _TYPE["enum"] if key == "type" else key not in METASCHEMA or key in TEXTS
-            )
+            return value in _TYPES if key == "type" else key not in METASCHEMA or key in TEXTS
         case dict() if key in NAMED or key in DEFINITIONS:
             fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES.value
             return fits and all(isinstance(inner, (dict, bool)) for inner in value.values())
         case dict() | bool() if key in SINGLE or key == "items":
             return True
+        case bool() if key == "uniqueItems":
+            return True
         case int() if key in COUNTS and not isinstance(value, bool):
             return 0 <= value <= int(METASCHEMA[key]["maximum"])
         case int() | float() if key in ("minimum", "maximum"):
             return not isinstance(value, bool)
+        case int() | float() if key == "multipleOf":
+            return not isinstance(value, bool) and value > 0
         case list() if key in LISTED:
             return bool(value) and all(isinstance(inner, (dict, bool)) for inner in value)
         case list() if key == "enum":

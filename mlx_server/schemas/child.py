@@ -41,15 +41,11 @@ from mlx_server.schemas.patterns import as_rust
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import Part, View, pointer, refused
 
-LARGE = 16_384
-"""Characters of a grammar from which on its lexer may take long to build."""
-
 EXPRESSIONS = frozenset(
     ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
 )
 """Keywords that make regular expressions of any size. Without them a lexer reads names, constants
 and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
-
 
 LONG_TEXT = 500
 """The number of characters that a text may or must have from which on its pattern is tried together
@@ -64,7 +60,7 @@ def reply_to(request: Request) -> Reply:
         with time_limit(request.seconds):
             match request:
                 case Compile(schema):
-                    return _compiled(json.loads(schema))
+                    return _compiled(View(json.loads(schema), schema))
                 case Convert(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):
@@ -88,8 +84,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _compiled(schema: Any) -> Compiled:
-    view = View(schema)
+def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
@@ -98,7 +93,7 @@ def _compiled(schema: Any) -> Compiled:
         for part in view.reached()
         if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
     ]
-    if why := fault(f"start: {grammar}", reads_only=len(grammar) > LARGE and not expressions):
+    if why := fault(f"start: {grammar}", reads_only=not expressions):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     _try_long_texts(expressions)

@@ -81,9 +81,9 @@ class InstanceTexts:
             ends = {compact(tail)[1:] for tail in tails.tails}
             self.tails |= ends
             self.longest_tail = max(self.longest_tail, *ends, key=lambda text: (len(text), text))
-        for constant in islice(constants_of(schema) or (), MOST_TEXTS):
-            self.tails.update(_suffixes(compact(constant)))
-            self.values.add(compact(constant))
+        for constant in map(compact, islice(constants_of(schema) or (), MOST_TEXTS)):
+            self.tails.update(_suffixes(constant))
+            self.values.add(constant)
         for number in _bounds(schema):
             self.numbers |= {end for end in _suffixes(f"{number}") if end[0] in _DIGITS}
 

@@ -68,8 +68,10 @@ class View:
     What its parts lead to is found once. Code that changes the schema calls `forget` afterwards.
     """
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, text: str | None = None) -> None:
+        """text: the schema as JSON; a keyword that it does not have is not looked for."""
         self.root = root
+        self._text = text
         self._pointed_parts: dict[str, Part] = {}
         """The targets of pointers that were followed."""
         self._links: dict[Path, Links] = {}
@@ -93,6 +95,8 @@ class View:
     @cached_property
     def _changes_base(self) -> bool:
         """Whether any object inside the schema has an `$id`."""
+        if self._text is not None and '"$id"' not in self._text:
+            return False
         waiting = [*_values_of(self.root)]
         while waiting:
             value = waiting.pop()

@@ -89,10 +89,11 @@ MANY = {f"a member of a large object, number {n}": {"type": "integer"} for n in 
         ),
         ({"properties": {**MANY, "a": {"type": "string", "pattern": "^a{9}$"}}}, True),
         ({"properties": {**MANY, "a": {"type": "string", "maxLength": 9}}}, True),
-        ({"properties": {"a": {"type": "integer"}}}, True),
+        ({"properties": {"a": {"type": "integer"}}}, False),
+        ({"properties": {"a": {"type": "integer", "multipleOf": 3}}}, True),
     ],
 )
-def test_a_large_lexer_without_expressions_is_built_by_the_engine_alone(
+def test_a_lexer_without_expressions_is_built_by_the_engine_alone(
     schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
