@@ -7,7 +7,7 @@ from mlx_server import limits
 
 RUNNING = frozenset({"queued", "in_progress"})
 
-ENDED_WITH_ITEMS = frozenset({"completed", "incomplete"})
+CONVERSATION_STATUSES = frozenset({"completed", "incomplete"})
 """The final statuses of responses whose items are added to their conversation."""
 
 

@@ -26,7 +26,7 @@ from mlx_server.store.items import (
     page,
     size_at,
 )
-from mlx_server.store.records import ENDED_WITH_ITEMS, ItemRecord, Page, ResponseRecord
+from mlx_server.store.records import CONVERSATION_STATUSES, ItemRecord, Page, ResponseRecord
 
 CHAIN = """
     WITH RECURSIVE chain (seq, id, previous, depth) AS (
@@ -214,7 +214,7 @@ class Responses(Database):
         append(db, seq, response.output, output=True)
         rows = ((seq, number, sized(body)) for number, body in enumerate(events))
         db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
-        if response.status in ENDED_WITH_ITEMS:
+        if response.status in CONVERSATION_STATUSES:
             self._touch_conversation(db, seq, owner, response.created_at)
 
     def _touch_conversation(self, db: Connection, seq: int, owner: str, used_at: float) -> None:
