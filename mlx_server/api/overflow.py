@@ -1,5 +1,5 @@
-"""Makes the error for a prompt that exceeds the context. Clients recognise OpenAI's wording of it, and
-shorten the conversation."""
+"""Makes the error for a prompt that exceeds the context, in OpenAI's wording: clients recognise it,
+and shorten the conversation."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
