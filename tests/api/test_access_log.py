@@ -20,11 +20,20 @@ from tests.api.wire import MODEL, Json, ScriptedEngine
 from tests.live.server import eventually
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+
+
 PIECE: Message = {"type": "http.response.body", "body": b"data: 1", "more_body": True}
+
+
 END: Message = {"type": "http.response.body", "body": b"data: [DONE]", "more_body": False}
 
+
 OWN_ID = {"x-request-id": "mine"}
+
+
 COMPLETION = {"model": MODEL, "prompt": "four", "max_tokens": 3}
+
+
 RESPONSE = {"model": MODEL, "input": "a", "max_output_tokens": 16}
 
 
@@ -184,10 +193,3 @@ def test_other_lines_have_the_id_too(
         client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)
     (reported,) = [line for line in caplog.text.splitlines() if "unexpected error" in line]
     assert reported.endswith("ERROR   mlx_server: unexpected error in request mine mine")
-
-
-def test_a_line_is_one_line() -> None:
-    record = logging.LogRecord("a", logging.INFO, "", 1, "one\ntwo\x1b[2J\u2028%s", ("\r",), None)
-    line = logs.PlainFormatter().format(record)
-    assert line.endswith("INFO    a: one\\ntwo\\x1b[2J\\u2028\\r")
-    assert json.loads(logs.JsonFormatter().format(record))["message"] in line

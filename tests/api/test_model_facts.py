@@ -3,14 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.model_facts import ABILITY_PARAMS, GENERATION_PARAMS, described
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.pool.prepare import Capabilities
-from tests.api import wire
-from tests.api.wire import Json, ok
+from tests.api.wire import Json
 
 ABLE = Capabilities("qwen3", "qwen3", "4bit", 1000, 4096, True, True, True)
 
@@ -18,32 +16,6 @@ ABLE = Capabilities("qwen3", "qwen3", "4bit", 1000, 4096, True, True, True)
 @pytest.fixture(scope="module")
 def checkpoint(tiny_path: Path) -> Checkpoint:
     return read_checkpoint(tiny_path)
-
-
-def test_a_model_of_the_list(client: TestClient, tiny_path: Path) -> None:
-    (found,) = ok(client.get("/v1/models"))["data"]
-    assert found == ok(client.get(f"/v1/models/{wire.MODEL}"))
-    facts = {
-        "context_length": 2048,
-        "max_model_len": 2048,
-        "max_context_length": 2048,
-        "arch": "llama",
-        "quantization": "f32",
-        "size_bytes": (tiny_path / "model.safetensors").stat().st_size,
-        "state": "not-loaded",
-        "type": "llm",
-        "adapters": [],
-    }
-    assert facts.items() <= found.items()
-    assert found["architecture"]["input_modalities"] == ["text"]
-
-
-def test_a_loaded_model_says_so_and_the_same_otherwise(client: TestClient) -> None:
-    (before,) = ok(client.get("/v1/models"))["data"]
-    body = {"model": wire.MODEL, "prompt": "x", "max_tokens": 1}
-    ok(client.post("/v1/completions", json=body))
-    (after,) = ok(client.get("/v1/models"))["data"]
-    assert after == {**before, "state": "loaded", "batching": True}
 
 
 def test_every_parameter_that_is_listed_is_one_of_chat_completions() -> None:

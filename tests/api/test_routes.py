@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
-from mlx_server.engine.messages import DiskCacheUse, StepOutput, Token
 from mlx_server.page.files import page_routes
 from tests.api import wire
 from tests.api.messages.talking import BODY
@@ -269,58 +268,11 @@ def test_bodies_that_are_too_large(client: TestClient, path: str) -> None:
         assert error(response, status=413)["code"] == "request_too_large"
 
 
-def test_models(client: TestClient) -> None:
-    (listed,) = wire.ok(client.get("/v1/models"))["data"]
-    assert listed == wire.ok(client.get("/v1/models/tiny"))
-    assert (listed["id"], listed["object"], listed["owned_by"]) == ("tiny", "model", "mlx-server")
-
-
 def test_every_answer_has_a_request_id(client: TestClient) -> None:
     for path in ("/health", "/v1/models", "/nothing"):
         assert client.get(path).headers["x-request-id"].startswith("req_")
         sent = client.get(path, headers={"x-request-id": "mine"})
         assert sent.headers["x-request-id"] == "mine"
-
-
-def test_metrics_count_requests(client: TestClient) -> None:
-    name = 'mlx_server_requests_total{model="tiny",outcome="completed"}'
-    call(client, "POST", "/v1/completions")
-    before = client.get("/metrics").text
-    call(client, "POST", "/v1/completions")
-    assert sample(client.get("/metrics").text, name) == sample(before, name) + 1
-
-
-def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
-    app = wire.app(tiny_path, ScriptedEngine())
-    step = StepOutput("tiny", [Token(1, 5)], 3, 7, cache_bytes=0, buffer_bytes=5, peak_bytes=9)
-    app.state.metrics.engine.on_step(step)
-    with TestClient(app, base_url="http://localhost") as client:
-        app.state.pool.row_slots.taken = 4
-        busy = client.get("/metrics").text
-        app.state.pool.row_slots.taken = 0
-        idle = client.get("/metrics").text
-    names = ("mlx_server_batch_size", "mlx_server_queue", "mlx_server_active_bytes")
-    assert [sample(busy, name) for name in names] == [1, 3, 7]
-    assert [sample(idle, name) for name in names] == [0, 0, 7]
-    assert sample(idle, "mlx_server_buffer_bytes") == 5
-    assert sample(idle, "mlx_server_peak_bytes") == 9
-
-
-def test_metrics_count_the_prompt_caches_files(tiny_path: Path) -> None:
-    app = wire.app(tiny_path, ScriptedEngine())
-    for nbytes in (10, 20):
-        app.state.pool.on_disk_cache(DiskCacheUse(1, 2, 300, 4000, 500, nbytes))
-    with TestClient(app, base_url="http://localhost") as client:
-        found = client.get("/metrics").text
-    names = ("hits", "misses", "tokens", "read_bytes", "written_bytes")
-    counts = [sample(found, f"mlx_server_disk_cache_{name}_total") for name in names]
-    assert counts == [2, 4, 600, 8000, 1000]
-    assert sample(found, "mlx_server_disk_cache_bytes") == 20
-
-
-def sample(exposition: str, name: str) -> float:
-    (found,) = [line for line in exposition.splitlines() if line.startswith(f"{name} ")]
-    return float(found.removeprefix(name))
 
 
 def test_the_log_has_a_line_a_request_and_no_word_of_it(

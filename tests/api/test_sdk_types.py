@@ -13,12 +13,7 @@ from openai.types.conversations import (
     ConversationItem,
     ConversationItemList,
 )
-from openai.types.responses import (
-    CompactedResponse,
-    Response,
-    ResponseItem,
-    ResponsesServerEvent,
-)
+from openai.types.responses import CompactedResponse, Response, ResponseItem, ResponsesServerEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from openai.types.responses.response_item_list import ResponseItemList
 from openai.types.shared import ErrorObject

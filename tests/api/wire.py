@@ -17,14 +17,7 @@ from mlx_server.app import create_app
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import (
-    Admitted,
-    Generate,
-    Logprobs,
-    PromptLogprobs,
-    Stop,
-    Token,
-)
+from mlx_server.engine.messages import Admitted, Generate, Logprobs, PromptLogprobs, Stop, Token
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
 from tests.engine.stub import StubEngine
@@ -176,3 +169,9 @@ def events(response: httpx2.Response) -> list[Json]:
 
 def streamed(body: Mapping[str, Any]) -> Json:
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def sample(exposition: str, name: str) -> float:
+    """The value of a metric."""
+    (found,) = [line for line in exposition.splitlines() if line.startswith(f"{name} ")]
+    return float(found.removeprefix(name))

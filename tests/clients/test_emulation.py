@@ -1,6 +1,5 @@
 """Answers that are asked for in one request or several, played without a server."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,13 +7,15 @@ from typing import Any
 import pytest
 
 from mlx_server.clients.emulation import checked_answer, two_passes, with_hermes_tools
-from mlx_server.clients.exchange import Exchange, Wire, arun, run
+from mlx_server.clients.exchange import Exchange, Wire, run
 from mlx_server.errors import BadRequest
 from mlx_server.repair.allowed import ALL_REPAIRS
+from tests.clients.asked import ASKED, content
 from tests.clients.recorded import WEATHER, call, completion
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-ASKED = [{"role": "user", "content": "How old is he?"}]
+
+
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 
 
@@ -29,10 +30,6 @@ def played(exchange: Exchange, *answers: Wire) -> tuple[Wire, list[Wire]]:
     answer = run(exchange, send)
     assert left == []
     return answer, bodies
-
-
-def content(answer: Wire) -> Any:
-    return answer["choices"][0]["message"]["content"]
 
 
 def roles(body: Wire) -> list[str]:
@@ -182,13 +179,3 @@ def test_contents_that_have_parts_keep_them() -> None:
     assert assistant[0] == "Hm."
     assert '"arguments": {}}' in assistant[1]
     assert result == ["<tool_response>\n", "Rain.", "\n</tool_response>"]
-
-
-def test_an_exchange_runs_the_same_where_it_is_awaited() -> None:
-    answers = [completion(None), completion("Five.")]
-
-    async def send(body: Wire) -> Wire:
-        return answers.pop(0)
-
-    answer = asyncio.run(arun(checked_answer({"messages": ASKED}, "gpt_oss"), send))
-    assert content(answer) == "Five."

@@ -21,11 +21,7 @@ from mlx_server.requests import GenerateRequest, SamplingParams
 from tests.engine.stub import StubEngine
 
 CONTEXT = 60
-
-
 VOCABULARY = 500
-
-
 KV_BYTES = 1000
 """Of a token."""
 
@@ -76,8 +72,6 @@ class Engine(StubEngine):
 
 
 PUBLISHERS = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
-
-
 ASKED = GenerateRequest("m", ("Hello",))
 
 

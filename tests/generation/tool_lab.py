@@ -20,11 +20,7 @@ from tests.mcp.official import make
 from tests.mcp.playing import MODEL, Playing, all_gone, playing, served
 
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
-
-
 FUNCTION = Tool("weather", "Of today.", {"type": "object"})
-
-
 PATIENCE_SECONDS = 60.0
 
 

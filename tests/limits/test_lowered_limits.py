@@ -82,7 +82,7 @@ LOWERED: dict[str, tuple[object, str]] = {
     ),
     "MCP_SERVERS": (
         MCP.servers,
-        "mcp/test_http.py::test_servers_are_few_and_have_names_of_their_own",
+        "mcp/test_connectors.py::test_servers_are_few_and_have_names_of_their_own",
     ),
     "MCP_RESPONSES": (
         MCP.responses,
@@ -102,19 +102,19 @@ LOWERED: dict[str, tuple[object, str]] = {
     ),
     "MCP_OPEN_SECONDS": (
         MCP.open_seconds,
-        "mcp/test_stdio_hostile.py::test_a_list_that_never_comes",
+        "mcp/test_server.py::test_a_list_that_never_comes",
     ),
     "MCP_CALL_SECONDS": (MCP.call_seconds, "mcp/test_http.py::test_a_call_fails_alone"),
     "MCP_RESULT_BYTES": (
         MCP.result_bytes,
-        "mcp/test_stdio_hostile.py::test_a_large_result_is_cut_with_a_notice",
+        "mcp/test_results.py::test_a_large_result_is_cut_with_a_notice",
     ),
     "MCP_ALL_RESULT_BYTES": (
         MCP.all_result_bytes,
         "mcp/test_capacity.py::test_results_of_all_calls_together",
     ),
-    "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_stdio_hostile.py::test_a_call_fails_alone"),
-    "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_stdio_hostile.py::test_a_call_fails_alone"),
+    "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_server.py::test_a_call_fails_alone"),
+    "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_server.py::test_a_call_fails_alone"),
     "MCP_CALLS": (
         LOOP.calls,
         "generation/test_tool_loop.py::test_calls_of_a_response_have_a_limit_of_our_own",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tests.mcp.test_http import JSON, Send, Wild, answered, quiet
+from tests.mcp.wild import JSON, Send, Wild, answered, quiet
 
 Fields = dict[str, str]
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -10,7 +10,7 @@ from mlx_server.mcp import StoredLogin
 from mlx_server.mcp.callback import LoginFailed
 from mlx_server.mcp.login import LoginClient
 from tests.mcp.authority import callback_of, visit
-from tests.mcp.test_login import logged_in, running
+from tests.mcp.logins import logged_in, running
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.mcp import Connector, Connectors, McpLimits
 from mlx_server.mcp.capacity import CountingSemaphore
 from mlx_server.requests import McpServer
+from tests.mcp.habits import HOSTILE
 from tests.mcp.playing import all_gone, served
-from tests.mcp.test_http import Wild, quiet
-from tests.mcp.test_stdio_hostile import HOSTILE
+from tests.mcp.wild import Wild, quiet
 
 pytestmark = pytest.mark.anyio
 

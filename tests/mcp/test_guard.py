@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mlx_server.mcp import guard
-from tests.mcp.test_stdio_hostile import opened, outcome
+from tests.mcp.habits import opened, outcome
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 GONE_SECONDS = 3.0
@@ -55,7 +55,7 @@ def ours_with(habit: str, file: Path) -> Iterator[psutil.Process]:
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from tests.mcp.test_stdio_hostile import opened
+from tests.mcp.habits import opened
 
 async def main():
     async with opened({habit!r}, file=Path({str(file)!r})):

@@ -4,57 +4,23 @@ import asyncio
 import json
 import stat
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_server.mcp import Connector, Connectors, StoredLogin
+from mlx_server.mcp import Connectors, StoredLogin
 from mlx_server.mcp.callback import LoginFailed
-from mlx_server.mcp.login import LoginClient, Show, log_in
+from mlx_server.mcp.login import LoginClient
 from mlx_server.mcp.login_file import remove
-from mlx_server.requests import McpServer
-from tests.mcp.authority import Authority, visit
-from tests.mcp.playing import all_gone, served
-from tests.mcp.test_http import LIMITS, listed, opened, outcome
+from tests.mcp.logins import WIKI, connector, logged_in, running, said
+from tests.mcp.wild import LIMITS, outcome
 
 pytestmark = pytest.mark.anyio
-
-WIKI = McpServer("wild", connector="wiki")
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Authority]:
-    server = Authority()
-    async with served(server) as url:
-        server.url = url
-        yield server
-    await all_gone()
-
-
-async def logged_in(
-    server: Authority, kept: StoredLogin, show: Show = visit, client: LoginClient | None = None
-) -> int:
-    url = f"{server.url}/mcp"
-    return await log_in(url, kept, client or LoginClient(), show, allow_private=True)
-
-
-def connector(server: Authority, kept: StoredLogin) -> Connector:
-    return Connector(url=f"{server.url}/mcp", allow_private=True, oauth=kept)
 
 
 def change(kept: StoredLogin, **fields: Any) -> None:
     found = json.loads(kept.file.read_text())
     kept.file.write_text(json.dumps({**found, **fields}))
-
-
-async def said(server: Authority, kept: StoredLogin) -> str:
-    """What a tool says, or why there is none."""
-    async with opened(WIKI, wiki=connector(server, kept)) as toolset:
-        tools, error = listed(toolset)
-        return await outcome(toolset) if tools else error
 
 
 async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
@@ -126,33 +92,6 @@ async def test_tokens_are_for_one_server(kept: StoredLogin) -> None:
         await logged_in(server, kept)
         assert "connectors login wiki" in await said(other, kept)
         assert other.heads == []
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
-async def test_a_file_that_others_can_use_is_not_used(kept: StoredLogin, mode: int) -> None:
-    async with running() as server:
-        await logged_in(server, kept)
-        kept.file.chmod(mode)
-        assert "not private" in await said(server, kept)
-        await logged_in(server, kept)
-        assert await said(server, kept) == "seen"
-
-
-async def test_a_file_that_is_none_of_ours(kept: StoredLogin, tmp_path: Path) -> None:
-    async with running() as server:
-        await logged_in(server, kept)
-        elsewhere = tmp_path / "elsewhere"
-        kept.file.rename(elsewhere)
-        kept.file.symlink_to(elsewhere)
-        assert "can't be read" in await said(server, kept)
-        kept.file.unlink()
-        kept.file.mkdir(0o700)
-        assert "damaged" in await said(server, kept)
-        kept.file.rmdir()
-        for text in ("{", "[]", '{"url": 1}', "x" * (1 << 20) + "x"):
-            kept.file.touch(0o600)
-            kept.file.write_text(text)
-            assert "damaged" in await said(server, kept)
 
 
 async def test_a_page_that_is_not_https_is_not_shown(kept: StoredLogin) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mlx_server.mcp import ClientCredentials, Connector
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
-from tests.mcp.test_http import JSON, Send, Wild, answered, listed, opened, outcome, quiet
+from tests.mcp.wild import JSON, Send, Wild, answered, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from mlx_server.requests import McpServer
 from tests.hostile.outbound import sitecustomize as outbound
 from tests.mcp.names import OURS, NameServer, naming
 from tests.mcp.playing import served
-from tests.mcp.test_http import Send, Wild, answered, listed, opened, outcome, quiet
+from tests.mcp.wild import Send, Wild, answered, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
 

@@ -1,15 +1,20 @@
 """The transport over pipes."""
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 
 import anyio
 import pytest
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification
 
+from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.stdio import Read, _write_messages
+from mlx_server.requests import McpServer
 from tests.event_loops import NewLoop, on_each_loop, run_on
+from tests.mcp.habits import LIMITS
 
 SECONDS = 20.0
 
@@ -35,3 +40,22 @@ async def _write_to_an_ended_server() -> None:
         await _write_messages(process.stdin, out_of, into)
         with pytest.raises(anyio.EndOfStream):
             read.receive_nowait()
+
+
+@pytest.mark.anyio
+@pytest.mark.hostile
+async def test_it_sees_no_variables_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "hush")
+    show = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+    file = tmp_path / "environment"
+    connector = Connector(command=(sys.executable, "-c", show, str(file)), env={"LEVEL": "3"})
+    connectors = Connectors({"x": connector}, limits=LIMITS)
+    async with connectors.open([McpServer("x", connector="x")]):
+        pass
+    await connectors.stop()
+    environment = json.loads(file.read_text())
+    assert environment["LEVEL"] == "3"
+    assert "PATH" in environment
+    assert "hush" not in environment.values()

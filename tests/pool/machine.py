@@ -47,8 +47,6 @@ class Bytes(KvCost):
 
 
 BYTES = Bytes(1)
-
-
 ONE = PoolLimits(budget=100)
 """Room for one model, and a little next to it."""
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,16 +21,9 @@ from mlx_server.prompt_files.names import (
     block_file,
     group_of,
     links_of,
-    parsed,
     state_file,
 )
-
-BLOCK = 4
-GROUP = group_of("m")
-
-
-def ids(*tokens: int) -> Ids:
-    return np.array(tokens, np.uint32)
+from tests.prompt_files.named import BLOCK, GROUP, ids
 
 
 def made(path: Path, most: int = 1 << 20) -> PromptFolder:
@@ -47,21 +39,6 @@ def put(folder: PromptFolder, file: PromptFile, size: int = 10) -> None:
 
 def on_disk(path: Path) -> int:
     return sum(e.stat().st_blocks * 512 for e in path.iterdir() if e.name != "lock")
-
-
-def test_names_are_those_of_their_files_only() -> None:
-    links = links_of(ids(*range(9)), BLOCK)
-    for file in (block_file(GROUP, links, 1, BLOCK), state_file(GROUP, links, ids(*range(9)), 9)):
-        assert parsed(file.name) == file
-    for name in ("", "../x.safetensors", f"{GROUP}.{GROUP}.01.safetensors", f"{GROUP}.safetensors"):
-        assert parsed(name) is None
-
-
-def test_a_link_stands_for_all_tokens_before_it() -> None:
-    one, other = links_of(ids(*range(12)), BLOCK), links_of(ids(9, *range(1, 12)), BLOCK)
-    assert len(one) == 4
-    assert one[0] == other[0]
-    assert not set(one[1:]) & set(other[1:])
 
 
 def test_the_longest_prefix(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import tokenizers
 
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.sources import demo
-from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import on_disk, resolve
 
 pytestmark = pytest.mark.live
 
+
 CHECKPOINT = ["config.json", "tokenizer.json", "model.safetensors"]
+
+
 BODY = b"{}" * 500
+
 
 BODIES = {
     "config.json": json.dumps({"model_type": "llama"}).encode(),
@@ -76,14 +79,6 @@ def test_a_folder_that_is_not_there(source: str) -> None:
 def test_an_unknown_kind_is_a_settings_error(source: str) -> None:
     with pytest.raises(SettingsError):
         resolve(source, nothing)
-
-
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("MLX_SERVER_CACHE", raising=False)
-    assert cache_dir() == Path("/home/me/.cache/mlx-server")
-    monkeypatch.setenv("MLX_SERVER_CACHE", "~/elsewhere")
-    assert cache_dir() == Path("/home/me/elsewhere")
 
 
 def test_what_is_on_disk_is_told_without_fetching(

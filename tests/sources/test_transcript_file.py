@@ -11,7 +11,7 @@ from mlx_server.sources import transcript_file
 from mlx_server.sources.transcript import read_transcript
 from mlx_server.sources.transcript_entry import TranscriptEntry
 from mlx_server.sources.transcript_file import read_file
-from tests.sources.test_transcript import VOCABULARY, outputs, read, said, written
+from tests.sources.recorded_entries import VOCABULARY, outputs, read, said, written
 
 
 def refused(folder: Path, entries: Any, suffix: str = ".yaml") -> str:

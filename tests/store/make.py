@@ -61,3 +61,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
 async def recounted(store: Store) -> int:
     rows = await store._submit(lambda: store._connected().execute(RECOUNT).fetchall())
     return int(sum(size for (size,) in rows))
+
+
+def big(id: str, size: int = 10_000) -> ItemRecord:
+    return ItemRecord(id, b"x" * size)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import BadRequest, NotFound
-from mlx_server.store import ConversationRecord, ItemRecord, Store
+from mlx_server.store import ConversationRecord, Store
 from tests.store.make import items, response, runs
 from tests.store.test_store import DAY
 
@@ -44,17 +44,6 @@ async def test_a_conversation_takes_the_items_of_what_was_answered(path: Path) -
     assert reported == items("1", "ri", "ro", "ti", "to")
     await store.delete_conversation("c", "me")
     assert (await store.input_items("r", "me", order="asc")).items == items("1", "ri")
-    await store.close()
-
-
-@runs
-async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
-    store = await Store.open(path)
-    await store.begin(response("r", output=[ItemRecord("i", b"old")]), "me")
-    await store.begin(response("s"), "me", [ItemRecord("i", b"new")])
-    assert (await store.item("i", "me")).body == b"new"
-    await store.delete("s", "me")
-    assert (await store.item("i", "me")).body == b"old"
     await store.close()
 
 

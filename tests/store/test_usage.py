@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import BadRequest, NotFound, StoreFull, StoreUnavailable, TooLarge
-from mlx_server.store import ConversationRecord, ItemRecord, Retention, Store, file
-from tests.store.make import items, limit, recounted, response, runs
+from mlx_server.errors import BadRequest, StoreFull, StoreUnavailable, TooLarge
+from mlx_server.store import ConversationRecord, Retention, Store, file
+from tests.store.make import big, items, limit, recounted, response, runs
 
 DAY = 86400.0
-
-
-def big(id: str, size: int = 10_000) -> ItemRecord:
-    return ItemRecord(id, b"x" * size)
 
 
 @runs
@@ -161,33 +157,6 @@ async def test_a_file_of_before_is_counted_when_it_is_opened(path: Path) -> None
     await visiting.close()
 
 
-EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
-
-
-@pytest.mark.parametrize("order", ["asc", "desc"])
-@runs
-async def test_pages_end_where_they_get_large(
-    path: Path, monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
-    sizes = [10, 500, 500, 2000, 1, 1, 998, 2]
-    limit(monkeypatch, "PAGE_BYTES", 1000)
-    store = await Store.open(path)
-    given = [big(f"{n}", size) for n, size in enumerate(sizes)]
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", given)
-    pages: list[list[ItemRecord]] = []
-    more, after = True, None
-    while more:
-        page = await store.conversation_items("c", "me", after, 5, order)  # type: ignore[arg-type]
-        pages.append(list(page.items))
-        more, after = page.has_more, page.items[-1].id
-    found = [item for page in pages for item in page]
-    assert found == (given if order == "asc" else given[::-1])
-    for items_of_page in pages:
-        assert len(items_of_page) == 1 or sum(len(i.body) for i in items_of_page) <= 1000
-    assert [len(page) for page in pages] == EXPECTED[order]
-    await store.close()
-
-
 @runs
 async def test_pages_of_events_end_where_they_get_large(
     path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,35 +193,6 @@ async def test_what_is_read_back_is_measured_before(path: Path) -> None:
     assert asked
     assert not [statement for statement in asked if re.search(r"[ ,.]body\b", statement)]
     assert len(await store.chain("4", "me", 50_000)) == 5
-    await store.close()
-
-
-@runs
-async def test_a_conversation_has_so_many_items(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, "CONVERSATION_ITEMS", 3)
-    store = await Store.open(path)
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1", "2"))
-    with pytest.raises(BadRequest, match="3 items at most"):
-        await store.add_items("c", "me", items("3", "4"), 0)
-    await store.begin(response("r", conversation="c"), "me", items("3"))
-    with pytest.raises(BadRequest, match="3 items at most"):
-        await store.begin(response("s", conversation="c"), "me", items("4"))
-    await store.delete_item("c", "me", "1")
-    await store.begin(response("s", conversation="c"), "me", items("4"))
-    await store.close()
-
-
-@runs
-async def test_the_newest_item_of_an_id_is_found_among_many(path: Path) -> None:
-    store = await Store.open(path)
-    for n in range(50):
-        await store.begin(response(f"{n}"), "you", [big("i", 1 << 20)])
-    await store.begin(response("mine"), "me", items("i"))
-    assert [await store.item("i", "me", 100)] == items("i")
-    with pytest.raises(NotFound):
-        await store.item("i", "nobody")
     await store.close()
 
 

@@ -1,29 +1,31 @@
 """The fixture as a test of an app has it, and its server."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from mlx_server.api.given_answers import GIVEN
 from mlx_server.testing import MlxReplay, call, raw, say, think, tokens
-from mlx_server.testing.server import ServerGone, TestRunServer
-from tests.live.server import PLAIN, STOP_SECONDS
+from mlx_server.testing.server import TestRunServer
+from tests.live.server import PLAIN
 
 pytest_plugins = ["mlx_server.testing.plugin"]
+
+
 pytestmark = pytest.mark.live
 
+
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
+
+
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
@@ -150,46 +152,3 @@ def test_sessions_next_to_each_other_share_nothing(two_servers: list[TestRunServ
         answer = kit.client.chat.completions.create(model="qwen3", messages=ASKED)
         assert answer.choices[0].message.content == text
         kit.check()
-
-
-def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
-    code = "\n".join(
-        [
-            "import sys, pathlib",
-            "from mlx_server.testing.server import TestRunServer",
-            "print(TestRunServer(pathlib.Path(sys.argv[1])).pid, flush=True)",
-            "sys.stdin.read()",
-        ]
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout
-        server = psutil.Process(int(run.stdout.readline()))
-        family = [server, *server.children(recursive=True)]
-        os.kill(run.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    assert not alive
-
-
-def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
-    server = TestRunServer(tmp_path)
-    try:
-        server.begin_test()
-        compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
-    finally:
-        server.stop()
-    assert {"app", "serving"} <= compiled, "the server's modules and the engine's"
-
-
-def test_a_server_that_can_not_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "uvicorn.py").write_text("raise RuntimeError('of the environment')")
-    with pytest.raises(ServerGone, match=r"did not start(?s:.)*of the environment"):
-        TestRunServer(tmp_path).begin_test()

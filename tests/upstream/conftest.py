@@ -1,8 +1,13 @@
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
-from tests.upstream.playing import PlayingServer
+from tests.upstream.failing import HASTY, NOWHERE, connections
+from tests.upstream.playing import KEY, KEY_VARIABLE, PlayingServer, gateway
+from tests.upstream.quirks import FAMILIES
 
 
 @pytest.fixture(scope="session")
@@ -10,3 +15,50 @@ def upstream() -> Iterator[PlayingServer]:
     """One server for all tests; each says first what it plays."""
     with PlayingServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
+    """Clients of a model in each family."""
+    with ExitStack() as on:
+        yield {
+            family: on.enter_context(gateway(upstream.url, {"up": {"family": family}}))
+            for family in FAMILIES
+        }
+
+
+@pytest.fixture
+def pauses(server: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What would have been waited for, in seconds."""
+    asked: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    for connection in connections(server):
+        monkeypatch.setattr(connection, "_pause", pause)
+        connection.breaker.succeeded()
+    return asked
+
+
+@pytest.fixture(scope="session")
+def server(upstream: PlayingServer) -> Iterator[TestClient]:
+    """Serves models whose upstreams fail in different ways."""
+    models: dict[str, dict[str, Any]] = {
+        "up": {"api_key_env": KEY_VARIABLE},
+        "hasty": {"upstream": HASTY},
+        "patient": {"upstream": {"retries": 2}},
+        "keyless": {"api_key_env": "TEST_UPSTREAM_KEY_THAT_IS_NOT_SET"},
+        "gone": {"source": f"openai+{NOWHERE}/v1"},
+        "safe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone", "up")},
+        "unsafe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone",)},
+    }
+    with gateway(upstream.url, models) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: TestClient, pauses: list[float]) -> TestClient:
+    """Of a server that has not failed yet and does not pause."""
+    return server

@@ -26,7 +26,7 @@ from tests.upstream.playing import (
     in_one,
     whole,
 )
-from tests.upstream.test_reading import PARIS, WEATHER, call
+from tests.upstream.quirks import PARIS, WEATHER, call
 
 PROJECT = "0e1f0000-0000-4000-8000-000000000000"
 

@@ -22,7 +22,7 @@ from tests.upstream.playing import (
     settings,
     streamed,
 )
-from tests.upstream.test_reading import CALL_JSON, PARIS
+from tests.upstream.quirks import CALL_JSON, PARIS
 from tests.upstream.test_reasoning_details import SIGNED
 
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")

@@ -2,25 +2,16 @@
 
 import gzip
 import json
-import socket
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from mlx_server import limits
-from mlx_server.pool.pool import Pool
-from mlx_server.upstream.connection import FIRST_PAUSE, UpstreamConnection
 from mlx_server.upstream.failures import redacted
-from mlx_server.upstream.spec import UpstreamPolicy
 from tests.hostile.lowered import lower
+from tests.upstream.failing import WRONG, error_of
 from tests.upstream.playing import (
     KEY,
-    KEY_VARIABLE,
     SSE,
     Json,
     PlayingServer,
@@ -28,64 +19,11 @@ from tests.upstream.playing import (
     answered,
     chat,
     delta,
-    events,
-    gateway,
     says,
     sse,
     streamed,
     whole,
 )
-
-NOWHERE = "http://127.0.0.1:9"
-"""The port of a service that no machine runs any more."""
-
-HASTY = {"retries": 0, "first_seconds": 0.3, "idle_seconds": 0.3}
-
-
-@pytest.fixture(autouse=True)
-def pauses(server: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What would have been waited for, in seconds."""
-    asked: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        asked.append(seconds)
-
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    for connection in connections(server):
-        monkeypatch.setattr(connection, "_pause", pause)
-        connection.breaker.succeeded()
-    return asked
-
-
-def connections(server: TestClient) -> list[UpstreamConnection]:
-    pool: Pool = cast(FastAPI, server.app).state.pool
-    return [model.connection for spec in pool.specs if (model := pool.upstream(spec.id))]
-
-
-@pytest.fixture
-def client(server: TestClient) -> TestClient:
-    return server
-
-
-@pytest.fixture(scope="module")
-def server(upstream: PlayingServer) -> Iterator[TestClient]:
-    models: dict[str, dict[str, Any]] = {
-        "up": {"api_key_env": KEY_VARIABLE},
-        "hasty": {"upstream": HASTY},
-        "patient": {"upstream": {"retries": 2}},
-        "keyless": {"api_key_env": "TEST_UPSTREAM_KEY_THAT_IS_NOT_SET"},
-        "gone": {"source": f"openai+{NOWHERE}/v1"},
-        "safe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone", "up")},
-        "unsafe": {"source": f"openai+{NOWHERE}/v1", "fallback": ("gone",)},
-    }
-    with gateway(upstream.url, models) as client:
-        yield client
-
-
-def error_of(client: TestClient, status: int, **more: Any) -> Any:
-    response = chat(client, **more)
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +118,8 @@ BUSY: list[Json] = [
     {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
     {"title": "Too many", "status": 429, "detail": "slow down"},
 ]
+
+
 BROKEN: list[Json] = [
     {"base_resp": {"status_code": 1004, "status_msg": "it broke"}, "choices": None},
     {"success": False, "msg": "it broke"},
@@ -250,90 +190,6 @@ def test_the_key_is_sent_and_nothing_of_the_client(
     assert asked.headers["accept-encoding"] == "identity"
 
 
-@pytest.mark.parametrize("failure", [whole({}, 503), whole({}, 429), Reply(breaks=True)])
-def test_it_is_asked_again_before_the_answer_begins(
-    failure: Reply, client: TestClient, upstream: PlayingServer
-) -> None:
-    upstream.plays(failure, failure, says("Yes"))
-    assert answered(client, model="patient")["choices"][0]["message"]["content"] == "Yes"
-    assert len(upstream.asked) == 3
-
-
-def test_it_is_not_asked_again_once_the_answer_has_begun(
-    client: TestClient, upstream: PlayingServer
-) -> None:
-    begun = Reply((sse(delta(content="Ye"), done=False),), breaks=True)
-    upstream.plays(begun, says("Yes"))
-    response = chat(client, model="patient", stream=True)
-    assert response.status_code == 200
-    *_, last = events(response.text)
-    assert "lost the connection" in last["error"]["message"]
-    assert len(upstream.asked) == 1
-
-
-def test_a_pause_that_is_asked_for(
-    client: TestClient, upstream: PlayingServer, pauses: list[float]
-) -> None:
-    upstream.plays(whole({}, 503), whole({}, 429, **{"retry-after": "20"}), says("Yes"))
-    answered(client, model="patient")
-    assert pauses[0] <= FIRST_PAUSE
-    assert pauses[1:] == [20]
-    too_long = str(limits.UPSTREAM_PAUSE_SECONDS.value + 1)
-    upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
-    error_of(client, 503, model="patient")
-    assert len(upstream.asked) == 1
-
-
-def test_so_many_attempts(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(whole({}, 500))
-    error_of(client, 502, model="patient")
-    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES.value == 3
-
-
-def test_a_server_that_is_not_there(client: TestClient) -> None:
-    error = error_of(client, 502, model="gone")
-    assert "can't be reached" in error["message"]
-    assert "127.0.0.1" not in error["message"]
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
-def test_a_connection_that_nobody_takes() -> None:
-    with ExitStack() as on:
-        full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):
-            waiting = on.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        url = f"http://127.0.0.1:{full.getsockname()[1]}"
-        hasty = {"retries": 0, "connect_seconds": 0.1}
-        client = on.enter_context(gateway(url, {"up": {"upstream": hasty}}))
-        error = error_of(client, 504)
-        assert error["code"] == "upstream_timeout"
-        assert "took no connection" in error["message"]
-
-
-def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(Reply(hangs=True))
-    assert error_of(client, 504, model="hasty")["code"] == "upstream_timeout"
-    upstream.plays(Reply((sse(delta(content="Ye"), done=False),), hangs=True))
-    *_, last = events(chat(client, model="hasty", stream=True).text)
-    assert last["error"]["code"] == "upstream_timeout"
-    assert upstream.left.wait(5)
-
-
-def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
-    policy = UpstreamPolicy()
-    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS.value
-    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS.value
-    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS.value
-
-
-def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
-    *_, last = events(chat(client, model="hasty", stream=True).text)
-    assert last["error"]["code"] == "upstream_timeout"
-
-
 def test_words_that_may_quote_a_prompt_are_told_to_its_client_alone(
     client: TestClient, upstream: PlayingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -344,20 +200,6 @@ def test_words_that_may_quote_a_prompt_are_told_to_its_client_alone(
     assert "the secret plan" not in caplog.text
     shown = {each["id"]: each["error"] for each in client.get("/v1/pool").json()["models"]}
     assert shown["patient"] == "The last request failed: upstream_failed."
-
-
-def test_the_breaker_opens_and_others_are_served(
-    client: TestClient, upstream: PlayingServer
-) -> None:
-    upstream.plays(whole({}, 500))
-    for _ in range(5):
-        error_of(client, 502)
-    upstream.plays(says("Yes"))
-    assert "several times in a row" in error_of(client, 503)["message"]
-    assert not upstream.asked
-    states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
-    assert (states["up"], states["patient"]) == ("unavailable", "ready")
-    answered(client, model="patient")
 
 
 def test_the_first_fallback_that_answers(client: TestClient, upstream: PlayingServer) -> None:
@@ -374,26 +216,6 @@ def test_a_request_that_is_wrong_has_no_fallback(
     assert error_of(client, 404, model="safe", adapter="a")["param"] == "adapter"
     assert not upstream.asked
 
-
-def test_a_client_that_leaves_ends_the_upstreams_work(
-    client: TestClient, upstream: PlayingServer
-) -> None:
-    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), endless=True))
-    body = {"model": "up", "stream": True, "stop": ["end. No"]}
-    message = {"role": "user", "content": "hi"}
-    response = client.post("/v1/chat/completions", json={**body, "messages": [message]})
-    assert "[DONE]" in response.text
-    assert upstream.left.wait(5)
-
-
-def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer) -> None:
-    for status in (301, 302, 307, 308):
-        upstream.plays(Reply(status=status, headers={"location": f"{upstream.url}/elsewhere"}))
-        assert "redirect" in error_of(client, 502)["message"]
-        assert len(upstream.asked) == 1
-
-
-WRONG = [5, "text", [], None, True, {"a": []}]
 
 HOSTILE = {
     "no valid JSON": Reply((b"data: {\n\n",)),
@@ -447,45 +269,6 @@ def test_wrong_types_everywhere(wrong: Any, client: TestClient, upstream: Playin
     assert client.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("UPSTREAM_BYTES", "too many bytes"),
-        ("UPSTREAM_CHARACTERS", "an answer that is too long"),
-        ("UPSTREAM_LINE_BYTES", "an event that is too long"),
-    ],
-)
-def test_an_answer_without_end(
-    name: str,
-    what: str,
-    client: TestClient,
-    upstream: PlayingServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lower(monkeypatch, name, 10_000)
-    sent = (
-        b"x" * 1000 if name == "UPSTREAM_LINE_BYTES" else sse(delta(content="x" * 100), done=False)
-    )
-    upstream.plays(Reply((sent,), endless=True))
-    response = chat(client, stream=True)
-    assert what in response.text
-    assert upstream.left.wait(5)
-
-
-def test_a_body_without_end(
-    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lower(monkeypatch, "UPSTREAM_LINE_BYTES", 10_000)
-    upstream.plays(
-        Reply((b" " * 1000,), headers={"content-type": "application/json"}, endless=True)
-    )
-    assert "too long" in error_of(client, 502)["message"]
-    lower(monkeypatch, "UPSTREAM_ERROR_BYTES", 10_000)
-    upstream.plays(Reply((b" " * 1000,), 500, endless=True))
-    error_of(client, 502)
-    assert upstream.left.wait(5)
-
-
 def test_calls_without_end(
     client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,12 +276,3 @@ def test_calls_without_end(
     made = [{"index": i, "id": f"c{i}", "function": {"name": "f"}} for i in range(11)]
     upstream.plays(streamed(delta(tool_calls=made), delta("tool_calls")))
     assert "more calls" in error_of(client, 502)["message"]
-
-
-def test_more_requests_than_connections(
-    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lower(monkeypatch, "UPSTREAM_CONNECTIONS", 1)
-    upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
-    response = chat(client, model="hasty", n=2)
-    assert response.status_code in (503, 504), response.text

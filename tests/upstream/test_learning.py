@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.upstream.learning import LearntFacts, facts_in
+from tests.upstream.failing import NOWHERE
 from tests.upstream.playing import (
     PlayingServer,
     Reply,
@@ -18,8 +19,7 @@ from tests.upstream.playing import (
     says,
     whole,
 )
-from tests.upstream.test_failures import NOWHERE
-from tests.upstream.test_reading import CALL_JSON, PARIS, WEATHER
+from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER
 
 OPENROUTER = {
     "id": "there",

@@ -22,7 +22,7 @@ from tests.upstream.playing import (
     streamed,
     whole,
 )
-from tests.upstream.test_reading import PARIS, WEATHER, call
+from tests.upstream.quirks import PARIS, WEATHER, call
 
 CONTINUES = {"continue_message": True}
 BUDGET: Any = {"thinking_budget": 5}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from tests.upstream.failing import WRONG
 from tests.upstream.playing import (
     USAGE,
     PlayingServer,
@@ -16,7 +17,6 @@ from tests.upstream.playing import (
     streamed,
     whole,
 )
-from tests.upstream.test_failures import WRONG
 
 ASKED: Any = {"logprobs": True, "top_logprobs": 1}
 

@@ -22,7 +22,7 @@ from tests.upstream.playing import (
     streamed,
     whole,
 )
-from tests.upstream.test_reading import PARIS_JSON, TIME, WEATHER, indexed
+from tests.upstream.quirks import PARIS_JSON, TIME, WEATHER, indexed
 
 SIGNED: Json = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 ENCRYPTED: Json = {"type": "reasoning.encrypted", "data": "xyz", "id": "r1", "index": 1}

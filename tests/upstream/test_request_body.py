@@ -19,7 +19,7 @@ from tests.upstream.playing import (
     says,
     streamed,
 )
-from tests.upstream.test_reading import CALL_JSON, PARIS, WEATHER, call
+from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER, call
 
 SCHEMA = {
     "type": "object",

@@ -2,36 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from mlx_server.config.models_yaml import check_file, load_settings
-from mlx_server.config.specs import model_spec
-from mlx_server.errors import SettingsError
-from mlx_server.pool.pool import Pool
-from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
-
-SECRET = "hunter2"
-
-
-def written(folder: Path, entry: str) -> Path:
-    file = folder / "models.yaml"
-    lines = "".join(f"    {line}\n" for line in entry.splitlines())
-    file.write_text(f"models:\n  up:\n{lines}", "utf-8")
-    return file
-
-
-def spec(folder: Path, entry: str) -> UpstreamSpec:
-    settings = load_settings(written(folder, entry), environ={})
-    found = model_spec("up", settings.models["up"]).upstream
-    assert found
-    return found
-
-
-def test_an_entry_with_nothing_but_its_source(tmp_path: Path) -> None:
-    found = spec(tmp_path, "source: openai+https://example.com/v1/")
-    assert (found.kind, found.url) == ("openai", "https://example.com/v1")
-    assert (found.model, found.host) == ("up", "example.com")
-    assert found.capabilities == UpstreamCapabilities()
+from tests.upstream.entries import spec
 
 
 def test_capabilities_have_the_defaults_of_their_kind(tmp_path: Path) -> None:
@@ -40,38 +11,3 @@ def test_capabilities_have_the_defaults_of_their_kind(tmp_path: Path) -> None:
     found = spec(tmp_path, entry + "capabilities: {sampling: true, tools: false}")
     assert (found.capabilities.sampling, found.capabilities.tools) == (True, False)
     assert not found.capabilities.completions
-
-
-@pytest.mark.parametrize(
-    ("entry", "wrong"),
-    [
-        (f"source: openai+https://me:{SECRET}@example.com/v1", "no user, password or query"),
-        (f"source: openai+https://example.com/v1?key={SECRET}", "no user, password or query"),
-        ("source: openai+example.com", "followed by an http or https URL"),
-        ("source: openai+file:///etc/passwd", "followed by an http or https URL"),
-        ("source: watsonx:https://example.com\napi_key_env: K", "either a `project_id` or a"),
-        (
-            "source: watsonx:https://example.com\napi_key_env: K\nproject_id: p\nspace_id: s",
-            "either a `project_id` or a",
-        ),
-        ("source: watsonx:https://example.com\nproject_id: p", "have an `api_key_env`"),
-        ("source: demo:smollm2\napi_key_env: KEY", "`api_key_env` needs a `source`"),
-        ("source: openai+http://h\napi_key_env: sk-abc", "match pattern"),
-        ("source: openai+http://h\nfallback: [nowhere]", "the name of another model"),
-        ("source: openai+http://h\nfallback: [up]", "the name of another model"),
-        ("source: openai+http://h\ncapabilities: {tool: true}", "did you mean `tools`?"),
-        ("source: openai+http://h\nupstream: {retry: 1}", "did you mean `retries`?"),
-        ("source: openai+http://h\nupstream: {retries: 11}", "less than or equal to 10"),
-    ],
-)
-def test_a_mistake(entry: str, wrong: str, tmp_path: Path) -> None:
-    (problem,) = check_file(written(tmp_path, entry))
-    assert wrong in str(problem)
-    assert SECRET not in str(problem)
-
-
-def test_a_family_that_does_not_exist(tmp_path: Path) -> None:
-    file = written(tmp_path, "source: openai+http://127.0.0.1:1\nfamily: nothing")
-    model = load_settings(file, environ={}).models["up"]
-    with pytest.raises(SettingsError, match="nothing"):
-        Pool([model_spec("up", model)])

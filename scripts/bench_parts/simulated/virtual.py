@@ -141,7 +141,7 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class Beside:
+class LongPrompt:
     """The times of a long prompt next to a row that decodes."""
 
     alone: float
@@ -151,7 +151,9 @@ class Beside:
     """The decoding row's speed, as a share of its speed alone for as many tokens."""
 
 
-def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDULE) -> Beside:
+def long_prompt_next_to_stream(
+    named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDULE
+) -> LongPrompt:
     alone = Simulation(named, schedule=schedule)
     alone.ask(20, 2)
     alone.run()
@@ -169,7 +171,7 @@ def beside(named: str, prompt: int = 30_000, schedule: Schedule = DEFAULT_SCHEDU
     same = undisturbed.ask(300, begun + len(gaps))
     undisturbed.run()
     own = same.times[-1] - same.times[begun - 1]
-    return Beside(first.first_token, long.first_token, max(gaps), own / sum(gaps))
+    return LongPrompt(first.first_token, long.first_token, max(gaps), own / sum(gaps))
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,26 @@
-import asyncio
 import json
-import logging
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import pydantic
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.testclient import TestClient
-from starlette.types import Message
 
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import GenerationFailed
 from tests.api import wire
+from tests.api.chat_completions.bodies import BODY, CALL, HI, PATH, post, refused
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
 
-PATH = "/v1/chat/completions"
-HI: Json = {"role": "user", "content": "hi"}
-BODY: Json = {"model": wire.MODEL, "messages": [HI]}
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
 IGNORED = "x-mlx-server-ignored"
 
+
 OPTIONAL = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
+
 
 # What is asked for next to BODY, in all of which streaming equals not streaming.
 REQUESTS: dict[str, Json] = {
@@ -42,6 +35,7 @@ REQUESTS: dict[str, Json] = {
     "a stop string at once": {"stop": TEXT[0], "logprobs": True},
     "a stop string that only begins": {"stop": "on.!", "logprobs": True},
 }
+
 
 # (least, most) that are taken, and what is just outside
 NUMBERS: dict[str, tuple[list[float], list[float]]] = {
@@ -60,6 +54,8 @@ NUMBERS: dict[str, tuple[list[float], list[float]]] = {
     "thinking_budget": ([0, 2**53 - 1], [-1, 2**53, 10**30]),
     "max_response_tokens": ([1, 2**53 - 1], [0, -1, 2**53, 10**30]),
 }
+
+
 WHOLE = (
     "top_k",
     "n",
@@ -70,17 +66,12 @@ WHOLE = (
     "thinking_budget",
     "max_response_tokens",
 )
+
+
 NO_NUMBERS: list[Any] = ["1", "", True, False, [], [1], {}, {"value": 1}]
 
+
 pytestmark = pytest.mark.usefixtures("_as_before")
-
-
-def post(client: TestClient, **asked: Any) -> httpx2.Response:
-    return client.post(PATH, json={**BODY, **asked})
-
-
-def refused(client: TestClient, **asked: Any) -> Json:
-    return error(post(client, **asked))
 
 
 def gathered(chunks: list[Json]) -> Json:
@@ -320,82 +311,6 @@ def test_what_can_not_be_had_is_refused(client: TestClient, asked: Json, param: 
     assert refused(client, **asked)["param"] == param
 
 
-def written(arguments: str) -> str:
-    """A call, where the template has no place for one."""
-    return f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ({"role": "user", "content": "x"}, "x"),
-        ({"role": "user", "content": None}, ""),
-        ({"role": "user"}, ""),
-        ({"role": "user", "content": []}, ""),
-        ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "x"),
-        (
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "x"},
-                    {"type": "input_text", "text": "y"},
-                    {"type": "output_text", "text": "z", "annotations": []},
-                ],
-            },
-            "x\ny\nz",
-        ),
-        ({"role": "system", "content": "x", "name": "me"}, "x"),
-        ({"role": "developer", "content": "x"}, "x"),
-        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, written('{"a": 1}')),
-        ({"role": "assistant", "refusal": "no"}, "no"),
-        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
-        ({"role": "assistant", "content": "x", "reasoning_content": "y", "audio": None}, "x"),
-        (
-            {
-                "role": "assistant",
-                "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, None]}}}],
-            },
-            written('{"a": [1, null]}'),
-        ),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, written("{}")),
-    ],
-)
-def test_messages_of_all_shapes(
-    client: TestClient, engine: ScriptedEngine, tiny_path: Path, message: Json, text: str
-) -> None:
-    ok(post(client, messages=[HI, message, HI]))
-    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
-    prompt = "".join(tokenizer.spelling(token) for token in engine.taken[-1].prompt)
-    role = {"developer": "system"}.get(message["role"], message["role"])
-    hi = "<|im_start|>user\nhi<|im_end|>\n"
-    assert prompt == (f"{hi}<|im_start|>{role}\n{text}<|im_end|>\n{hi}<|im_start|>assistant\n")
-
-
-CALLED: Json = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "x"}
-
-
-@pytest.mark.parametrize(
-    "result", [RESULT, {**RESULT, "content": [{"type": "text", "text": "x"}], "name": "f"}]
-)
-def test_results_of_all_shapes(
-    client: TestClient, engine: ScriptedEngine, tiny_path: Path, result: Json
-) -> None:
-    ok(post(client, messages=[HI, CALLED, result]))
-    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
-    prompt = "".join(tokenizer.spelling(token) for token in engine.taken[-1].prompt)
-    assert prompt.endswith("<|im_start|>tool\nx<|im_end|>\n<|im_start|>assistant\n")
-
-
-@pytest.mark.parametrize(
-    "messages", [[HI, RESULT], [HI, RESULT, CALLED], [HI, CALLED, {**RESULT, "tool_call_id": "d"}]]
-)
-def test_a_result_needs_an_earlier_call(client: TestClient, messages: list[Json]) -> None:
-    found = refused(client, messages=messages)
-    assert found["param"].endswith(".tool_call_id")
-    assert "no earlier call" in found["message"]
-
-
 @pytest.mark.parametrize(
     ("asked", "ignored"),
     [
@@ -459,206 +374,8 @@ def test_usage_of_every_chunk(client: TestClient) -> None:
     assert not any("usage" in chunk for chunk in without)
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "wizard", "content": "x"}, "role"),
-        ({"role": "User", "content": "x"}, "role"),
-        ({"role": None, "content": "x"}, "role"),
-        ({"content": "x"}, "role"),
-        ({"role": "user", "content": 5}, "content"),
-        ({"role": "user", "content": {}}, "content"),
-        ({"role": "user", "content": ["x"]}, "content[0]"),
-        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
-        ({"role": "user", "content": [{"type": "text", "text": None}]}, "content[0].text"),
-        ({"role": "user", "content": [{"type": "sound"}]}, "content[0]"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "content[0].type"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
-        ({"role": "user", "content": [{"type": "file"}]}, "content[0].file"),
-        ({"role": "tool", "content": "x"}, "tool_call_id"),
-        ({"role": "tool", "content": "x", "tool_call_id": ""}, "tool_call_id"),
-        ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
-        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
-            "tool_calls[0].function.arguments",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
-            "tool_calls[0].custom",
-        ),
-        ("x", ""),
-        (None, ""),
-        ([], ""),
-    ],
-)
-def test_messages_that_are_refused(client: TestClient, message: Any, param: str) -> None:
-    where = f"messages[1].{param}".removesuffix(".")
-    assert refused(client, messages=[HI, message])["param"] == where
-
-
-@pytest.mark.parametrize("name", ["messages", "tools", "modalities", "stop", "guided_choice"])
-def test_of_many_wrong_items_one_is_reported(name: str) -> None:
-    """Each report takes some 500 bytes, and a body can hold eight million wrong items."""
-    with pytest.raises(pydantic.ValidationError) as caught:
-        ChatBody.model_validate({**BODY, name: [0] * 1000})
-    assert caught.value.error_count() < 5
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "user", "content": [0] * 1000},
-        {"role": "assistant", "tool_calls": [0] * 1000},
-    ],
-)
-def test_and_of_many_in_a_message(message: Json) -> None:
-    with pytest.raises(pydantic.ValidationError) as caught:
-        ChatBody.model_validate({**BODY, "messages": [message] * 1000})
-    assert caught.value.error_count() < 5
-
-
 def test_and_of_many_biases() -> None:
     biases = {str(i): "x" for i in range(1000)}
     with pytest.raises(pydantic.ValidationError) as caught:
         ChatBody.model_validate({**BODY, "logit_bias": biases})
     assert caught.value.error_count() < 5
-
-
-def test_an_unknown_model_is_no_stream(client: TestClient) -> None:
-    found = error(post(client, model="other", stream=True), status=404)
-    assert (found["param"], found["code"]) == ("model", "model_not_found")
-
-
-def test_too_long_a_prompt_is_no_stream(client: TestClient) -> None:
-    found = error(post(client, messages=[{**HI, "content": "x" * 3000}], stream=True))
-    assert (found["param"], found["code"]) == ("messages", "context_length_exceeded")
-
-
-def test_a_failure_in_mid_stream_is_its_last_event(
-    client: TestClient, engine: ScriptedEngine
-) -> None:
-    engine.failure = GenerationFailed("No more.")
-    *chunks, last = events(post(client, stream=True))
-    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == TEXT[:3]
-    assert wire.error_of(last)["code"] == "generation_failed"
-
-
-def test_a_failure_before_the_end_of_an_answer_is_its_status(
-    client: TestClient, engine: ScriptedEngine
-) -> None:
-    engine.failure = GenerationFailed("No more.")
-    assert error(post(client), status=500)["code"] == "generation_failed"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_mistake_of_ours_is_told_without_its_details(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr("mlx_server.api.accumulator.Accumulator.add", broken)
-    response = post(client, stream=stream)
-    found = wire.error_of(events(response)[-1]) if stream else error(response, status=500)
-    assert found["code"] == "internal_error"
-    assert "secret" not in response.text
-
-
-class Leaver:
-    """A client, as the app sees it, that sends its request and leaves some time later.
-
-    leaves: when; None: as soon as it is sent something. stuck: nothing gets through to it.
-    """
-
-    def __init__(
-        self, body: Json, leaves: asyncio.Event | None = None, *, stuck: bool = False
-    ) -> None:
-        self.raw = json.dumps(body).encode()
-        self.sent: list[Message] = []
-        self._coming: list[Message] = [{"type": "http.request", "body": self.raw}]
-        self._sending = asyncio.Event()
-        self._leaves = leaves or self._sending
-        self._stuck = stuck
-
-    @property
-    def scope(self) -> dict[str, Any]:
-        length = str(len(self.raw)).encode()
-        return {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "headers": [
-                (b"host", b"localhost"),
-                (b"content-type", b"application/json"),
-                (b"content-length", length),
-            ],
-            "state": {},
-        }
-
-    async def receive(self) -> Message:
-        if self._coming:
-            return self._coming.pop()
-        await self._leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self._sending.set()
-        if self._stuck:
-            await asyncio.Event().wait()
-        self.sent.append(message)
-
-
-@dataclass
-class Stage:
-    """An app whose engine takes rows and says nothing, and whether they are free afterwards."""
-
-    model: Path
-    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    free: list[bool] = field(default_factory=list)
-
-    def play(self, *clients: Leaver) -> None:
-        self.engine.silent = True
-        asyncio.run(self._play(clients))
-
-    async def _play(self, clients: tuple[Leaver, ...]) -> None:
-        app = wire.app(self.model, self.engine)
-        async with app.router.lifespan_context(app):
-            for client in clients:
-                called = app(client.scope, client.receive, client.send)
-                await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
-                assert not self.engine.gave_up
-                self.free.append(not self.engine.running)
-                self.engine.took.clear()
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_takes_its_rows_along(
-    tiny_path: Path, caplog: pytest.LogCaptureFixture, n: int
-) -> None:
-    stage = Stage(tiny_path)
-
-    with caplog.at_level(logging.INFO):
-        stage.play(
-            Leaver({**BODY, "n": n}, stage.engine.took),
-            Leaver({**BODY, "n": n, "stream": True}, stage.engine.took),
-            Leaver({**BODY, "n": n, "stream": True}),
-        )
-    assert len(stage.engine.taken) == 3 * n
-    assert stage.free == [True] * 3
-    access = [record.args for record in caplog.records if record.name == "mlx_server.access"]
-    assert [args[2] for args in access if isinstance(args, tuple)] == ["gone"] * 3
-    assert not [record for record in caplog.records if record.levelno > logging.INFO]
-
-
-def test_rows_are_free_once_the_app_returns_even_if_nothing_was_sent(tiny_path: Path) -> None:
-    stage = Stage(tiny_path)
-    client = Leaver({**BODY, "stream": True}, stuck=True)
-    stage.play(client)
-    assert stage.engine.taken
-    assert client.sent == []
-    assert stage.free == [True]

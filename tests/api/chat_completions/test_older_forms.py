@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from openai.types.chat import ChatCompletion
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.output import ChatOutput, FunctionCallOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.errors import BadRequest
@@ -24,35 +22,13 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.messages import Conversation, Message, ToolCall
-from mlx_server.requests import GenerateRequest, NamedTool, SamplingParams
+from mlx_server.messages import ToolCall
+from mlx_server.requests import NamedTool, SamplingParams
 from tests.api import wire
-from tests.api.wire import Json, error, ok
+from tests.api.chat_completions.asking import FUNCTION, TOOL, USER, asked, calling, messages
+from tests.api.wire import Json, error
 
-USER: Json = {"role": "user", "content": "Where?"}
-FUNCTION: Json = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-TOOL: Json = {"type": "function", "function": FUNCTION}
 pytestmark = pytest.mark.usefixtures("_as_before")
-
-
-def asked(**given: Any) -> tuple[GenerateRequest, Conversation]:
-    body = ChatBody.model_validate({"model": wire.MODEL, "messages": [USER], **given})
-    request = to_request(body)
-    (conversation,) = request.prompts
-    assert isinstance(conversation, Conversation)
-    return request, conversation
-
-
-def messages(*given: Json) -> tuple[Message, ...]:
-    return asked(messages=[USER, *given])[1].messages[1:]
-
-
-def calling(*names: str) -> Json:
-    calls = [
-        {"id": f"id_{i}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-        for i, name in enumerate(names)
-    ]
-    return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
 @pytest.mark.parametrize("role", ["function", "ipython"])
@@ -146,6 +122,8 @@ def test_wrong_types_are_refused(given: Json) -> None:
 
 
 CALL = ToolCall("c1", "f", '{"a": 1}')
+
+
 EVENTS: tuple[Event, ...] = (
     Started(wire.MODEL, 3, (), None, (), SamplingParams(), ()),
     TextDelta(0, "So."),
@@ -187,61 +165,3 @@ def test_streamed_and_not_it_is_the_same() -> None:
     assert "".join(piece["arguments"] for piece in pieces) == CALL.arguments
     assert all("tool_calls" not in delta for delta in deltas)
     assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
-
-
-# The last message to be continued
-
-BEGUN: Json = {"role": "assistant", "content": "It is in"}
-
-
-@pytest.mark.parametrize(
-    ("given", "continues"),
-    [
-        ({}, False),
-        ({"continue_final_message": True}, True),
-        ({"continue_final_message": True, "add_generation_prompt": False}, True),
-        ({"add_generation_prompt": False}, True),
-        ({"add_generation_prompt": True}, False),
-        ({"add_generation_prompt": True, "continue_final_message": False}, False),
-        ({"continue_final_message": None, "add_generation_prompt": None}, False),
-    ],
-)
-def test_the_wish_to_continue_a_message(given: Json, continues: bool) -> None:
-    assert asked(messages=[USER, BEGUN], **given)[1].continue_final_message is continues
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
-        (
-            {"continue_final_message": False, "add_generation_prompt": False},
-            "continue_final_message",
-        ),
-        ({"continue_final_message": True, "messages": [USER]}, "messages[0].role"),
-        (
-            {"continue_final_message": True, "messages": [USER, calling("f")]},
-            "messages[1].tool_calls",
-        ),
-        (
-            {"continue_final_message": True, "tools": [TOOL], "tool_choice": "required"},
-            "tool_choice",
-        ),
-    ],
-)
-def test_what_can_not_be_continued_is_refused(client: TestClient, given: Json, param: str) -> None:
-    body = {"model": wire.MODEL, "messages": [USER, BEGUN], **given}
-    found = error(client.post("/v1/chat/completions", json=body))
-    assert found["param"] == param
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
-def test_the_engine_gets_an_open_message(
-    client: TestClient, engine: wire.ScriptedEngine, tiny_path: Path, path: str
-) -> None:
-    body = {"model": wire.MODEL, "messages": [USER, BEGUN], "continue_final_message": True}
-    ok(client.post(path, json=body))
-    continued = engine.taken[-1].prompt
-    ok(client.post(path, json={**body, "continue_final_message": False}))
-    assert engine.taken[-1].prompt[: len(continued)] == continued
-    assert engine.taken[-1].prompt != continued

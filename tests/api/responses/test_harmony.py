@@ -12,74 +12,23 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
+from tests.api.responses.harmony_outputs import CUT, FUNCTION, OTHER, OUTPUTS, PATH, SECOND_STEP
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 from tests.api.wire import error, ok
 from tests.mcp.playing import MODEL, Playing
 
 pytestmark = pytest.mark.tables
 
-PATH = "/v1/responses"
-OTHER = "other"
-
-NEXT = "<|end|><|start|>assistant"
-THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-PREAMBLE = "<|channel|>commentary<|message|>I look it up."
-FINAL = "<|channel|>final<|message|>It is so."
-CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
-
-
-def built_in(tool: str, text: str, channel: str = "analysis") -> str:
-    return f"<|channel|>{channel} to={tool} code<|message|>{text}"
-
-
-SEARCH = built_in("browser.search", '{"query": "cats", "topn": 3}')
-PYTHON = built_in("python", "print(1)\n")
-
-CUT = frozenset(
-    {
-        *("reasoning, cut", "preamble, cut", "final, cut", "search, cut", "code, cut"),
-        *("call, cut", "whole call, cut"),
-    }
-)
-OUTPUTS = {
-    "final": FINAL,
-    "final again": FINAL + NEXT + FINAL,
-    "all of it": THOUGHT + PREAMBLE + NEXT + FINAL,
-    "two preambles": PREAMBLE + NEXT + THOUGHT + PREAMBLE + NEXT + FINAL,
-    "two thoughts": THOUGHT + THOUGHT + FINAL,
-    "call": THOUGHT + PREAMBLE + NEXT + CALL + "<|call|>",
-    "no header": "It is so, and I go on for a while.",
-    "no channel": "<|message|>It is so.",
-    "unknown tool": PREAMBLE + NEXT + CALL.replace("functions.f", "functions.g"),
-    "reasoning, cut": "<|channel|>analysis<|message|>Hm",
-    "preamble, cut": THOUGHT + PREAMBLE,
-    "final, cut": THOUGHT + PREAMBLE + NEXT + FINAL,
-    "call, cut": THOUGHT + CALL.removesuffix("}"),
-    "whole call, cut": THOUGHT + CALL,
-    "search": THOUGHT + SEARCH + NEXT + FINAL,
-    "search, cut": built_in("browser.search", '{"query": "ca'),
-    "only a search": THOUGHT + SEARCH,
-    "search, then thought": SEARCH + NEXT + "<|channel|>analysis<|message|>Hm.",
-    "open": built_in("browser.open", '{"id": "https://example.com", "cursor": 1}') + NEXT + FINAL,
-    "open a link": built_in("browser.open", '{"id": 3}') + NEXT + FINAL,
-    "open again": built_in("browser.open", "") + NEXT + FINAL,
-    "find": built_in("browser.find", '{"pattern": "cat", "cursor": 0}') + NEXT + FINAL,
-    "half a character": built_in("browser.search", r'{"query": "\ud800"}') + NEXT + FINAL,
-    "no JSON": built_in("browser.search", "cats!") + NEXT + FINAL,
-    "no object": built_in("browser.search", "[1]") + NEXT + FINAL,
-    "no such tool": built_in("browser.click", "{}") + NEXT + FINAL,
-    "nothing at all": built_in("python", "") + NEXT + FINAL,
-    "code": THOUGHT + PYTHON + NEXT + FINAL,
-    "code, cut": PYTHON,
-    "container": built_in("container.exec", '{"cmd": ["ls"]}', "commentary") + NEXT + FINAL,
-}
-
-SECOND_STEP = "call"
-"""What is played once more, for the results of its call."""
 
 REASONING = {"type": "reasoning", "text": "Hm."}
+
+
 COMMENTARY = {"type": "message", "phase": "commentary", "text": "I look it up."}
+
+
 ANSWER = {"type": "message", "phase": "final_answer", "text": "It is so."}
+
+
 FUNCTION_CALL = {"type": "function_call", "name": "f", "arguments": '{"a": 1}'}
 
 
@@ -96,6 +45,8 @@ def incomplete(item: Json) -> Json:
 
 
 CATS = searched(type="search", query="cats")
+
+
 BECOME: dict[str, list[Json]] = {
     "final": [ANSWER],
     "final again": [{**ANSWER, "text": "It is so.\nIt is so."}],
@@ -129,13 +80,12 @@ BECOME: dict[str, list[Json]] = {
     "container": [reasoned('{"cmd": ["ls"]}'), ANSWER],
 }
 
-FUNCTION: Json = {
-    "type": "function",
-    "name": "f",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-}
+
 SEARCHES: Json = {"type": "web_search"}
+
+
 INTERPRETER: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+
 
 every_output = pytest.mark.parametrize("name", OUTPUTS)
 
@@ -198,9 +148,6 @@ def _summary(item: Json) -> Json:
 def without_call_ids(response: Json) -> Json:
     items = [{k: v for k, v in item.items() if k != "call_id"} for item in response["output"]]
     return {**timeless(response), "output": timeless({"output": items})["output"]}
-
-
-# --- what an answer becomes
 
 
 @every_output
@@ -280,6 +227,8 @@ def test_what_was_offered_is_a_function_call(client: TestClient) -> None:
 # --- and back again
 
 USER: Json = {"role": "user", "content": "final"}
+
+
 RESULT: Json = {"type": "function_call_output", "output": "42"}
 
 
@@ -299,13 +248,23 @@ def sent_back(response: Json) -> list[Json]:
 
 
 ASKED = "<|start|>user<|message|>{}<|end|>"
+
+
 HM = "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+
+
 LOOKING = "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
+
+
 SO = "<|start|>assistant<|channel|>final<|message|>It is so.<|end|>"
+
+
 CALLED = (
     "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>"
     '{"a": 1}<|call|>'
 )
+
+
 FOUND = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>"
 
 

@@ -3,64 +3,16 @@
 import asyncio
 from functools import reduce
 from operator import add
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
-from pydantic import BaseModel
 
 from mlx_server.clients.langchain import ChatMLX
 from mlx_server.clients.providers import LLMProvider, ProviderConfig
 from mlx_server.errors import GenerationFailed
+from tests.clients.langchain.made import CALLED, USAGE, get_weather
 from tests.clients.recorded import Wire, call, chunks, completion, recorded
-
-PARIS = '{"city": "Paris"}'
-USAGE = {
-    "prompt_tokens": 7,
-    "completion_tokens": 5,
-    "total_tokens": 12,
-    "prompt_tokens_details": {"cached_tokens": 4},
-    "completion_tokens_details": {"reasoning_tokens": 3},
-}
-REPAIRS = {"repairs": [{"index": 0, "what": "name", "where": "tool_calls[0].function.name"}]}
-
-
-@tool
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"It rains in {city}."
-
-
-class City(BaseModel):
-    """A city."""
-
-    city: str
-
-
-CALLED = {
-    **completion(None, reasoning_content="Paris?", tool_calls=[call("get_weather", PARIS)]),
-    "usage": USAGE,
-    "mlx_server": REPAIRS,
-}
-
-
-def test_a_message_has_thoughts_calls_usage_and_repairs() -> None:
-    with recorded(CALLED) as server:
-        llm = ChatMLX(model="m", base_url=server.url, thinking_budget=8, max_response_tokens=50)
-        found = llm.bind_tools([get_weather], strict=True, tool_choice="any").invoke("Weather?")
-    assert found.additional_kwargs["thinking"] == "Paris?"
-    assert [each["type"] for each in found.content_blocks] == ["reasoning", "tool_call"]
-    assert [each["args"] for each in found.tool_calls] == [{"city": "Paris"}]
-    assert found.usage_metadata is not None
-    assert found.usage_metadata["output_token_details"] == {"reasoning": 3}
-    assert found.usage_metadata["input_token_details"] == {"cache_read": 4}
-    assert found.response_metadata["mlx_server"] == REPAIRS
-    [body] = server.requests
-    assert (body["thinking_budget"], body["max_response_tokens"]) == (8, 50)
-    assert body["tool_choice"] == "required"
-    assert body["tools"][0]["function"]["strict"]
 
 
 def streamed() -> list[Wire]:
@@ -94,79 +46,6 @@ def test_a_stream_adds_up_to_the_message(version: str, awaited: bool) -> None:
     assert found.usage_metadata
     assert found.usage_metadata["total_tokens"] == 12
     assert server.requests[0]["stream_options"] == {"include_usage": True}
-
-
-def test_a_conversation_goes_back_with_thoughts_calls_and_results() -> None:
-    earlier = AIMessage(
-        [{"type": "reasoning", "reasoning": "Paris?"}, {"type": "text", "text": "I look."}],
-        tool_calls=[{"name": "get_weather", "args": {"city": "Paris"}, "id": "1"}],
-    )
-    said = [SystemMessage("Be brief."), HumanMessage("Weather?"), earlier]
-    with recorded(completion("It rains."), completion("It rains.")) as server:
-        llm = ChatMLX(model="m", base_url=server.url, extra_body={"adapter": "a"})
-        llm.invoke([*said, ToolMessage("Rain.", tool_call_id="1")], stop=["x"])
-        ChatMLX(model="m", base_url=server.url, sends_thoughts=False).invoke(said)
-    first, second = server.requests
-    assert [each["role"] for each in first["messages"]] == ["system", "user", "assistant", "tool"]
-    sent = first["messages"][2]
-    assert (sent["content"], sent["reasoning_content"]) == ("I look.", "Paris?")
-    assert sent["tool_calls"][0]["function"]["name"] == "get_weather"
-    assert (first["adapter"], first["stop"]) == ("a", ["x"])
-    assert "reasoning_content" not in second["messages"][2]
-
-
-METHODS: dict[Literal["json_schema", "function_calling", "json_mode"], Wire] = {
-    "json_schema": completion(PARIS),
-    "json_mode": completion(PARIS),
-    "function_calling": completion(None, tool_calls=[call("City", PARIS)]),
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_schema_is_asked_for_by_each_method(method: Any) -> None:
-    with recorded(METHODS[method], METHODS[method]) as server:
-        llm = ChatMLX(model="m", base_url=server.url)
-        assert llm.with_structured_output(City, method=method).invoke("Where?") == City(
-            city="Paris"
-        )
-        schema = {"title": "City", **City.model_json_schema()}
-        raw = llm.with_structured_output(schema, method=method, include_raw=True).invoke("Where?")
-    assert (raw["parsed"], raw["parsing_error"]) == ({"city": "Paris"}, None)
-    first, second = server.requests
-    wanted = {"json_schema": "json_schema", "json_mode": "json_object"}.get(method)
-    for body in (first, second):
-        assert body.get("response_format", {}).get("type") == wanted
-        assert ("tools" in body) == (method == "function_calling")
-
-
-def test_a_tool_is_chosen_by_its_name_only_if_it_is_there() -> None:
-    llm = ChatMLX(model="m")
-    with pytest.raises(ValueError, match="the tools are get_weather"):
-        llm.bind_tools([get_weather], tool_choice="get_time")
-    bound: Any = llm.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
-    assert bound.kwargs["tool_choice"]["function"] == {"name": "get_weather"}
-    assert bound.kwargs["parallel_tool_calls"] is False
-
-
-def test_answers_of_other_servers_are_read_by_family() -> None:
-    leaked = (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
-    )
-    with recorded(
-        completion(leaked), chunks({"content": leaked[:20]}, {"content": leaked[20:]})
-    ) as server:
-        llm = ChatMLX(model="m", base_url=server.url, family="gpt_oss")
-        both = [llm.invoke("Is it?"), reduce(add, llm.stream("Is it?"))]
-    assert [each.text for each in both] == ["Yes.", "Yes."]
-    assert [each.additional_kwargs["thinking"] for each in both] == ["Hm.", "Hm."]
-
-
-def test_broken_arguments_are_an_invalid_call() -> None:
-    broken = completion(None, tool_calls=[call("get_weather", "{")])
-    with recorded(broken) as server:
-        found = ChatMLX(model="m", base_url=server.url).invoke("Weather?")
-    assert found.tool_calls == []
-    assert [each["name"] for each in found.invalid_tool_calls] == ["get_weather"]
 
 
 def test_errors_name_what_was_wrong() -> None:

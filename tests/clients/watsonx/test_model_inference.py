@@ -10,20 +10,19 @@ import pytest
 
 from mlx_server.clients import watsonx
 from mlx_server.clients.watsonx import ModelInference
-from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
+from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.repair.allowed import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, Wire, call, chunks, completion, recorded
+from tests.clients.watsonx.made import ANSWERED, ASKED, LEAKED, at
 from tests.clients.watsonx.signatures import METHODS, signatures
 from tests.clients.watsonx.signatures import recorded as recorded_signatures
 
-ASKED: list[Wire] = [{"role": "user", "content": "What is the weather?"}]
-LEAKED = (
-    "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
-    'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
-)
-ANSWERED = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>final<|message|>"
 ACCUMULATE = replace(ALL_REPAIRS, streaming="accumulate")
+
+
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
 PERSON = {
     "response_format": {
         "type": "json_schema",
@@ -229,59 +228,6 @@ def test_all_else_is_ibms() -> None:
     assert (model.get_details(), model.model_id) == ("details", "openai/gpt-oss-120b")
     with pytest.raises(AttributeError):
         _ = model.nothing
-
-
-def at(url: str, **more: Any) -> ModelInference:
-    credentials = {"url": f"openai+{url}", "api_key": "secret"}
-    return ModelInference(model_id="m", credentials=credentials, project_id="p", **more)
-
-
-def test_another_endpoint_answers_in_ibms_shape() -> None:
-    with recorded(completion(LEAKED), chunks({"content": "It rains."})) as server:
-        model = at(server.url, params={"max_tokens": 5})
-        found = model.chat(ASKED, tools=[WEATHER], tool_choice_option="required")
-        stream = list(model.chat_stream(ASKED))
-    assert found["model_id"] == "m"
-    assert found["choices"][0]["finish_reason"] == "tool_calls"
-    assert "".join(c["choices"][0]["delta"].get("content", "") for c in stream) == "It rains."
-    asked, _ = server.requests
-    assert (asked["model"], asked["max_tokens"], asked["tool_choice"]) == ("m", 5, "required")
-    assert server.keys == ["Bearer secret"] * 2
-
-
-def test_another_endpoint_generates_text_too() -> None:
-    choice = {"index": 0, "text": f"{ANSWERED}It rains.", "finish_reason": "length"}
-    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
-    params = {"decoding_method": "greedy", "max_new_tokens": 4, "stop_sequences": ["x"]}
-    with recorded(body, body, [body]) as server:
-        model = at(server.url)
-        assert model.generate_text("It", params=params) == "It rains."
-        [result] = model.generate_text("It", raw_response=True)["results"]
-        assert "".join(model.generate_text_stream("It")) == "It rains."
-    assert result == {
-        "generated_text": "It rains.",
-        "generated_token_count": 4,
-        "input_token_count": 3,
-        "stop_reason": "max_tokens",
-    }
-    assert server.requests[0] == {
-        "model": "m",
-        "prompt": "It",
-        "temperature": 0,
-        "max_tokens": 4,
-        "stop": ["x"],
-    }
-    assert server.paths == ["/v1/completions"] * 3
-
-
-def test_what_only_watsonx_has_is_refused_by_name_elsewhere() -> None:
-    model = at("http://127.0.0.1:1/v1")
-    with pytest.raises(BadRequest, match="guardrails"):
-        model.generate_text("It", guardrails=True)
-    with pytest.raises(BadRequest, match="truncate_input_tokens"):
-        model.generate_text("It", params={"truncate_input_tokens": 5})
-    with pytest.raises(BadRequest, match="context"):
-        model.chat(ASKED, context="c")
 
 
 def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,15 @@ from pydantic import BaseModel
 from mlx_server.config import distributed, hostfile, upstream
 
 REQUESTS, FAILURES = "tests/upstream/test_request_body.py", "tests/upstream/test_failures.py"
+CONNECTION = "tests/upstream/test_connection_limits.py"
 HANDED_BACK = "tests/upstream/test_reasoning_details.py"
 BUDGET = "tests/upstream/test_limited_thoughts.py"
 WATSONX = "tests/upstream/test_credentials_watsonx.py"
 REFUSED = f"{REQUESTS}::test_what_can_not_be_passed_on_is_refused_by_name"
 ITS_ROLES = f"{REQUESTS}::test_messages_keep_their_roles_and_no_content_is_null"
 LISTED = f"{REQUESTS}::test_what_has_no_effect_is_listed"
-WAITING = f"{FAILURES}::test_how_long_an_upstream_is_waited_for_unless_the_owner_says"
-SILENCE = f"{FAILURES}::test_silence_before_and_within_an_answer"
+WAITING = f"{CONNECTION}::test_how_long_an_upstream_is_waited_for_unless_the_owner_says"
+SILENCE = f"{CONNECTION}::test_silence_before_and_within_an_answer"
 GROUPS, HOSTFILE = "tests/config/test_distributed.py", "tests/config/test_hostfile.py"
 OF_A_GROUP = f"{GROUPS}::test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other"
 ITS_FORM = f"{HOSTFILE}::test_the_object_form_has_a_backend_variables_and_devices"
@@ -33,7 +34,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "connect_seconds": WAITING,
         "first_seconds": SILENCE,
         "idle_seconds": SILENCE,
-        "retries": f"{FAILURES}::test_so_many_attempts",
+        "retries": f"{CONNECTION}::test_so_many_attempts",
         "empty_retries": f"{REQUESTS}::test_an_empty_answer_is_asked_for_again",
     },
     upstream.CapabilitySettings: {

@@ -19,6 +19,11 @@ from tests.hostile.parameters.case import (
 from tests.hostile.parameters.chatting import ONLY_A, UNIQUE
 
 INPUT = "tests/api/messages/test_input.py"
+EFFORT = "tests/api/messages/test_effort.py"
+TOOLS = "tests/api/messages/test_tools.py"
+TURNS = "tests/api/messages/test_turns.py"
+BLOCKS = "tests/api/messages/test_blocks.py"
+CHANGES = "tests/api/messages/test_tool_changes.py"
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
@@ -119,9 +124,9 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "stream": Case({"stream": True}),
         "compaction": Case({"compaction": {"type": "summarize"}}),
     },
-    protocol.CompactionConfig: {"instructions": f"{INPUT}::test_a_summary_is_asked_for"},
+    protocol.CompactionConfig: {"instructions": f"{EFFORT}::test_a_summary_is_asked_for"},
     tool_params.CustomTool: {
-        "type": f"{INPUT}::test_tools",
+        "type": f"{TOOLS}::test_tools",
         "name": Case(tool(name="g"), OFFERED),
         "description": Case(tool(description="does g"), OFFERED),
         "input_schema": Case(tool(input_schema={"type": "object"}), OFFERED),
@@ -184,7 +189,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     blocks.ToolUseBlock: {
         "extra_content": "tests/upstream/test_reasoning_details.py::"
         "test_a_signature_comes_back_with_its_call",
-        "id": f"{INPUT}::test_calls_and_results",
+        "id": f"{TURNS}::test_calls_and_results",
         "name": Case(answered({"name": "g"}), answered()),
         "input": Case(answered({"input": {"b": 1}}), answered()),
     },
@@ -193,14 +198,14 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "signature": f"{INPUT}::test_an_omitted_thought_is_in_its_signature",
     },
     blocks.RedactedThinkingBlock: {
-        "data": f"{INPUT}::test_what_anthropics_own_tools_did_is_left_out_and_listed",
+        "data": f"{BLOCKS}::test_what_anthropics_own_tools_did_is_left_out_and_listed",
     },
     blocks.NamedToolChange: {"name": Case(changed("tool_removal", "f"), OFFERED)},
-    blocks.ToolDefinition: {"definition": f"{INPUT}::test_messages_change_the_tools"},
-    blocks.ToolAdditionBlock: {"tool": f"{INPUT}::test_messages_change_the_tools"},
-    blocks.ToolRemovalBlock: {"tool": f"{INPUT}::test_messages_change_the_tools"},
+    blocks.ToolDefinition: {"definition": f"{CHANGES}::test_messages_change_the_tools"},
+    blocks.ToolAdditionBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
+    blocks.ToolRemovalBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
     blocks.CompactionBlock: {
-        "tool_changes": f"{INPUT}::test_messages_change_the_tools",
+        "tool_changes": f"{CHANGES}::test_messages_change_the_tools",
         "content": Case(said({"type": "compaction", "content": "x"}), said({"type": "compaction"})),
     },
 }

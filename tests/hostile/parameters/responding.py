@@ -29,14 +29,16 @@ TWO: Json = {
 USER: Json = {"role": "user", "content": "Hi"}
 ASSISTANT: Json = {"role": "assistant", "content": "Yes?"}
 LONG: Json = {"role": "user", "content": "x" * 1200}
-LOOP, INPUT = "tests/generation/test_tool_loop.py", "tests/api/responses/test_input.py"
+INPUT = "tests/api/responses/test_input.py"
+TOOLS, ITEMS = "tests/api/responses/test_tools.py", "tests/api/responses/test_item_messages.py"
+TURN, SERVER_TOOLS = "tests/generation/test_tool_turn.py", "tests/generation/test_server_tools.py"
 CLIENT_TOOLS = "tests/api/responses/test_client_tools.py"
 FOUND_TOOLS = f"{CLIENT_TOOLS}::test_a_deferred_tool_is_offered_once_it_is_found"
 REGEX: Json = {"type": "grammar", "syntax": "regex", "definition": "a+"}
 LIVE, ADAPTERS = "tests/live/test_responses.py", "tests/live/test_adapters.py"
 APPROVALS = f"{INPUT}::test_answers_to_requests_are_handed_on"
-SOME_TOOLS = f"{INPUT}::test_allowed_tools_of_a_server"
-CHOSEN = f"{INPUT}::test_choice_of_a_servers_tool"
+SOME_TOOLS = f"{TOOLS}::test_allowed_tools_of_a_server"
+CHOSEN = f"{TOOLS}::test_choice_of_a_servers_tool"
 BACK = "tests/upstream/test_reasoning_details.py"
 SIGNED = f"{BACK}::test_a_signature_comes_back_with_its_call"
 SIGNED_KINDS = f"{BACK}::test_calls_of_every_kind_keep_theirs"
@@ -118,7 +120,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "conversation": f"{LIVE}::test_a_conversation_grows",
         "parallel_tool_calls": Case({"parallel_tool_calls": False}, asked(CALLS, **OFFERED)),
         "tool_choice": Case({"tool_choice": "required"}, TWO),
-        "max_tool_calls": f"{LOOP}::test_calls_over_max_tool_calls_are_ignored",
+        "max_tool_calls": f"{TURN}::test_calls_over_max_tool_calls_are_ignored",
         "max_output_tokens": Case({"max_output_tokens": 3}),
         "max_response_tokens": Case({"max_response_tokens": 2}, asked(THINKS)),
         "truncation": Case(
@@ -164,7 +166,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.ReasoningItem: {
         "content": REASONING.with_(content=[{"type": "reasoning_text", "text": "Hm"}]),
         "summary": REASONING.with_(summary=[{"type": "summary_text", "text": "Hm"}]),
-        "encrypted_content": f"{INPUT}::test_reasoning_in_each_of_its_forms",
+        "encrypted_content": f"{ITEMS}::test_reasoning_in_each_of_its_forms",
     },
     items.FunctionCallItem: {
         "extra_content": SIGNED,
@@ -188,12 +190,12 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "output": OUTPUT.with_(output="y"),
     },
     items.McpListToolsItem: {
-        "server_label": f"{INPUT}::test_a_list_that_the_client_knows",
-        "error": f"{INPUT}::test_a_list_that_the_client_knows",
+        "server_label": f"{TOOLS}::test_a_list_that_the_client_knows",
+        "error": f"{TOOLS}::test_a_list_that_the_client_knows",
     },
     items.McpCallItem: {
         "extra_content": SIGNED_KINDS,
-        "server_label": f"{LOOP}::test_earlier_calls_go_by_the_names_of_now",
+        "server_label": f"{SERVER_TOOLS}::test_earlier_calls_go_by_the_names_of_now",
         "name": SERVED.with_(name="g"),
         "arguments": SERVED.with_(arguments='{"b": 1}'),
         "output": SERVED.with_(output="z"),
@@ -211,7 +213,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),
     items.CompactionItem: {
-        "encrypted_content": f"{INPUT}::test_a_summary_that_is_sealed_by_others_is_refused"
+        "encrypted_content": f"{ITEMS}::test_a_summary_that_is_sealed_by_others_is_refused"
     },
     items.ItemReference: {"id": f"{LIVE}::test_items_are_referred_to"},
     items.HostedItem: {"type": Case(given({"type": "web_search_call"}), given())},
@@ -257,7 +259,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
             SERVERS,
         ),
         "allowed_tools": SOME_TOOLS,
-        "require_approval": f"{INPUT}::test_approval",
+        "require_approval": f"{TOOLS}::test_approval",
     },
     tools.ToolFilterParam: dict.fromkeys(("tool_names", "read_only"), SOME_TOOLS),
     tools.ToolChoiceFunction: {

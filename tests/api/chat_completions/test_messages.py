@@ -1,0 +1,152 @@
+"""Messages of all shapes, and those that are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.api.chat_completions.bodies import BODY, CALL, HI, post, refused
+from tests.api.wire import Json, ScriptedEngine, ok
+
+pytestmark = pytest.mark.usefixtures("_as_before")
+
+
+def written(arguments: str) -> str:
+    """A call, where the template has no place for one."""
+    return f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user", "content": "x"}, "x"),
+        ({"role": "user", "content": None}, ""),
+        ({"role": "user"}, ""),
+        ({"role": "user", "content": []}, ""),
+        ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "x"),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "x"},
+                    {"type": "input_text", "text": "y"},
+                    {"type": "output_text", "text": "z", "annotations": []},
+                ],
+            },
+            "x\ny\nz",
+        ),
+        ({"role": "system", "content": "x", "name": "me"}, "x"),
+        ({"role": "developer", "content": "x"}, "x"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, written('{"a": 1}')),
+        ({"role": "assistant", "refusal": "no"}, "no"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"role": "assistant", "content": "x", "reasoning_content": "y", "audio": None}, "x"),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, None]}}}],
+            },
+            written('{"a": [1, null]}'),
+        ),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, written("{}")),
+    ],
+)
+def test_messages_of_all_shapes(
+    client: TestClient, engine: ScriptedEngine, tiny_path: Path, message: Json, text: str
+) -> None:
+    ok(post(client, messages=[HI, message, HI]))
+    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
+    prompt = "".join(tokenizer.spelling(token) for token in engine.taken[-1].prompt)
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    hi = "<|im_start|>user\nhi<|im_end|>\n"
+    assert prompt == (f"{hi}<|im_start|>{role}\n{text}<|im_end|>\n{hi}<|im_start|>assistant\n")
+
+
+CALLED: Json = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    "result", [RESULT, {**RESULT, "content": [{"type": "text", "text": "x"}], "name": "f"}]
+)
+def test_results_of_all_shapes(
+    client: TestClient, engine: ScriptedEngine, tiny_path: Path, result: Json
+) -> None:
+    ok(post(client, messages=[HI, CALLED, result]))
+    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
+    prompt = "".join(tokenizer.spelling(token) for token in engine.taken[-1].prompt)
+    assert prompt.endswith("<|im_start|>tool\nx<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    "messages", [[HI, RESULT], [HI, RESULT, CALLED], [HI, CALLED, {**RESULT, "tool_call_id": "d"}]]
+)
+def test_a_result_needs_an_earlier_call(client: TestClient, messages: list[Json]) -> None:
+    found = refused(client, messages=messages)
+    assert found["param"].endswith(".tool_call_id")
+    assert "no earlier call" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "wizard", "content": "x"}, "role"),
+        ({"role": "User", "content": "x"}, "role"),
+        ({"role": None, "content": "x"}, "role"),
+        ({"content": "x"}, "role"),
+        ({"role": "user", "content": 5}, "content"),
+        ({"role": "user", "content": {}}, "content"),
+        ({"role": "user", "content": ["x"]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "sound"}]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "content[0].type"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
+        ({"role": "user", "content": [{"type": "file"}]}, "content[0].file"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": ""}, "tool_call_id"),
+        ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
+            "tool_calls[0].function.arguments",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
+            "tool_calls[0].custom",
+        ),
+        ("x", ""),
+        (None, ""),
+        ([], ""),
+    ],
+)
+def test_messages_that_are_refused(client: TestClient, message: Any, param: str) -> None:
+    where = f"messages[1].{param}".removesuffix(".")
+    assert refused(client, messages=[HI, message])["param"] == where
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "modalities", "stop", "guided_choice"])
+def test_of_many_wrong_items_one_is_reported(name: str) -> None:
+    """Each report takes some 500 bytes, and a body can hold eight million wrong items."""
+    with pytest.raises(pydantic.ValidationError) as caught:
+        ChatBody.model_validate({**BODY, name: [0] * 1000})
+    assert caught.value.error_count() < 5
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [0] * 1000},
+        {"role": "assistant", "tool_calls": [0] * 1000},
+    ],
+)
+def test_and_of_many_in_a_message(message: Json) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        ChatBody.model_validate({**BODY, "messages": [message] * 1000})
+    assert caught.value.error_count() < 5

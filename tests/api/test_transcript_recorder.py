@@ -1,0 +1,77 @@
+"""Answers are recorded while clients get them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlx_server.api.transcript_recorder import TranscriptRecorder
+from mlx_server.families import family_named
+from mlx_server.messages import Conversation, Message
+from mlx_server.sources.transcript import read_transcript
+from tests.families.goldens import tokenizer_of
+from tests.upstream.playing import (
+    KEY,
+    KEY_VARIABLE,
+    PlayingServer,
+    as_message,
+    as_response,
+    delta,
+    gateway,
+    in_chunks,
+    in_one,
+    says,
+    streamed,
+)
+from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER
+
+ASKED = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[PlayingServer]:
+    with PlayingServer() as server:
+        yield server
+
+
+def test_answers_are_recorded_while_clients_get_them(
+    upstream: PlayingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    file = tmp_path / "said.yaml"
+    upstream.plays(
+        says(f"<think>Paris.</think>{CALL_JSON}"),
+        says(f"The key is {KEY}."),
+        says("Three."),
+        says("Four."),
+        streamed(delta(content="Fi"), done=False),
+    )
+    models = {"up": {"family": "qwen3", "api_key_env": KEY_VARIABLE}}
+    with gateway(upstream.url, models, TranscriptRecorder(file, [KEY])) as client:
+        found = [told(client, {"tools": [WEATHER]}) for told in (in_chunks, in_one)]
+        found += [told(client, {}) for told in (as_response, as_message)]
+        cut = client.post("/v1/chat/completions", json={"model": "up", "messages": ASKED})
+    assert cut.status_code == 502
+    assert [each["text"] for each in found] == ["", f"The key is {KEY}.", "Three.", "Four."]
+    entries = yaml.safe_load(file.read_text())
+    assert [each["match"] for each in entries] == ["hi"] * 4
+    assert [each["answer"] for each in entries] == [
+        {"reasoning": "Paris.", "calls": [PARIS]},
+        {"text": "The key is [removed]."},
+        {"text": "Three."},
+        {"text": "Four."},
+    ]
+    played = read_transcript(file, vocabulary=1)
+    first = played.pick(Conversation((Message("user", "hi"),))).entry
+    tokenizer = tokenizer_of("llama4")
+    assert str(PARIS["name"]) in tokenizer.raw(first.tokens(tokenizer, family_named("llama4")))
+
+
+def test_an_answer_that_can_not_be_recorded_reaches_its_client(
+    upstream: PlayingServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    upstream.plays(says("Yes"))
+    with gateway(upstream.url, {"up": {}}, TranscriptRecorder(tmp_path)) as client:
+        assert in_one(client, {})["text"] == "Yes"
+    assert "an answer of up was not recorded" in caplog.text

@@ -1,0 +1,38 @@
+"""Upstreams whose answers can't be recorded are named."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server.errors import ServerError
+from tests.cli.recording_upstream import Upstream, record
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("nobody knows", r"refused request 2 \(HTTP 404\): No\."),
+        ("break it", "The answer to request 2 is not in the format"),
+    ],
+)
+def test_an_upstream_that_fails_is_named(
+    tmp_path: Path, upstream: str, asked: str, message: str
+) -> None:
+    result = record(tmp_path, upstream, ["call it", asked])
+    assert isinstance(result.exception, ServerError)
+    with pytest.raises(ServerError, match=message):
+        raise result.exception
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "ftp://127.0.0.1/v1", "their-server"])
+def test_an_upstream_that_is_not_there_is_named(tmp_path: Path, url: str) -> None:
+    result = record(tmp_path, url, ["call it"])
+    assert isinstance(result.exception, ServerError)
+    assert "at --upstream did not answer request 1" in result.exception.message
+
+
+def test_a_key_that_is_not_set_is_named(tmp_path: Path, upstream: str) -> None:
+    result = record(tmp_path, upstream, ["call it"], "--api-key-env", "NO_SUCH_KEY")
+    assert isinstance(result.exception, ServerError)
+    assert "NO_SUCH_KEY" in result.exception.message
+    assert not Upstream.asked

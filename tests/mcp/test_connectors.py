@@ -1,0 +1,99 @@
+"""Which servers a request may name, and what is sent to them."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlx_server.errors import BadRequest
+from mlx_server.mcp import Connector, Connectors
+from mlx_server.requests import McpServer
+from tests.mcp.playing import served
+from tests.mcp.wild import LIMITS, Wild, listed, opened, outcome, quiet
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_headers_and_authorization_are_sent() -> None:
+    wild = Wild(quiet)
+    async with served(wild) as url:
+        server = McpServer("wild", url=url, headers={"X-Team": "a"}, authorization="token")
+        async with opened(server) as toolset:
+            assert await outcome(toolset) == "seen"
+    assert {head["authorization"] for head in wild.heads} == {"Bearer token"}
+    assert {head["x-team"] for head in wild.heads} == {"a"}
+    assert {head["accept-encoding"] for head in wild.heads} == {"identity"}
+    assert {head["host"] for head in wild.heads} == {url.removeprefix("http://")}
+
+
+async def test_the_owners_headers_win_over_those_of_a_request() -> None:
+    wild = Wild(quiet)
+    async with served(wild) as url:
+        connector = Connector(url=url, headers={"Authorization": "owner"}, allow_private=True)
+        server = McpServer("wild", connector="wiki", authorization="mine", headers={"X-A": "1"})
+        async with opened(server, allow_private_urls=False, wiki=connector) as toolset:
+            assert await outcome(toolset) == "seen"
+    assert {head["authorization"] for head in wild.heads} == {"owner"}
+    assert {head["x-a"] for head in wild.heads} == {"1"}
+
+
+async def test_private_addresses_are_for_those_whom_the_owner_lets() -> None:
+    wild = Wild(quiet)
+    async with served(wild) as url:
+        port = url.rpartition(":")[2]
+        hosts = ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "127.1"]
+        for host in hosts:
+            server = McpServer("wild", url=f"http://{host}:{port}")
+            async with opened(server, allow_private_urls=False) as toolset:
+                tools, error = listed(toolset)
+            assert tools == 0
+            assert "private network" in error, host
+        assert wild.heads == []
+        async with opened(McpServer("wild", url=url)) as toolset:
+            assert await outcome(toolset) == "seen"
+
+
+GOOD = McpServer("s", url="https://example.com/mcp", param="tools[0]")
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        *(
+            (replace(GOOD, url=url), "needs an http or https URL")
+            for url in (
+                *("ftp://x/", "file:///etc/passwd", "x", "", "http://", "http:///x", "//x/y"),
+                *("http://[::1", "http://x:99999/", "http://x y/", "http://x/\n", "javascript:0"),
+                "http://" + "x" * 3000,
+            )
+        ),
+        (replace(GOOD, url="http://a:b@x/"), "user name"),
+        (replace(GOOD, url=None), "a URL or a connector"),
+        (replace(GOOD, connector="wiki"), "a URL or a connector"),
+        (replace(GOOD, url=None, connector="nobody"), "models.yaml has: tool"),
+        (replace(GOOD, url=None, connector="tool", authorization="x"), "takes no headers"),
+        *(
+            (replace(GOOD, headers={name: "x"}), "can't have the header")
+            for name in ("Host", "content-length", "Transfer-Encoding", "a b", "", "mcp-session-id")
+        ),
+        (replace(GOOD, headers={"x": "a\r\nb: c"}), "not printable"),
+        (replace(GOOD, headers={"x": "é"}), "not printable"),
+        (replace(GOOD, authorization="a\nb"), "not printable"),
+        (replace(GOOD, headers={f"x{i}": "" for i in range(65)}), "more than 64 headers"),
+    ],
+)
+async def test_what_can_not_be_a_server(server: McpServer, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as error:
+        async with opened(server, tool=Connector(command=("true",))):
+            raise AssertionError
+    assert error.value.param == "tools[0]"
+
+
+async def test_servers_are_few_and_have_names_of_their_own() -> None:
+    found = Connectors(limits=LIMITS)
+    for servers, message in (
+        ([GOOD, GOOD], "Two MCP servers have the label 's'"),
+        ([replace(GOOD, label=str(i)) for i in range(17)], "the limit is 16"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            async with found.open(servers):
+                raise AssertionError

@@ -1,0 +1,190 @@
+"""An upstream that is silent, gone or without end is waited for and read so far and no further."""
+
+import socket
+import sys
+from contextlib import ExitStack
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.upstream.connection import FIRST_PAUSE
+from mlx_server.upstream.spec import UpstreamPolicy
+from tests.hostile.lowered import lower
+from tests.upstream.failing import error_of
+from tests.upstream.playing import (
+    PlayingServer,
+    Reply,
+    answered,
+    chat,
+    delta,
+    events,
+    gateway,
+    says,
+    sse,
+    whole,
+)
+
+
+@pytest.mark.parametrize("failure", [whole({}, 503), whole({}, 429), Reply(breaks=True)])
+def test_it_is_asked_again_before_the_answer_begins(
+    failure: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(failure, failure, says("Yes"))
+    assert answered(client, model="patient")["choices"][0]["message"]["content"] == "Yes"
+    assert len(upstream.asked) == 3
+
+
+def test_it_is_not_asked_again_once_the_answer_has_begun(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = Reply((sse(delta(content="Ye"), done=False),), breaks=True)
+    upstream.plays(begun, says("Yes"))
+    response = chat(client, model="patient", stream=True)
+    assert response.status_code == 200
+    *_, last = events(response.text)
+    assert "lost the connection" in last["error"]["message"]
+    assert len(upstream.asked) == 1
+
+
+def test_a_pause_that_is_asked_for(
+    client: TestClient, upstream: PlayingServer, pauses: list[float]
+) -> None:
+    upstream.plays(whole({}, 503), whole({}, 429, **{"retry-after": "20"}), says("Yes"))
+    answered(client, model="patient")
+    assert pauses[0] <= FIRST_PAUSE
+    assert pauses[1:] == [20]
+    too_long = str(limits.UPSTREAM_PAUSE_SECONDS.value + 1)
+    upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
+    error_of(client, 503, model="patient")
+    assert len(upstream.asked) == 1
+
+
+def test_so_many_attempts(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(whole({}, 500))
+    error_of(client, 502, model="patient")
+    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES.value == 3
+
+
+def test_a_server_that_is_not_there(client: TestClient) -> None:
+    error = error_of(client, 502, model="gone")
+    assert "can't be reached" in error["message"]
+    assert "127.0.0.1" not in error["message"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
+def test_a_connection_that_nobody_takes() -> None:
+    with ExitStack() as on:
+        full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = on.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        hasty = {"retries": 0, "connect_seconds": 0.1}
+        client = on.enter_context(gateway(url, {"up": {"upstream": hasty}}))
+        error = error_of(client, 504)
+        assert error["code"] == "upstream_timeout"
+        assert "took no connection" in error["message"]
+
+
+def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply(hangs=True))
+    assert error_of(client, 504, model="hasty")["code"] == "upstream_timeout"
+    upstream.plays(Reply((sse(delta(content="Ye"), done=False),), hangs=True))
+    *_, last = events(chat(client, model="hasty", stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+    assert upstream.left.wait(5)
+
+
+def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
+    policy = UpstreamPolicy()
+    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS.value
+    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS.value
+    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS.value
+
+
+def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
+    *_, last = events(chat(client, model="hasty", stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+
+
+def test_the_breaker_opens_and_others_are_served(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({}, 500))
+    for _ in range(5):
+        error_of(client, 502)
+    upstream.plays(says("Yes"))
+    assert "several times in a row" in error_of(client, 503)["message"]
+    assert not upstream.asked
+    states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
+    assert (states["up"], states["patient"]) == ("unavailable", "ready")
+    answered(client, model="patient")
+
+
+def test_a_client_that_leaves_ends_the_upstreams_work(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), endless=True))
+    body = {"model": "up", "stream": True, "stop": ["end. No"]}
+    message = {"role": "user", "content": "hi"}
+    response = client.post("/v1/chat/completions", json={**body, "messages": [message]})
+    assert "[DONE]" in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer) -> None:
+    for status in (301, 302, 307, 308):
+        upstream.plays(Reply(status=status, headers={"location": f"{upstream.url}/elsewhere"}))
+        assert "redirect" in error_of(client, 502)["message"]
+        assert len(upstream.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("UPSTREAM_BYTES", "too many bytes"),
+        ("UPSTREAM_CHARACTERS", "an answer that is too long"),
+        ("UPSTREAM_LINE_BYTES", "an event that is too long"),
+    ],
+)
+def test_an_answer_without_end(
+    name: str,
+    what: str,
+    client: TestClient,
+    upstream: PlayingServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lower(monkeypatch, name, 10_000)
+    sent = (
+        b"x" * 1000 if name == "UPSTREAM_LINE_BYTES" else sse(delta(content="x" * 100), done=False)
+    )
+    upstream.plays(Reply((sent,), endless=True))
+    response = chat(client, stream=True)
+    assert what in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_body_without_end(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "UPSTREAM_LINE_BYTES", 10_000)
+    upstream.plays(
+        Reply((b" " * 1000,), headers={"content-type": "application/json"}, endless=True)
+    )
+    assert "too long" in error_of(client, 502)["message"]
+    lower(monkeypatch, "UPSTREAM_ERROR_BYTES", 10_000)
+    upstream.plays(Reply((b" " * 1000,), 500, endless=True))
+    error_of(client, 502)
+    assert upstream.left.wait(5)
+
+
+def test_more_requests_than_connections(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower(monkeypatch, "UPSTREAM_CONNECTIONS", 1)
+    upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
+    response = chat(client, model="hasty", n=2)
+    assert response.status_code in (503, 504), response.text
