@@ -11,12 +11,12 @@ from starlette.responses import Response
 from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.metrics import Metrics
-from mlx_server.api.overflow import in_words, messages_too_long
+from mlx_server.api.overflow import messages_too_long, with_overflow_error
 from mlx_server.api.security import with_client
 from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
-from mlx_server.generation.overflow import OverflowWords
+from mlx_server.generation.overflow import MakeOverflowError
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 
@@ -41,7 +41,7 @@ async def respond(
     stream: bool,
     ignored: list[str],
     frames: Frames = OPENAI,
-    overflow: OverflowWords = messages_too_long,
+    overflow: MakeOverflowError = messages_too_long,
 ) -> Response:
     if not stream:
         return await respond_buffered(http, request, output, ignored=ignored, overflow=overflow)
@@ -56,7 +56,7 @@ async def respond_buffered(
     output: Aggregator,
     *,
     ignored: list[str],
-    overflow: OverflowWords = messages_too_long,
+    overflow: MakeOverflowError = messages_too_long,
 ) -> Response:
     events, started = await _started(http, request, overflow)
     async with aclosing(events):
@@ -65,13 +65,13 @@ async def respond_buffered(
 
 
 async def _started(
-    http: Request, request: GenerateRequest, overflow: OverflowWords
+    http: Request, request: GenerateRequest, overflow: MakeOverflowError
 ) -> tuple[AsyncGenerator[Event], Started]:
     """Waits for the engine to accept the request: an error before that keeps its HTTP status."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
     request = with_client(request, http)
-    generated = in_words(generate(request, pool), overflow)
+    generated = with_overflow_error(generate(request, pool), overflow)
     events = metrics.answers.observed(generated, request.client, request.prompts)
     started = await while_connected(http, anext(events))
     assert isinstance(started, Started)

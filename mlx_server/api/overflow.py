@@ -1,11 +1,12 @@
-"""The overflow in OpenAI's words, by which clients know that they have to shorten."""
+"""Makes the error for a prompt that exceeds the context, in OpenAI's wording: clients recognise it,
+and shorten the conversation."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import Event
-from mlx_server.generation.overflow import OverflowWords, PromptOverflow
+from mlx_server.generation.overflow import MakeOverflowError, PromptOverflow
 
 
 def messages_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
@@ -35,11 +36,14 @@ def input_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
     )
 
 
-async def in_words(events: AsyncGenerator[Event], words: OverflowWords) -> AsyncGenerator[Event]:
-    """The events; an overflow is raised in these words, with its exact number of tokens."""
+async def with_overflow_error(
+    events: AsyncGenerator[Event], make: MakeOverflowError
+) -> AsyncGenerator[Event]:
+    """Yields the events. Raises the error that `make` makes for an overflow, from its number of
+    tokens."""
     try:
         async with aclosing(events):
             async for event in events:
                 yield event
     except PromptOverflow as overflow:
-        raise words(overflow, await overflow.tokens()) from None
+        raise make(overflow, await overflow.tokens()) from None

@@ -48,5 +48,5 @@ class PromptOverflow(ContextTooLong):
         return max(self.context, characters // self._prepared.checkpoint.tokenizer.longest)
 
 
-OverflowWords = Callable[[PromptOverflow, int], ContextTooLong]
+MakeOverflowError = Callable[[PromptOverflow, int], ContextTooLong]
 """Makes the error as one API words it, from the overflow and the prompt's number of tokens."""

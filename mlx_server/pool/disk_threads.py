@@ -11,7 +11,7 @@ STOP_SECONDS = 0.2
 """How long a server that stops waits for threads to end, for example those of downloads."""
 
 THREADS_PER_MODEL = 3
-"""The threads for each model. At most three works of one model run at once: its preparation, its
+"""The threads for each model. At most three tasks of one model run at once: its preparation, its
 load and a lookup for a request, for example of its adapters."""
 
 

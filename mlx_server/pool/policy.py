@@ -115,7 +115,7 @@ class Policy:
         return self._settle(now)
 
     def cancel(self, ticket: Ticket, now: float) -> Actions:
-        """Removes a waiting ticket. A load that was begun for it goes on."""
+        """Removes a waiting ticket. A load that was begun for it continues."""
         self._waiting = [
             reservation for reservation in self._waiting if reservation.ticket != ticket
         ]

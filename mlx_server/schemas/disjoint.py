@@ -1,8 +1,8 @@
 """Tests whether the options of a `oneOf` exclude each other, so that it means the same as `anyOf`.
 
-Two options do if no value can follow both. That is looked for in their types, their listed values
-and the members that either requires; all other constraints are left out. llguidance does the same,
-but not across references and not for numbers, and compiles a grammar for it.
+Two options do if no value can follow both. Their types, their listed values and the members that
+either requires are compared; all other constraints are ignored. llguidance does the same, but not
+across references and not for numbers, and compiles a grammar for it.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ Listed = frozenset[tuple[str, Any]]
 
 
 class _Shape(NamedTuple):
-    """What is known of the values that follow some schemas at once."""
+    """The compared constraints of several schemas on the same value."""
 
     kinds: frozenset[str] = _KINDS
     """The types, where every integer is a number."""
@@ -32,7 +32,7 @@ class _Shape(NamedTuple):
     objects: tuple[Part, ...] = ()
     """The schemas themselves, which may constrain the members of an object."""
     choices: tuple[list[Part], ...] = ()
-    """Lists of schemas, of each of which one holds too."""
+    """Lists of alternatives; the value follows one of each list as well."""
 
     def joined(self, other: "_Shape") -> "_Shape":
         kinds, listed = self.kinds & other.kinds, _common(self.listed, other.listed)
@@ -70,16 +70,17 @@ class Disjointness:
         )
 
     def _are_tagged(self, shapes: list[_Shape]) -> bool:
-        """Whether types and listed values tell the options apart, and those of a member that all
-        objects among them require. It compares hundreds of options at once."""
+        """Whether types and listed values distinguish the options, and those of a member that all
+        objects among them require distinguish the objects. Hundreds of options are compared at
+        once."""
         objects = [shape for shape in shapes if shape.kinds == _OBJECT]
         others = [shape for shape in shapes if shape.kinds != _OBJECT]
-        if not _are_told_apart([*others, *objects[:1]]):
+        if not _are_distinct([*others, *objects[:1]]):
             return False
         tags = frozenset[str]().union(*(shape.required for shape in objects[:1]))
         tags = tags.intersection(*(shape.required for shape in objects))
         return len(objects) < 2 or any(
-            _are_told_apart([self._member(shape, name) for shape in objects]) for name in tags
+            _are_distinct([self._member(shape, name) for shape in objects]) for name in tags
         )
 
     def _is_empty(self, shape: _Shape, depth: int) -> bool:
@@ -140,8 +141,8 @@ class Disjointness:
         return shape
 
 
-def _are_told_apart(shapes: list[_Shape]) -> bool:
-    """Whether each value is listed once at most, and each other type allowed once."""
+def _are_distinct(shapes: list[_Shape]) -> bool:
+    """Whether each value is listed at most once, and each other type allowed at most once."""
     values = [value for shape in shapes for value in shape.listed or ()]
     types = [kind for shape in shapes if shape.listed is None for kind in shape.kinds]
     types += {kind for kind, _ in values}

@@ -9,8 +9,8 @@ from bench_parts.models import model_folder
 from rich.console import Console
 from rich.table import Table
 
+from attack_parts.outcomes import ANSWERED, OUTCOMES, table, under_attack
 from attack_parts.servers import Server, mlx_lms, ours
-from attack_parts.tally import ANSWERED, OUTCOMES, table, under_attack
 from tests.hostile.corpus import Attack, Target, attacks
 
 VOCABULARY = 49_152

@@ -9,8 +9,8 @@ from bench_parts.simulated.virtual import (
     Network,
     Simulation,
     alone_by_mlx_lm,
-    beside,
     crowd,
+    long_prompt_next_to_stream,
     together_by_mlx_lm,
 )
 
@@ -25,8 +25,8 @@ __all__ = [
     "Network",
     "Simulation",
     "alone_by_mlx_lm",
-    "beside",
     "crowd",
+    "long_prompt_next_to_stream",
     "pair",
     "seconds",
     "together_by_mlx_lm",

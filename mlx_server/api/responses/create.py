@@ -9,7 +9,7 @@ from types import MappingProxyType
 from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
-from mlx_server.api.overflow import in_words, input_too_long
+from mlx_server.api.overflow import input_too_long, with_overflow_error
 from mlx_server.api.responses.background import Background
 from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
@@ -152,5 +152,5 @@ def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Eve
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
     events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    events = in_words(events, input_too_long)
+    events = with_overflow_error(events, input_too_long)
     return metrics.answers.observed(events, request.client, request.prompts)

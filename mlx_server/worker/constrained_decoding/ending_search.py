@@ -41,7 +41,7 @@ CONSUMED = 6
 """The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
 them: one or two microseconds."""
 
-NARROW = 24
+NARROW = 16
 """The most members of an object at which a call costs 1. Where an object lists more, the matcher
 reads hundreds of items wherever a value may end, and a call takes up to half a millisecond."""
 

@@ -37,7 +37,7 @@ class Measured:
     server: str
     alone: float
     """Seconds to a long prompt's first token, with no other row."""
-    beside: float
+    next_to_stream: float
     """Seconds to that prompt's first token next to a stream."""
     gap: float
     """The stream's longest pause while the prompt is computed, in seconds."""
@@ -74,13 +74,13 @@ async def _scenarios(pair: str, server: str, target: Target) -> Measured:
     await ask(target, 20, 4)
     began, times = await ask(target, LONG, 4)
     alone = times[0] - began
-    beside, gap, speed = await _beside(target)
+    next_to_stream, gap, speed = await _next_to_stream(target)
     short, long = [await crowd(target, COUNT, PROMPT, tokens) for tokens in (32, 256)]
     firsts, ends = (short.first_token, long.first_token), (short.done, long.done)
-    return Measured(pair, server, alone, beside, gap, speed, firsts, ends)
+    return Measured(pair, server, alone, next_to_stream, gap, speed, firsts, ends)
 
 
-async def _beside(target: Target) -> tuple[float, float, float]:
+async def _next_to_stream(target: Target) -> tuple[float, float, float]:
     async with streaming(target, 300) as stream:
         began, times = await ask(target, LONG, 4)
     tokens = stream.times()
@@ -175,7 +175,7 @@ def rows(found: list[Measured]) -> Iterator[Row]:
             each.pair.replace(":", ", "),
             each.server,
             f"{each.alone:.1f}",
-            f"{each.beside:.1f}",
+            f"{each.next_to_stream:.1f}",
             f"{each.gap:.2f}",
             f"{each.speed:.2f}",
             " / ".join(f"{seconds:.1f}" for seconds in each.first_of_8),

@@ -21,7 +21,7 @@ class ShortPrompts:
     pair: str
     server: str
     alone: servers.Crowd
-    beside: servers.Crowd
+    next_to_stream: servers.Crowd
     """The same prompts next to a stream."""
     gap: float
     """The longest pause of that stream meanwhile."""
@@ -29,18 +29,20 @@ class ShortPrompts:
 
 def measured(pair: str, server: str, own: Path | None) -> ShortPrompts:
     with servers.SERVERS[server](pair, own) as target:
-        return asyncio.run(_scenes(pair, server, target))
+        return asyncio.run(_scenarios(pair, server, target))
 
 
-async def _scenes(pair: str, server: str, target: Target) -> ShortPrompts:
+async def _scenarios(pair: str, server: str, target: Target) -> ShortPrompts:
     await servers.ask(target, 20, 4)
     await servers.ask(target, servers.PROMPT, 4)
     alone = await servers.crowd(target, COUNT, PROMPT, ANSWER)
     async with servers.streaming(target, STREAM_PROMPT) as stream:
-        beside = await servers.crowd(target, COUNT, PROMPT, ANSWER)
-    times = [time for time in stream.times() if beside.began <= time <= beside.ended]
-    gaps = [b - a for a, b in pairwise([beside.began, *times, beside.ended])]
-    return ShortPrompts(pair, server, alone, beside, max(gaps))
+        next_to_stream = await servers.crowd(target, COUNT, PROMPT, ANSWER)
+    times = [
+        time for time in stream.times() if next_to_stream.began <= time <= next_to_stream.ended
+    ]
+    gaps = [b - a for a, b in pairwise([next_to_stream.began, *times, next_to_stream.ended])]
+    return ShortPrompts(pair, server, alone, next_to_stream, max(gaps))
 
 
 COLUMNS = (
@@ -56,7 +58,7 @@ COLUMNS = (
 
 def rows(found: list[ShortPrompts]) -> Iterator[Row]:
     for each in found:
-        crowds = (each.alone, each.beside)
+        crowds = (each.alone, each.next_to_stream)
         seconds = [s for crowd in crowds for s in (crowd.first_token, crowd.done)]
         yield (
             each.pair.replace(":", ", "),

@@ -8,7 +8,13 @@ import pytest
 from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.budget import IDLE_SECONDS, LEAST, MOST, PrefillBudget
 from mlx_server.worker.prefill.cost import FIRST, GROWTH, PrefillCost, PrefillPiece
-from tests.worker.simulated import PAIRS, alone_by_mlx_lm, beside, crowd, together_by_mlx_lm
+from tests.worker.simulated import (
+    PAIRS,
+    alone_by_mlx_lm,
+    crowd,
+    long_prompt_next_to_stream,
+    together_by_mlx_lm,
+)
 
 pytestmark = pytest.mark.tables
 
@@ -187,7 +193,7 @@ def test_a_machine_that_gets_slower_is_followed_at_once() -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_long_prompt_next_to_a_stream(pair: str) -> None:
     """On simulated machines; scripts/bench_parts/README.md has a table by the wall clock."""
-    found = beside(pair)
+    found = long_prompt_next_to_stream(pair)
     assert found.alone <= alone_by_mlx_lm(pair)
     assert found.first_token <= 1.30 * found.alone
     assert found.speed >= 0.2

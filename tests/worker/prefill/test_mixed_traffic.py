@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mlx_server.engine.messages import Schedule
-from tests.worker.simulated import PAIRS, Answer, Simulation, beside
+from tests.worker.simulated import PAIRS, Answer, Simulation, long_prompt_next_to_stream
 
 pytestmark = pytest.mark.tables
 
@@ -141,7 +141,7 @@ ones take the time of so few steps that a step more or less is too much or too l
     [*((named, prompt) for named in PAIRS for prompt in LENGTHS), ("m4:8b", 60_000)],
 )
 def test_the_bounds_of_a_long_prompt_hold_for_other_lengths(named: str, prompt: int) -> None:
-    found = beside(named, prompt)
+    found = long_prompt_next_to_stream(named, prompt)
     assert found.first_token <= 1.30 * found.alone
     assert found.speed >= 0.2
     assert found.longest_gap <= LONGEST_GAP

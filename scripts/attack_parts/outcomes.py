@@ -34,7 +34,7 @@ def under_attack(server: Server, attacks: list[Attack]) -> Iterator[tuple[Attack
         if before is None:
             raise SystemExit(f"{server.name} does not answer the control request.")
         for attack in attacks:
-            found = [became_of(server, attack), *after(server, before)]
+            found = [outcome_of(server, attack), *effects_on(server, before)]
             yield attack, found
             if len(found) > 1:
                 server.stop()
@@ -43,7 +43,7 @@ def under_attack(server: Server, attacks: list[Attack]) -> Iterator[tuple[Attack
         server.stop()
 
 
-def became_of(server: Server, attack: Attack) -> str:
+def outcome_of(server: Server, attack: Attack) -> str:
     try:
         with server.http() as http:
             outcome = carry_out(attack, http)
@@ -73,7 +73,7 @@ def _is_whole(outcome: Outcome) -> bool:
         return False
 
 
-def after(server: Server, before: str) -> Iterator[str]:
+def effects_on(server: Server, before: str) -> Iterator[str]:
     if server.has_died():
         yield DIED
     elif control(server) != before:
