@@ -31,7 +31,7 @@ MOST_OTHERS = 0.1
 """The most cores that other processes may use without a warning."""
 
 
-class Scene(Protocol):
+class Scenario(Protocol):
     """What is measured on a simulated machine."""
 
     COLUMNS: tables.Row
@@ -150,8 +150,8 @@ def main(
         _links(json, markdown)
         return
     if simulate:
-        scene: Scene = short_prompts if short else servers
-        _simulated(scene, simulate, machines, only.split(","), json, markdown)
+        scenario: Scenario = short_prompts if short else servers
+        _simulated(scenario, simulate, machines, only.split(","), json, markdown)
         return
     cases = [case for case in (QUICK if quick else CASES) if model in (None, case.model)]
     times = {model: repetitions or count - quick for model, count in REPETITIONS.items()}
@@ -233,7 +233,7 @@ def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None
 
 
 def _simulated(
-    scene: Scene,
+    scenario: Scenario,
     named: str,
     own: Path | None,
     only: Sequence[str],
@@ -249,14 +249,14 @@ def _simulated(
     found = []
     for each in pairs:
         for server in [server for server in servers.SERVERS if server in only]:
-            found.append(scene.measured(each, server, own))
-            progress.out(" ".join(next(scene.rows(found[-1:]))))
+            found.append(scenario.measured(each, server, own))
+            progress.out(" ".join(next(scenario.rows(found[-1:]))))
     progress.out(servers.NOTE)
-    _show({"simulated": found}, [(scene.COLUMNS, scene.rows(found))], json, markdown)
+    _show({"simulated": found}, [(scenario.COLUMNS, scenario.rows(found))], json, markdown)
 
 
 def _links(json: Path | None, markdown: bool) -> None:
-    found = list(links.scenes())
+    found = list(links.link_speeds())
     progress.out(links.NOTE)
     shown = [(links.COLUMNS, links.rows(found)), (links.LEAST_COLUMNS, links.least_rows())]
     _show({"links": found}, shown, json, markdown)

@@ -1,4 +1,5 @@
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -30,3 +31,15 @@ def upstream() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def studio(tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """LM Studio's folder, with two models."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf/hub"))
+    folder = tmp_path / ".lmstudio/models/org"
+    for name in ("one", "two"):
+        shutil.copytree(tiny_path, folder / name)
+    return folder

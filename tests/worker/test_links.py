@@ -38,8 +38,8 @@ def test_what_all_macs_have_together_is_the_model_and_the_heads_copies() -> None
 
 
 def test_a_pipeline_never_decodes_quicker_but_needs_half_of_the_memory() -> None:
-    for scene in links.scenes():
-        assert all(times <= 1 for times in scene.pipeline.values())
+    for speeds in links.link_speeds():
+        assert all(times <= 1 for times in speeds.pipeline.values())
     big = MODELS["gpt-oss-120b"]
     assert not links.fits(PRO, big)
     assert links.fits(PRO, big, 2)
@@ -78,5 +78,5 @@ def test_the_readme_has_the_table_that_the_command_prints() -> None:
     printed = CliRunner().invoke(app, ["--simulate", "links", "--markdown"]).stdout
     readme = (ROOT / "scripts" / "bench_parts" / "README.md").read_text()
     numbers = [line for line in printed.splitlines() if line.startswith("| ") and "---" not in line]
-    assert len(numbers) == 2 + len(links.SCENES) + 2 * len(LINKS)
+    assert len(numbers) == 2 + len(links.PAIRS) + 2 * len(LINKS)
     assert [line for line in numbers if line not in readme] == []

@@ -69,7 +69,7 @@ LINKS = {
     "Thunderbolt 5, JACCL": Link(50e-6, 7.5e9, mesh=True),
 }
 
-SCENES = (
+PAIRS = (
     ("m4-pro", "8b"),
     ("m4-pro", "32b"),
     ("m4-pro", "30b-a3b"),
@@ -129,7 +129,7 @@ def fits(machine: Machine, model: Model, macs: int = 1) -> bool:
 
 
 @dataclass(frozen=True)
-class Scene:
+class LinkSpeeds:
     machine: str
     model: str
     fits_one: bool
@@ -142,15 +142,15 @@ class Scene:
     pipeline: dict[str, float]
 
 
-def scenes() -> Iterator[Scene]:
-    for machine_name, model_name in SCENES:
+def link_speeds() -> Iterator[LinkSpeeds]:
+    for machine_name, model_name in PAIRS:
         machine, model = MACHINES[machine_name], MODELS[model_name]
         gains = [
             {name: gain(machine, model, link, 2, mode, tokens) for name, link in LINKS.items()}
             for mode, tokens in MEASURES
         ]
         one = 1 / seconds(machine, model, 1, [CONTEXT])
-        yield Scene(machine_name, model_name, fits(machine, model), one, *gains)
+        yield LinkSpeeds(machine_name, model_name, fits(machine, model), one, *gains)
 
 
 MEASURES: tuple[tuple[Mode, int], ...] = (("tensor", 1), ("tensor", PROMPT), ("pipeline", 1))
@@ -164,14 +164,14 @@ COLUMNS = (
 )
 
 
-def rows(found: list[Scene]) -> Iterator[Row]:
-    for scene in found:
+def rows(found: list[LinkSpeeds]) -> Iterator[Row]:
+    for speeds in found:
         yield (
-            f"{scene.machine}, {scene.model}",
-            "yes" if scene.fits_one else "no",
-            f"{scene.one:.0f}",
-            *(f"{scene.tensor[name]:.2f} / {scene.prompt[name]:.2f}" for name in LINKS),
-            f"{scene.pipeline['10 GbE']:.2f}",
+            f"{speeds.machine}, {speeds.model}",
+            "yes" if speeds.fits_one else "no",
+            f"{speeds.one:.0f}",
+            *(f"{speeds.tensor[name]:.2f} / {speeds.prompt[name]:.2f}" for name in LINKS),
+            f"{speeds.pipeline['10 GbE']:.2f}",
         )
 
 

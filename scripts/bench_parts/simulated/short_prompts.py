@@ -29,10 +29,10 @@ class ShortPrompts:
 
 def measured(pair: str, server: str, own: Path | None) -> ShortPrompts:
     with servers.SERVERS[server](pair, own) as target:
-        return asyncio.run(_scenes(pair, server, target))
+        return asyncio.run(_scenarios(pair, server, target))
 
 
-async def _scenes(pair: str, server: str, target: Target) -> ShortPrompts:
+async def _scenarios(pair: str, server: str, target: Target) -> ShortPrompts:
     await servers.ask(target, 20, 4)
     await servers.ask(target, servers.PROMPT, 4)
     alone = await servers.crowd(target, COUNT, PROMPT, ANSWER)

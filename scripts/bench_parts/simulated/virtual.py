@@ -175,7 +175,7 @@ def long_prompt_next_to_stream(
 
 
 @dataclass(frozen=True)
-class Crowd:
+class CrowdTimes:
     """The times of prompts that arrive together."""
 
     first_token: float
@@ -189,7 +189,7 @@ def crowd(
     prompt: int = 2000,
     count: int = 8,
     schedule: Schedule = DEFAULT_SCHEDULE,
-) -> Crowd:
+) -> CrowdTimes:
     simulation = Simulation(named, schedule=schedule)
     simulation.ask(20, 2)
     simulation.run()
@@ -197,16 +197,16 @@ def crowd(
     answers = [simulation.ask(prompt, tokens) for _ in range(count)]
     simulation.run()
     first = sum(answer.first_token for answer in answers) / count
-    return Crowd(first, simulation.now - began)
+    return CrowdTimes(first, simulation.now - began)
 
 
-def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int = 8) -> Crowd:
+def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int = 8) -> CrowdTimes:
     """Computes the same for mlx-lm's BatchGenerator: first all prompts, then steps, without its own
     time."""
     machine, model = pair(named)
     prefill = seconds(machine, model, prompt - 1, [prompt] * count)
     steps = [seconds(machine, model, 1, [prompt + i] * count) for i in range(tokens + 1)]
-    return Crowd(prefill + sum(steps[:2]), prefill + sum(steps))
+    return CrowdTimes(prefill + sum(steps[:2]), prefill + sum(steps))
 
 
 MLX_LM_PIECE = 2048

@@ -1,0 +1,55 @@
+"""What is larger than the budget is not pulled."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_server.cli import app, machine_checks
+from mlx_server.sources import source as sources
+
+pytestmark = pytest.mark.usefixtures("studio")
+
+
+def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger is refused before it is fetched: see tests/sources/test_source.py."""
+    file = tmp_path / "small.yaml"
+    file.write_text("server: {memory_budget: 10}", "utf-8")
+    asked: list[tuple[str, int]] = []
+
+    def resolve(source: str, *_: object, budget: int, **__: object) -> Path:
+        asked.append((source, budget))
+        return tmp_path
+
+    monkeypatch.setattr(sources, "resolve", resolve)
+    result = CliRunner().invoke(app, ["pull", "org/name", "--config", str(file)])
+    assert result.exit_code == 0
+    assert asked == [("org/name", 10)]
+
+
+METAL = """
+import json
+print(json.dumps({"version": "1", "gpu": True, "name": "M", "working_set": 700_000_000}))
+"""
+
+
+@pytest.mark.parametrize("system", ["darwin", "linux"])
+def test_on_a_mac_the_budget_is_what_metal_recommends(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(machine_checks, "PROBE", METAL)
+    budget = machine_checks.budget_here(None)
+    assert budget.metal is (system == "darwin")
+    assert (budget.nbytes < 700_000_000) is budget.metal
+    assert machine_checks.budget_here(10).nbytes == 10
+    asked: list[int] = []
+
+    def resolve(source: str, *_: object, budget: int, **__: object) -> Path:
+        asked.append(budget)
+        return tmp_path
+
+    monkeypatch.setattr(sources, "resolve", resolve)
+    CliRunner().invoke(app, ["pull", "org/name"])
+    assert asked == [budget.nbytes]
