@@ -9,8 +9,8 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.schema import check_tools
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
-from tests.families.test_grammar import WITH_CALLS, calls_of
 from tests.families.walks import Way
+from tests.parsers.markup.ways import WITH_CALLS, calls_of
 
 pytestmark = pytest.mark.tables
 

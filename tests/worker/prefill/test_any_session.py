@@ -14,7 +14,7 @@ from mlx_server.engine.messages import ComputeAhead, LimitCache
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
 from tests.worker.lora_files import mlx_adapter
-from tests.worker.prefill.test_disk_tier import QWEN3_5, Process, words
+from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
 
 pytestmark = pytest.mark.tables
 

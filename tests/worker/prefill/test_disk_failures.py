@@ -20,7 +20,7 @@ from mlx_server.prompt_files.contents import DamagedFile, RawTensor, encoded, wr
 from mlx_server.prompt_files.names import parsed
 from mlx_server.worker.prefill import disk_models, disk_tier
 from tests.worker.kinds import KINDS
-from tests.worker.prefill.test_disk_tier import BLOCK, Process, words
+from tests.worker.prefill.disk_runs import BLOCK, Process, words
 from tests.worker.test_kinds import GREEDY
 
 PROMPT, OTHER = words(1, 200), words(2, 200)

@@ -11,7 +11,7 @@ from mlx_server.engine.messages import Generate
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import Steady
 from tests.worker.kinds import Kind
-from tests.worker.prefill.test_disk_tier import words
+from tests.worker.prefill.disk_runs import words
 from tests.worker.test_kinds import GREEDY, Bench
 
 pytestmark = pytest.mark.tables

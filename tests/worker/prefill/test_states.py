@@ -9,7 +9,7 @@ from mlx_server.engine.messages import ComputeAhead
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import Kind
-from tests.worker.prefill.test_disk_tier import Process, words
+from tests.worker.prefill.disk_runs import Process, words
 
 pytestmark = pytest.mark.tables
 

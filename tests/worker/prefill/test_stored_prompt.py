@@ -15,7 +15,7 @@ from mlx_server.prompt_files.contents import CHECKSUM, TOKENS, RawTensor, encode
 from mlx_server.prompt_files.names import parsed
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
-from tests.worker.prefill.test_disk_tier import Process, words
+from tests.worker.prefill.disk_runs import Process, words
 
 PROMPT = words(1, 200)
 

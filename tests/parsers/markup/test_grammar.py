@@ -1,115 +1,40 @@
 """The grammars of whole answers: what they allow is what the family's parser reads."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.events import (
-    Event,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
-from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.llama3 import LLAMA3
 from mlx_server.families.qwen3 import QWEN3
 from mlx_server.families.smollm2 import SMOLLM2
-from mlx_server.grammars.formats import is_verbatim
-from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.reasoning_tags import THINK
-from mlx_server.requests import (
-    ChoiceFormat,
-    Format,
-    GrammarFormat,
-    JsonFormat,
-    NamedTool,
-    RegexFormat,
-    ToolChoice,
-)
-from mlx_server.tool_parsers.parameters import UncallableTool
+from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
 from tests.families.walks import Way
+from tests.parsers.markup.ways import (
+    PERSON,
+    WAYS,
+    WITH_CALLS,
+    assert_valid,
+    called,
+    calls_of,
+    every_way,
+    in_tokens,
+    refused,
+    text_of,
+    walked,
+)
 
 pytestmark = pytest.mark.tables
 
-MARKUP = [family for family in FAMILIES if not family.overrides]
-WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).call_formats]
-WAYS = [
-    Way(family, control)
-    for family in WITH_CALLS
-    for control in (True, False)
-    # every vocabulary of Kimi K3 has its marks, and JSON among its arguments could spell them
-    if control or family.name != "kimi_k3"
-]
-
-
-def called(way: Way) -> str:
-    return f"{way.family.name}-{'tokens' if way.control else 'text'}"
-
-
-every_way = pytest.mark.parametrize("way", WAYS, ids=called)
-in_tokens = pytest.mark.parametrize("way", [way for way in WAYS if way.control], ids=called)
-
-
-def text_of(events: Sequence[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta))
-
-
-def calls_of(events: Sequence[Event]) -> list[tuple[str, Any]]:
-    """All of them finished."""
-    names = {e.call: e.name for e in events if isinstance(e, ToolCallStarted)}
-    finished = {e.call for e in events if isinstance(e, ToolCallFinished)}
-    assert finished == names.keys(), f"calls that were not finished: {events}"
-    texts = dict.fromkeys(names, "")
-    for event in events:
-        if isinstance(event, ToolCallDelta):
-            texts[event.call] += event.arguments
-    return [(name, json.loads(texts[call])) for call, name in names.items()]
-
-
-def assert_valid(calls: Sequence[tuple[str, Any]], offered: Sequence[Tool]) -> None:
-    schemas = {tool.name: tool.parameters for tool in offered}
-    for name, arguments in calls:
-        assert name in schemas
-        jsonschema.validate(arguments, schemas[name])
-
-
-def walked(
-    way: Way, wanted: OutputSpec, seeds: int, begun: str = ""
-) -> list[tuple[str, list[Event]]]:
-    matcher = way.matcher(wanted)
-    said = [way.walk(matcher.deep_copy(), seed, begun) for seed in range(seeds)]
-    reading = replace(
-        wanted.context, formatted=wanted.format is not None, verbatim=is_verbatim(wanted.format)
-    )
-    return [(way.spelled(one), way.read(reading, one)) for one in said]
-
 
 # What models write
-
-
-def refused(
-    family: ModelFamily, case: Golden, choice: ToolChoice = "auto", *, control: bool
-) -> str:
-    """What the family's grammar says of it: nothing, if all is well."""
-    way = Way(family, control)
-    matcher = way.matcher(OutputSpec(way.reading(tools(), case.prompt_end), choice, thinks=True))
-    said = way.encode(case.output)
-    taken = matcher.validate_tokens(said)
-    if taken < len(said):
-        return f"not {way.spelled(said[: taken + 1])[-40:]!r}"
-    matcher.consume_tokens(said)
-    return "" if matcher.is_accepting() or case.cut else "not the end"
 
 
 OTHERWISE = {
@@ -342,72 +267,6 @@ def test_no_call_of_a_golden_case_may_be_made_either(
     assert refused(family, case, "none", control=control)
 
 
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"enum": ["Ada", "Alan"]}, "born": {"type": "integer"}},
-    "required": ["name", "born"],
-    "additionalProperties": False,
-}
-PEOPLE = jsonschema.Draft202012Validator(PERSON)
-
-
-@every_way
-@pytest.mark.parametrize("inside", [False, True])
-def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -> None:
-    opens, _ = way.family.thinking_delimiters()
-    end = opens[0] if opens and inside else ""
-    wanted = OutputSpec(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
-    for said, events in walked(way, wanted, 4):
-        assert not calls_of(events)
-        assert PEOPLE.is_valid(json.loads(text_of(events))), said
-
-
-BLANK = (" yes", "\n\nno", "\n", "perhaps ")
-
-
-@every_way
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(
-    "format",
-    [
-        ChoiceFormat(BLANK),
-        RegexFormat(r" yes|\n\nno|\n|perhaps "),
-        GrammarFormat('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
-    ],
-    ids=["choice", "regex", "grammar"],
-)
-def test_text_keeps_the_white_space_of_its_format(way: Way, inside: bool, format: Format) -> None:
-    opens, _ = way.family.thinking_delimiters()
-    end = opens[0] if opens and inside else ""
-    wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
-    for said, events in walked(way, wanted, 4):
-        assert text_of(events) in BLANK, said
-
-
-def test_white_space_behind_reasoning_is_the_familys() -> None:
-    way = Way(QWEN3, control=True)
-    wanted = OutputSpec(way.reading(()), format=ChoiceFormat(BLANK), thinks=True)
-    matcher = way.matcher(wanted)
-    said = way.encode("<think>\nhm\n</think>\n\n yes")
-    assert matcher.validate_tokens(said) == len(said)
-    reading = replace(wanted.context, formatted=True, verbatim=True)
-    assert text_of(way.read(reading, said)) == " yes"
-
-
-@in_tokens
-def test_calls_or_text_of_a_format(way: Way) -> None:
-    wanted = OutputSpec(way.reading(tools()), "auto", JsonFormat(PERSON))
-    both = set()
-    for said, events in walked(way, wanted, 8):
-        calls, text = calls_of(events), text_of(events)
-        assert bool(calls) is not bool(text.strip()), said
-        assert_valid(calls, tools())
-        if text.strip():
-            jsonschema.validate(json.loads(text), PERSON)
-        both.add(bool(calls))
-    assert both
-
-
 def test_where_nothing_is_wanted_there_is_no_grammar() -> None:
     for way in WAYS:
         assert way.family.grammar(OutputSpec(way.reading(()))) is None
@@ -427,101 +286,6 @@ def test_notations_without_a_grammar() -> None:
 
 
 # Hostile tools
-
-
-def nasty(way: Way) -> list[Tool]:
-    marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_delimiters()[1]]
-    keys = [f"key_{n}" for n in range(40)]
-    return [
-        Tool("empty", "", {}),
-        Tool(
-            "enums",
-            "",
-            {
-                "type": "object",
-                "properties": {"mark": {"enum": [*marks, "a]", '"', "</x>", "ü🙂"]}},
-                "required": ["mark"],
-                "additionalProperties": False,
-            },
-        ),
-        Tool(
-            "many",
-            "",
-            {
-                "type": "object",
-                "properties": {key: {"type": "integer"} for key in keys},
-                "required": keys[:2],
-                "additionalProperties": False,
-            },
-        ),
-        Tool(
-            "nested",
-            "",
-            {
-                "type": "object",
-                "properties": {"tree": {"$ref": "#/$defs/node"}},
-                "required": ["tree"],
-                "additionalProperties": False,
-                "$defs": {
-                    "node": {
-                        "type": "object",
-                        "properties": {
-                            "value": {"type": "boolean"},
-                            "next": {"$ref": "#/$defs/node"},
-                        },
-                        "required": ["value"],
-                        "additionalProperties": False,
-                    }
-                },
-            },
-        ),
-    ]
-
-
-@every_way
-def test_difficult_schemas(way: Way) -> None:
-    offered = nasty(way)
-    wanted = OutputSpec(way.reading(offered), "required")
-    for said, events in walked(way, wanted, 3):
-        calls = calls_of(events)
-        assert calls, said
-        assert not text_of(events), said
-        assert_valid(calls, offered)
-
-
-NAMES = ('a"b', "x]<tool_call>", "ü 🙂", "back\\slash/{}\n")
-
-KEYS = {
-    'a"b': {"type": "string"},
-    "</tool_call>": {"type": "integer"},
-    "ü🙂": {"type": "boolean"},
-    "": {"type": "null"},
-    "[x]": {"type": "number"},
-}
-
-
-@every_way
-@pytest.mark.parametrize("name", NAMES)
-def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
-    offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
-    wanted = OutputSpec(way.reading(offered), "required")
-    try:
-        matcher = way.matcher(wanted)
-    except UncallableTool:
-        return
-    said = way.walk(matcher, seed=1)
-    events = way.read(wanted.context, said)
-    assert calls_of(events), way.spelled(said)
-    assert not text_of(events), way.spelled(said)
-    assert_valid(calls_of(events), offered)
-
-
-@in_tokens
-def test_many_tools_compile(way: Way) -> None:
-    parameters = tools()[5].parameters
-    offered = [Tool(f"tool_{n}", "", parameters) for n in range(128)]
-    for choice in ("auto", "required", "none"):
-        way.matcher(OutputSpec(way.reading(offered), choice))
 
 
 # Thinking

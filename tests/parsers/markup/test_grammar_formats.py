@@ -1,0 +1,181 @@
+"""What a grammar allows of an answer in a format, of difficult schemas and of names."""
+
+import json
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from mlx_server.families.qwen3 import QWEN3
+from mlx_server.messages import Tool
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
+from mlx_server.tool_parsers.parameters import UncallableTool
+from tests.families.goldens import tools
+from tests.families.walks import Way
+from tests.parsers.markup.ways import (
+    PERSON,
+    assert_valid,
+    calls_of,
+    every_way,
+    in_tokens,
+    text_of,
+    walked,
+)
+
+pytestmark = pytest.mark.tables
+
+
+PEOPLE = jsonschema.Draft202012Validator(PERSON)
+
+
+@every_way
+@pytest.mark.parametrize("inside", [False, True])
+def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -> None:
+    opens, _ = way.family.thinking_delimiters()
+    end = opens[0] if opens and inside else ""
+    wanted = OutputSpec(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
+    for said, events in walked(way, wanted, 4):
+        assert not calls_of(events)
+        assert PEOPLE.is_valid(json.loads(text_of(events))), said
+
+
+BLANK = (" yes", "\n\nno", "\n", "perhaps ")
+
+
+@every_way
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "format",
+    [
+        ChoiceFormat(BLANK),
+        RegexFormat(r" yes|\n\nno|\n|perhaps "),
+        GrammarFormat('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
+    ],
+    ids=["choice", "regex", "grammar"],
+)
+def test_text_keeps_the_white_space_of_its_format(way: Way, inside: bool, format: Format) -> None:
+    opens, _ = way.family.thinking_delimiters()
+    end = opens[0] if opens and inside else ""
+    wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
+    for said, events in walked(way, wanted, 4):
+        assert text_of(events) in BLANK, said
+
+
+def test_white_space_behind_reasoning_is_the_familys() -> None:
+    way = Way(QWEN3, control=True)
+    wanted = OutputSpec(way.reading(()), format=ChoiceFormat(BLANK), thinks=True)
+    matcher = way.matcher(wanted)
+    said = way.encode("<think>\nhm\n</think>\n\n yes")
+    assert matcher.validate_tokens(said) == len(said)
+    reading = replace(wanted.context, formatted=True, verbatim=True)
+    assert text_of(way.read(reading, said)) == " yes"
+
+
+@in_tokens
+def test_calls_or_text_of_a_format(way: Way) -> None:
+    wanted = OutputSpec(way.reading(tools()), "auto", JsonFormat(PERSON))
+    both = set()
+    for said, events in walked(way, wanted, 8):
+        calls, text = calls_of(events), text_of(events)
+        assert bool(calls) is not bool(text.strip()), said
+        assert_valid(calls, tools())
+        if text.strip():
+            jsonschema.validate(json.loads(text), PERSON)
+        both.add(bool(calls))
+    assert both
+
+
+def nasty(way: Way) -> list[Tool]:
+    marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_delimiters()[1]]
+    keys = [f"key_{n}" for n in range(40)]
+    return [
+        Tool("empty", "", {}),
+        Tool(
+            "enums",
+            "",
+            {
+                "type": "object",
+                "properties": {"mark": {"enum": [*marks, "a]", '"', "</x>", "ü🙂"]}},
+                "required": ["mark"],
+                "additionalProperties": False,
+            },
+        ),
+        Tool(
+            "many",
+            "",
+            {
+                "type": "object",
+                "properties": {key: {"type": "integer"} for key in keys},
+                "required": keys[:2],
+                "additionalProperties": False,
+            },
+        ),
+        Tool(
+            "nested",
+            "",
+            {
+                "type": "object",
+                "properties": {"tree": {"$ref": "#/$defs/node"}},
+                "required": ["tree"],
+                "additionalProperties": False,
+                "$defs": {
+                    "node": {
+                        "type": "object",
+                        "properties": {
+                            "value": {"type": "boolean"},
+                            "next": {"$ref": "#/$defs/node"},
+                        },
+                        "required": ["value"],
+                        "additionalProperties": False,
+                    }
+                },
+            },
+        ),
+    ]
+
+
+@every_way
+def test_difficult_schemas(way: Way) -> None:
+    offered = nasty(way)
+    wanted = OutputSpec(way.reading(offered), "required")
+    for said, events in walked(way, wanted, 3):
+        calls = calls_of(events)
+        assert calls, said
+        assert not text_of(events), said
+        assert_valid(calls, offered)
+
+
+NAMES = ('a"b', "x]<tool_call>", "ü 🙂", "back\\slash/{}\n")
+
+KEYS = {
+    'a"b': {"type": "string"},
+    "</tool_call>": {"type": "integer"},
+    "ü🙂": {"type": "boolean"},
+    "": {"type": "null"},
+    "[x]": {"type": "number"},
+}
+
+
+@every_way
+@pytest.mark.parametrize("name", NAMES)
+def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
+    offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
+    wanted = OutputSpec(way.reading(offered), "required")
+    try:
+        matcher = way.matcher(wanted)
+    except UncallableTool:
+        return
+    said = way.walk(matcher, seed=1)
+    events = way.read(wanted.context, said)
+    assert calls_of(events), way.spelled(said)
+    assert not text_of(events), way.spelled(said)
+    assert_valid(calls_of(events), offered)
+
+
+@in_tokens
+def test_many_tools_compile(way: Way) -> None:
+    parameters = tools()[5].parameters
+    offered = [Tool(f"tool_{n}", "", parameters) for n in range(128)]
+    for choice in ("auto", "required", "none"):
+        way.matcher(OutputSpec(way.reading(offered), choice))

@@ -1,0 +1,123 @@
+"""Engines whose prompts outlive them on a disk."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import (
+    DiskCacheUse,
+    Generate,
+    LoadAdapter,
+    LoadModel,
+    ModelLoaded,
+    Prefilled,
+    Report,
+    StepOutput,
+)
+from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.worker.worker import Engine
+from tests.worker.kinds import KINDS, SIZES, Kind
+from tests.worker.test_kinds import GREEDY
+
+QWEN3_5 = Kind(
+    "qwen3_5",
+    {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **SIZES,
+            "model_type": "qwen3_5_text",
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+)
+NAMES = ("llama", "llama-4bit", "gpt-oss", "gemma3", "mamba2", "lfm2")
+ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
+
+BLOCK = 64
+MOST = 1 << 30
+
+
+@pytest.fixture(scope="module", params=ON_DISK, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("disk") / request.param.name))
+
+
+class Process:
+    """An engine with a folder, as after a start of the server."""
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path | None,
+        most_bytes: int = MOST,
+        adapter: Path | None = None,
+        kv_bits: int | None = None,
+        cache_bytes: int = 1 << 30,
+    ) -> None:
+        self.folder = PromptFolder(folder, most_bytes, BLOCK) if folder else None
+        if self.folder:
+            self.folder.open()
+        self.engine = Engine(cache_bytes=cache_bytes, disk=self.folder)
+        self.reports: list[Report] = []
+        self.rows = 0
+        self.path, self.kv_bits = path, kv_bits
+        self.load()
+        if adapter:
+            self.engine.handle(LoadAdapter("m", "digest", str(adapter)))
+
+    def load(self) -> None:
+        self.engine.handle(LoadModel("m", str(self.path), kv_bits=self.kv_bits))
+        self.settle()
+        assert any(isinstance(report, ModelLoaded) for report in self.reports)
+
+    def settle(self) -> None:
+        """Steps until nothing is left to do, and all is written."""
+        while self.engine.pause is not None:
+            self.reports += self.engine.step()
+
+    def write(self) -> None:
+        """Waits until all is in files, and is reported."""
+        self.engine._disk._saver.flush(time.monotonic() + 30)
+        self.reports += self.engine.step()
+
+    def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
+        self.rows += 1
+        request = Generate(self.rows, "m", prompt, tokens, [], GREEDY)
+        for name, value in fields.items():
+            setattr(request, name, value)
+        self.reports += self.engine.handle(request)
+        self.settle()
+        outputs = [report for report in self.reports if isinstance(report, StepOutput)]
+        return [t.id for each in outputs for t in each.tokens if t.row == self.rows]
+
+    @property
+    def cached(self) -> int:
+        """How many tokens of the last prompt were known."""
+        prefilled = [report for report in self.reports if isinstance(report, Prefilled)]
+        assert prefilled[-1].row == self.rows
+        return prefilled[-1].cached_tokens
+
+    def total(self, name: str) -> int:
+        uses = [report for report in self.reports if isinstance(report, DiskCacheUse)]
+        return sum(getattr(use, name) for use in uses)
+
+    def stop(self) -> None:
+        self.engine.stop()
+
+
+def words(seed: int, count: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(256) for _ in range(count)]
+
+
+Start = Callable[..., Process]
