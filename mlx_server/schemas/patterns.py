@@ -6,6 +6,7 @@ each pattern, which nothing can interrupt, and the server process needs the verd
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from mlx_server import limits
 
@@ -38,6 +39,7 @@ _KNOWN_IN_CLASS = frozenset(map("\\{}".format, "dDsSwWaftnrv"))
 _KNOWN = _KNOWN_IN_CLASS.union(map("\\{}".format, "pPxuUAz"))
 
 
+@lru_cache(256)
 def unsupported(pattern: str) -> str | None:
     """Returns why a grammar can't express the pattern, or why it is malformed; None if it can be
     used."""

@@ -32,25 +32,24 @@ def shortest_number(parts: Parts, *, whole: bool) -> str | None:
         list(_bounds(parts, "minimum", "exclusiveMinimum")),
         list(_bounds(parts, "maximum", "exclusiveMaximum")),
     )
+
+    def fits(number: Fraction) -> bool:
+        return (
+            all(number % step == 0 for step in steps if step)
+            and all(number >= low and (number != low or not open) for low, open in lows)
+            and all(number <= high and (number != high or not open) for high, open in highs)
+        )
+
+    if fits(Fraction(0)):
+        return "0"
     ends = [bound for bound, _ in (*lows, *highs)][:MOST_BOUNDS]
-    proposed = [
-        Fraction(0),
-        *ends,
-        *(Fraction(math.floor(e) + n) for e in ends for n in (-1, 0, 1, 2)),
-    ]
+    proposed = [*ends, *(Fraction(math.floor(e) + n) for e in ends for n in (-1, 0, 1, 2))]
     proposed += [
         Fraction(math.floor(e * 10**n) + m, 10**n) for e in ends for n in (1, 2, 4) for m in (0, 1)
     ]
     proposed += [(one + other) / 2 for one, other in product(ends, ends)]
     proposed += [step * (math.floor(e / step) + n) for e in ends for step in steps for n in (0, 1)]
-    fitting = (
-        number
-        for number in proposed
-        if all(number % step == 0 for step in steps if step)
-        and all(number >= low and (number != low or not open) for low, open in lows)
-        and all(number <= high and (number != high or not open) for high, open in highs)
-    )
-    return shortest_of(map(_decimal, fitting))
+    return shortest_of(map(_decimal, filter(fits, proposed)))
 
 
 def _plain_integer(parts: Parts) -> str | None:
