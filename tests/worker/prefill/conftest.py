@@ -8,7 +8,12 @@ import pytest
 
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
-from tests.worker.prefill.disk_runs import Process, Start
+from tests.worker.prefill.disk_runs import ON_DISK, Process, Start
+
+
+@pytest.fixture(scope="module", params=ON_DISK, ids=lambda kind: kind.name)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(request.param.save(tmp_path_factory.mktemp("disk") / request.param.name))
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 from mlx_server.engine.messages import (
     DiskCacheUse,
     Generate,
@@ -45,11 +43,6 @@ ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
 
 BLOCK = 64
 MOST = 1 << 30
-
-
-@pytest.fixture(scope="module", params=ON_DISK, ids=lambda kind: kind.name)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(request.param.save(tmp_path_factory.mktemp("disk") / request.param.name))
 
 
 class Process:
