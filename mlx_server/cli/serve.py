@@ -1,5 +1,6 @@
 """`mlx-server serve`."""
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -75,9 +76,13 @@ def serve(
         from mlx_server.system.log_file import write_to
 
         write_to(log_file)
-    from mlx_server.cli.startup import checked_settings
+    gc.disable()  # nothing that is imported is garbage; to look for it takes an eighth of the start
+    try:
+        from mlx_server.cli.startup import checked_settings
 
-    settings = checked_settings(config, models or (), overrides, hostfile, discover=discover)
-    from mlx_server.app import run
-
+        settings = checked_settings(config, models or (), overrides, hostfile, discover=discover)
+        from mlx_server.app import run
+    finally:
+        gc.freeze()
+        gc.enable()
     run(settings)

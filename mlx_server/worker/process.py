@@ -54,6 +54,7 @@ def _run(
     engine = engine_of(arguments, taken, share)
     monitor.doing = IDLE
     gc.freeze()  # keeps collections short, such as the one after an unload
+    gc.enable()
     with suppress(ConnectionError):  # the server is gone
         # The heartbeat ends the longer patience for an import at once.
         sender.send(_ready(leader.recommended if leader else []), monitor.heartbeat())
@@ -86,6 +87,7 @@ def _read_after_imports(connection: socket.socket) -> bytes:
 
 
 def main() -> None:
+    gc.disable()  # nothing that is imported is garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
     descriptors.survive_mlx_lm()

@@ -10,15 +10,7 @@ import pytest
 
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, EngineDied, GenerationFailed
-from tests.engine.test_client import (
-    ENDLESS,
-    answered,
-    ask,
-    asynchronous,
-    first_token,
-    freeze,
-    running,
-)
+from tests.engine.clients import ENDLESS, answered, ask, asynchronous, first_token, freeze, running
 from tests.worker.batch_runs import Ask, alone, ids
 from tests.worker.lora_files import contents, mlx_adapter, save, with_adapter
 

@@ -19,7 +19,7 @@ from mlx_server.engine.messages import Heartbeat, Ready, Report
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
-from tests.engine.test_client import (
+from tests.engine.clients import (
     ENDLESS,
     HANG,
     answered,

@@ -1,153 +1,37 @@
 """Models of unknown types: their families are found by what their templates write."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
-from mlx_server.events import Event, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStarted
+from mlx_server.events import ReasoningDelta
 from mlx_server.families import FAMILIES, family_named, family_of
-from mlx_server.families.base import ModelFamily
 from mlx_server.families.by_template import LEARNED, read_back, samples_of
 from mlx_server.families.plain import PLAIN
-from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.templates.chat_template import ChatTemplate
-from tests.families import byte_level, checkpoint
-from tests.families.goldens import tools
+from tests.families.by_template import (
+    ALL,
+    ARGUMENTS,
+    CALLS,
+    COMMA,
+    NEW,
+    ONE,
+    PAIRS,
+    VALUE,
+    calls_in,
+    family_with,
+    read,
+    text_in,
+    turn,
+    written,
+)
 from tests.families.probe import probed
 from tests.families.prompts import checkpoint_of, template_of
-from tests.families.walks import Way
 
 pytestmark = pytest.mark.tables
 
-ONE, ALL = "{%- for c in m.tool_calls %}{%- set f = c.function %}", "{%- endfor %}"
-ARGUMENTS = "{{ f.arguments | tojson }}"
-PAIRS = "{%- for k, v in f.arguments | items %}"
-VALUE = "{{ v if v is string else v | tojson }}"
-COMMA = "{{ '' if loop.last else ', ' }}"
-
-
-def written(calls: str, before: str = "") -> str:
-    """A template of turns, in which `calls` renders those of one."""
-    return (
-        "{%- for m in messages %}<|{{ m.role }}|>\n" + before + "{{ m.content or '' }}"
-        "{%- if m.tool_calls %}" + calls + "{%- endif %}<|end|>\n{%- endfor %}"
-        "{%- if add_generation_prompt %}<|assistant|>\n{%- endif %}{#- tools -#}"
-        "{%- if false %}{{ tools }}{%- endif %}"
-    )
-
-
-NEW = {
-    "names in a tag": ONE + '<call to="{{ f.name }}">' + ARGUMENTS + "</call>" + ALL,
-    "names in a block of tags": (
-        "<calls>\n"
-        + ONE
-        + '<call name="{{ f.name }}">'
-        + ARGUMENTS
-        + "</call>\n"
-        + ALL
-        + "</calls>"
-    ),
-    "names between control tokens": ONE
-    + "<|fn|>{{ f.name }}<|with|>"
-    + ARGUMENTS
-    + "<|/fn|>"
-    + ALL,
-    "a name and a line": ONE + "<|run|>{{ f.name }}\n" + ARGUMENTS + "<|/run|>" + ALL,
-    "objects with another key": (
-        ONE + '<do>{"name": "{{ f.name }}", "parameters": ' + ARGUMENTS + "}</do>\n" + ALL
-    ),
-    "an array": (
-        "[ACTS]["
-        + ONE
-        + '{"name": "{{ f.name }}", "arguments": '
-        + ARGUMENTS
-        + "}"
-        + COMMA
-        + ALL
-        + "][/ACTS]"
-    ),
-    "a name as the key": (
-        "<|acts|>[" + ONE + '{"{{ f.name }}": ' + ARGUMENTS + "}" + COMMA + ALL + "]<|/acts|>"
-    ),
-    "Python": (
-        "<py>["
-        + ONE
-        + "{{ f.name }}("
-        + PAIRS
-        + "{{ k }}={{ v | tojson }}"
-        + COMMA
-        + ALL
-        + ")"
-        + COMMA
-        + ALL
-        + "]</py>"
-    ),
-    "Python, a block for each call": (
-        ONE
-        + "<py>{{ f.name }}("
-        + PAIRS
-        + "{{ k }}={{ v | tojson }}"
-        + COMMA
-        + ALL
-        + ")</py>\n"
-        + ALL
-    ),
-    "tags": (
-        ONE
-        + "<use>\n<fn={{ f.name }}>\n"
-        + PAIRS
-        + "<p={{ k }}>"
-        + VALUE
-        + "</p>\n"
-        + ALL
-        + "</fn>\n</use>\n"
-        + ALL
-    ),
-    "tags with quotes in one block": (
-        "<uses>\n"
-        + ONE
-        + '<fn name="{{ f.name }}">\n'
-        + PAIRS
-        + '<p name="{{ k }}">'
-        + VALUE
-        + "</p>\n"
-        + ALL
-        + "</fn>\n"
-        + ALL
-        + "</uses>"
-    ),
-    "keys and values": (
-        ONE
-        + "<|c|>{{ f.name }}\n"
-        + PAIRS
-        + "<|k|>{{ k }}<|v|>"
-        + VALUE
-        + "<|e|>\n"
-        + ALL
-        + "<|/c|>\n"
-        + ALL
-    ),
-    "keys and values in marks of their own": (
-        "<cs>"
-        + ONE
-        + "<c>{{ f.name }}<sep>"
-        + PAIRS
-        + "<k>{{ k }}</k><v>"
-        + VALUE
-        + "</v>"
-        + ALL
-        + "</c>"
-        + ALL
-        + "</cs>"
-    ),
-}
 
 CODER = (
     ONE
@@ -189,79 +73,6 @@ HERMES = (
     + ALL
 )
 
-CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("get_weather", {"city": "Zürich", "unit": "c"}),
-    ("write_file", {"path": "a b.md", "content": "if a < b:\n\n  {x} [y] 'z'\n"}),
-    ("add", {"a": 1, "b": 2}),
-]
-
-
-@pytest.fixture(scope="module")
-def unknown(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return checkpoint(tmp_path_factory.mktemp("unknown"), byte_level(), "{{ messages }}")
-
-
-def family_with(unknown: Checkpoint, template: str, model_type: str = "unheard_of") -> ModelFamily:
-    return family_of(replace(unknown, template=ChatTemplate(template), model_type=model_type))
-
-
-def turn(template: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    made = [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
-    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": made}]
-    prompt = ChatTemplate(template).render({"messages": messages, "tools": []})
-    return prompt.split("<|assistant|>\n")[1].rstrip().removesuffix("<|end|>")
-
-
-def read(family: ModelFamily, said: str, size: int) -> list[Event]:
-    parser = family.make_parser(ParseContext(tools=tools()))
-    pieces = (said[at : at + size] for at in range(0, len(said), size))
-    events = [event for piece in pieces for event in parser.feed(-1, piece)]
-    return events + parser.finish("", cut=False)
-
-
-def calls_in(events: list[Event]) -> list[tuple[str, dict[str, Any]]]:
-    names = [event.name for event in events if isinstance(event, ToolCallStarted)]
-    texts = [""] * len(names)
-    for event in events:
-        if isinstance(event, ToolCallDelta):
-            texts[event.call] += event.arguments
-    return list(zip(names, map(json.loads, texts), strict=True))
-
-
-def text_in(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta))
-
-
-new = pytest.mark.parametrize("calls", NEW.values(), ids=NEW)
-
-
-@new
-def test_a_notation_that_no_family_has_is_learned(unknown: Checkpoint, calls: str) -> None:
-    template = written(calls)
-    family = family_with(unknown, template)
-    assert family.name == LEARNED
-    said = turn(template, CALLS)
-    for size in (1, 2, 5, len(said)):
-        events = read(family, said, size)
-        assert calls_in(events) == CALLS, said
-        assert not text_in(events).strip(), said
-
-
-@new
-def test_it_holds_the_model_to_that_notation(unknown: Checkpoint, calls: str) -> None:
-    template = written(calls)
-    way = Way(family_with(unknown, template), control=False)
-    matcher = way.matcher(OutputSpec(way.reading(tools()), "required"))
-    said = way.encode(turn(template, CALLS[:1]).strip())
-    assert matcher.validate_tokens(said) == len(said), way.spelled(said)
-    schemas = {tool.name: tool.parameters for tool in tools()}
-    for seed in range(2):
-        spec = OutputSpec(way.reading(tools()), "required")
-        events = way.read(way.reading(tools()), way.walk(way.matcher(spec), seed))
-        assert calls_in(events)
-        for name, arguments in calls_in(events):
-            jsonschema.validate(arguments, schemas[name])
-
 
 @pytest.mark.parametrize(
     ("calls", "model_type", "name"),
@@ -297,17 +108,6 @@ def test_a_template_without_calls_proves_nothing(unknown: Checkpoint) -> None:
     assert family_with(unknown, written(""), "qwen3").name == "qwen3"
 
 
-def test_a_notation_that_cannot_be_understood_changes_nothing(unknown: Checkpoint) -> None:
-    odd = written(ONE + "{{ f.name | reverse }} {{ f.arguments | tojson }} " + ALL)
-    assert family_with(unknown, odd) is PLAIN
-    assert family_with(unknown, odd, "qwen3").name == "qwen3"
-
-
-def test_an_id_is_no_part_of_the_marks(unknown: Checkpoint) -> None:
-    numbered = ONE + '<call id="{{ c.id }}" to="{{ f.name }}">' + ARGUMENTS + "</call>" + ALL
-    assert family_with(unknown, written(numbered)) is PLAIN
-
-
 def test_a_template_that_does_not_end_is_no_obstacle(unknown: Checkpoint) -> None:
     endless = "{%- for a in range(99999) %}{%- for b in range(99999) %}{{ messages }}"
     template = endless + "{%- endfor %}{%- endfor %}"
@@ -329,16 +129,6 @@ def test_thoughts_are_marked_as_the_template_marks_them(unknown: Checkpoint) -> 
     assert text_in(events) == "Yes."
 
 
-def test_a_tool_that_nobody_offered_is_text(unknown: Checkpoint) -> None:
-    for calls in NEW.values():
-        template = written(calls)
-        family = family_with(unknown, template)
-        said = turn(template, [("fly", {"to": "Mars"})])
-        events = read(family, said, 4)
-        assert not calls_in(events)
-        assert text_in(events).strip() == said.strip()
-
-
 def test_a_probe_says_what_was_found(tmp_path: Path) -> None:
     path = tmp_path / "template.jinja"
     path.write_text(written(NEW["names in a tag"], THOUGHTS), "utf-8")
@@ -347,13 +137,6 @@ def test_a_probe_says_what_was_found(tmp_path: Path) -> None:
     assert said.count("read back") == 2
     assert "<|muse|>" in said
     assert "NOT read back" in probed(path, "hermes")
-
-
-def test_offered_tools_are_those_of_the_request(unknown: Checkpoint) -> None:
-    """And not those that the template was probed with."""
-    family = family_with(unknown, written(NEW["names in a tag"]))
-    assert not calls_in(read(family, '<call to="toolq">{"keyq": "a"}</call>', 3))
-    assert isinstance(tools()[0], Tool)
 
 
 NO_MODELS_OUTPUT = {

@@ -1,8 +1,13 @@
 """A grammar and a text, byte by byte: does it match?"""
 
+from typing import Any
+
 import llguidance as ll
+import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import formats, schema
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
@@ -52,3 +57,30 @@ def allowed(matcher: LLMatcher) -> list[int]:
     mask = matcher.compute_bitmask()
     assert not matcher.is_error(), matcher.get_error()
     return [token for token in range(258) if mask[token >> 3] >> (token & 7) & 1]
+
+
+def refusal(found: Any, *, strict: bool = False) -> str:
+    with pytest.raises(InvalidGrammar) as caught:
+        schema.check(found, strict=strict, param="response_format")
+    assert caught.value.param == "response_format"
+    assert caught.value.code == "invalid_json_schema"
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def within(inner: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a/b": inner}}
+
+
+def assert_matches(wanted: Format, good: list[str], bad: list[str]) -> None:
+    formats.check(wanted, "format")
+    matcher = matcher_of(wanted)
+    assert [text for text in good if not matches(matcher, text)] == []
+    assert [text for text in bad if matches(matcher, text)] == []
+
+
+def format_refusal(wanted: Format) -> str:
+    with pytest.raises(InvalidGrammar) as caught:
+        formats.check(wanted, "structured_outputs")
+    assert caught.value.param == "structured_outputs"
+    return caught.value.message

@@ -6,15 +6,16 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats, schema
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
-from tests.grammars.matching import CONTROL, END, allowed, compiled, matcher_of, matches
-
-
-def refusal(wanted: Format) -> str:
-    with pytest.raises(InvalidGrammar) as caught:
-        formats.check(wanted, "structured_outputs")
-    assert caught.value.param == "structured_outputs"
-    return caught.value.message
-
+from tests.grammars.matching import (
+    CONTROL,
+    END,
+    allowed,
+    assert_matches,
+    compiled,
+    format_refusal,
+    matcher_of,
+    matches,
+)
 
 CASES: list[tuple[Format, list[str], list[str]]] = [
     (JsonFormat(), ["{}", '{"a": [1,\n  2]}'], ["1", " {}", "{} ", '{"a" :     1}']),
@@ -36,48 +37,12 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
     (JsonFormat({"pattern": r"^[\d[]\D[+--]$"}), ['"1a-"', '"[é,"'], ['"١a-"', '"11-"', '"1a[")']),
     (ChoiceFormat(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
     (ChoiceFormat(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
-    (GrammarFormat('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'),
-     ['a/"!', "x"], ["a/"]),
-    (GrammarFormat('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
-    (GrammarFormat("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
-    (GrammarFormat('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
-    (GrammarFormat('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
-    (
-        GrammarFormat('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
-        ['{"a":1}', '{"b":"x"}'],
-        ['{"a":"x"}', r'{"\u0061":"x"}'],
-    ),
-    (
-        GrammarFormat('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
-                '{"type": "array", "x-guidance": {"whitespace_pattern": "y"}}}'),
-        ["[]", "[[ 1]]"],
-        ["[x]", "[[y]]", "[[x1]]"],
-    ),
-    (GrammarFormat('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
-    (
-        GrammarFormat('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
-                'item ::= [a-z/\\]]+ | "\\"\\u0041\\x42\\"" | nested\nnested ::= "(" list\n  ")"'),
-        ["a x,y", 'a "AB"', "a (x,(y/]))"],
-        ["a", "a (x"],
-    ),
-    (GrammarFormat('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
-    (
-        GrammarFormat('root ::= "\\u00e9\\U0001F600\\[\\x22" [\\u00e0-\\u00ff&-~[]'),
-        ['é😀["ü', 'é😀["&', 'é😀["['],
-        ['é😀["À'],
-    ),
-    (GrammarFormat('root ::= "." . # "'), [".\n", ".a"], ["a."]),
-    (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
-     ["ab-", "acz"], ["-"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wanted", "good", "bad"), CASES, ids=[str(c[0])[:60] for c in CASES])
 def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: list[str]) -> None:
-    formats.check(wanted, "format")
-    matcher = matcher_of(wanted)
-    assert [text for text in good if not matches(matcher, text)] == []
-    assert [text for text in bad if matches(matcher, text)] == []
+    assert_matches(wanted, good, bad)
 
 
 @pytest.mark.parametrize(
@@ -98,38 +63,11 @@ def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: lis
         (ChoiceFormat(tuple(map(str, range(10_001)))), "more than 10000"),
         (ChoiceFormat(("a" * 300_000,)), "more than"),
         (ChoiceFormat(("\ud800",)), "surrogate"),
-        (GrammarFormat('start: <|im_end|> "a"'), "special token"),
-        (GrammarFormat('start: "a" <[5]>'), "special token"),
-        (GrammarFormat("start: @other"), "@other"),
-        (GrammarFormat('start: "a" }\nr0: "b"\nx: %lark {\ny: "a"'), "closes nothing"),
-        (GrammarFormat('start: ("a"'), "never closed"),
-        (GrammarFormat('start: "a'), "not Lark"),
-        (GrammarFormat("start: /a"), "not Lark"),
-        (GrammarFormat('%llguidance {"no_forcing": false}\nstart: "a"'), "%llguidance"),
-        (GrammarFormat("%declare A\nstart: A"), "%declare"),
-        (GrammarFormat('%override INT: "a"\nstart: "a"'), "%override"),
-        (GrammarFormat("start: %json {"), "not followed by JSON"),
-        (GrammarFormat("start: %json {} %json " + "[" * 10_000), "not followed by JSON"),
-        (GrammarFormat('start: %json {"not": {}}'), "#/not "),
-        (GrammarFormat('start: %json {"$ref": "http://localhost/"}'), "outside"),
-        (GrammarFormat("start[max_tokens=3]: /a+/"), "max_tokens"),
-        (GrammarFormat('start[stop=""]: /a+/'), "stop"),
-        (GrammarFormat("start: /(a{1000}){1000}/"), "50000"),
-        (GrammarFormat("start: " + "(" * 49 + '"a"' + ")" * 49), "deeper"),
-        (GrammarFormat("\n".join(f'r{at}: "a"' for at in range(600))), "600 rules"),
-        (GrammarFormat('start: "a" // ' + "x" * 200_000), "characters"),
-        (GrammarFormat('A: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/ & /j/'), "&"),
-        (GrammarFormat("root ::= nobody"), "nobody"),
-        (GrammarFormat('other ::= "a"'), "root"),
-        (GrammarFormat("root ::= <think>"), "special token"),
-        (GrammarFormat('root ::= "a"\nroot ::= "b"'), "twice"),
-        (GrammarFormat('root ::= "a'), "end of input"),
-        (GrammarFormat('root ::= "\\UFFFFFFFF"'), "not a character"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_what_can_not_be_used_is_refused_by_name(wanted: Format, named: str) -> None:
-    assert named in refusal(wanted)
+    assert named in format_refusal(wanted)
 
 
 @pytest.mark.parametrize(
@@ -151,18 +89,6 @@ def test_text_is_never_a_control_token(wanted: Format) -> None:
         if END in tokens:
             break
         matcher.consume_token(tokens[0])
-
-
-def test_a_written_grammar_does_not_meet_our_rules() -> None:
-    lark = Lark()
-    mine = lark.rule('"mine"')
-    theirs = formats.format_rule(
-        GrammarFormat(f'start: {mine}\n{mine}: "theirs"\n%ignore / /'), lark
-    )
-    matcher = compiled(lark.source(f'{mine} "-" {theirs}'))
-    assert matches(matcher, "mine-theirs")
-    assert not matches(matcher, "mine-mine")
-    assert not matches(matcher, "mine - theirs")
 
 
 def test_arguments_are_an_object_even_where_a_tool_does_not_say_so() -> None:

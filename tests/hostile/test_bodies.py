@@ -18,7 +18,7 @@ from tests.hostile.routes import ROUTES, Route
 from tests.live.server import eventually
 
 SEED = int(os.environ.get("MLX_SERVER_TEST_SEED", "8"))
-COUNT = 200
+COUNT = 64
 """For each route; `scripts/fuzz` goes on from there."""
 
 each_route = pytest.mark.parametrize("route", [pytest.param(r, id=r.path) for r in ROUTES])

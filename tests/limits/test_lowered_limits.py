@@ -42,7 +42,7 @@ from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from mlx_server.worker.prefill.order import PromptScheduler
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.limits.boundaries import Boundary, passes
-from tests.parsers.harmony.test_parser import ids, parser
+from tests.parsers.harmony.played import ids, parser
 from tests.worker.prefill.test_prompt_cache import filled, known
 
 TESTS = Path(__file__).parent.parent

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mlx_server.families import family_named, fitted
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.branches import Branches, common_length
-from mlx_server.prompts.token_places import TokenPlaces
 from tests.families.prompts import GoldenPrompt, checkpoint_of, conversation_named, golden_prompts
 
 pytestmark = pytest.mark.tables
@@ -115,25 +114,3 @@ def test_common_length(a: str, b: str) -> None:
     same = common_length(a, b)
     assert a[:same] == b[:same]
     assert a[same : same + 1] != b[same : same + 1] or same in (len(a), len(b))
-
-
-def letters(text: str) -> list[int]:
-    """A tokenizer that joins equal neighbours: its last token depends on the next character."""
-    tokens: list[int] = []
-    for character in text:
-        if not tokens or tokens[-1] % 1000 != ord(character):
-            tokens.append(ord(character))
-        else:
-            tokens[-1] += 1000
-    return tokens
-
-
-def test_tokens_that_depend_on_what_follows_are_left_out() -> None:
-    text = "|abbx"
-    tokens = letters(text)
-    places = TokenPlaces(text, tokens, [1], [0], letters)
-    assert [places.before(n) for n in range(6)] == [0, 1, 2, 2, 3, 3]
-
-
-def test_nothing_is_known_where_control_tokens_do_not_match() -> None:
-    assert TokenPlaces("|a|", letters("|a|"), [1, 3], [0], letters).before(3) == 0

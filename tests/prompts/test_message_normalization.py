@@ -1,7 +1,7 @@
 """What becomes of a conversation before a chat template sees it, and how templates are asked."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mlx_server.families.kimi_k2 import numbered_call_id
 from mlx_server.families.mistral import nine_character_id
 from mlx_server.messages import Message, Role, ToolCall
-from mlx_server.prompts.history_rendering import as_json_array, as_python_list, in_hermes_tags
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,
     MINIMAL,
@@ -25,6 +24,7 @@ from mlx_server.prompts.message_normalization import (
     to_turns,
 )
 from mlx_server.prompts.template_prompt import as_given
+from tests.prompts.normalized import call
 from tests.slowness import slowness
 
 ROLES = {"developer": "system"}
@@ -32,10 +32,6 @@ ROLES = {"developer": "system"}
 
 def said(role: Role, text: str = "") -> Message:
     return Message(role, text or role)
-
-
-def call(id: str, name: str = "f", arguments: str = "{}") -> ToolCall:
-    return ToolCall(id, name, arguments)
 
 
 def calling(*calls: ToolCall, text: str = "") -> Message:
@@ -426,31 +422,3 @@ def test_reasoning_is_looked_for_where_the_template_would() -> None:
 
 
 # Calls as text
-
-
-def closed(text: str) -> str:
-    return f"({text})"
-
-
-CALLED = [call("1", "f", '{"a": "x\'", "b": [true, null]}'), call("2", "g", "[1]")]
-
-WRITTEN: list[tuple[Callable[..., str], str]] = [
-    (
-        in_hermes_tags,
-        '<tool_call>\n{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}\n</tool_call>'
-        '\n<tool_call>\n{"name": ("g"), "arguments": ([1])}\n</tool_call>',
-    ),
-    (
-        as_json_array("<|a|>", "<|b|>"),
-        '<|a|>[{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}, '
-        '{"name": ("g"), "arguments": ([1])}]<|b|>',
-    ),
-    (as_python_list("<|a|>", "<|b|>"), '<|a|>[(f(a="x\'", b=[True, None])), (g([1]))]<|b|>'),
-]
-
-
-@pytest.mark.parametrize(("write", "expected"), WRITTEN)
-def test_calls_as_text_close_all_that_is_not_the_familys(
-    write: Callable[..., str], expected: str
-) -> None:
-    assert write(CALLED, closed) == expected

@@ -3,76 +3,42 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
 import tokenizers
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
-from mlx_server.families import FAMILIES, family_named
+from mlx_server.families import family_named
 from mlx_server.families.plain import PLAIN
 from mlx_server.families.smollm2 import SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
-from mlx_server.templates.chat_template import ChatTemplate
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, checkpoint, full_width
-from tests.families.prompts import (
-    CONVERSATIONS,
-    GoldenPrompt,
-    checkpoint_of,
-    golden_prompts,
-    template_of,
+from tests.families.prompts import checkpoint_of
+from tests.prompts.template_prompts import (
+    ALL,
+    EACH,
+    FUNCTION,
+    OFFERED,
+    TEMPLATED,
+    added_tokens,
+    called,
+    control_tokens,
+    offered,
+    raw,
+    rendered_by,
+    said,
+    text_of,
 )
 
 pytestmark = pytest.mark.tables
-
-GOLDEN = Path(__file__).parents[1] / "families" / "golden"
-
-EVERYTHING = """\
-{{ greeting }}
-{% for tool in tools or [] %}
-<|im_start|>tool {{ tool.function.name }}: {{ tool.function.description }}
-{{ tool.function.parameters | tojson }}
-{% for key, value in tool.function.parameters.items() %}
-{{ key }} is {{ value }}
-{% endfor %}
-<|im_end|>
-{% endfor %}
-{% for message in messages %}
-<|im_start|>{{ message.role }} {{ message.name }} {{ message.tool_call_id }}
-{{ message.reasoning_content }}
-{{ message.content }}
-{% for call in message.tool_calls or [] %}
-{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}
-{{ call.function.arguments }}
-{% endfor %}
-<|im_end|>
-{% endfor %}
-<|im_start|>assistant
-"""
-
-
-def said(text: str = "Hello", **more: Any) -> Conversation:
-    return Conversation((Message("user", text, **more),))
-
-
-def called(id: str = "1", name: str = "f", arguments: object = None) -> Conversation:
-    call = ToolCall(id, name, json.dumps(arguments or {}))
-    return Conversation((Message("assistant", tool_calls=(call,)),))
-
-
-def offered(
-    name: str = "f", description: str = "d", parameters: dict[str, Any] | None = None
-) -> Conversation:
-    tool = Tool(name, description, parameters or {})
-    return Conversation((Message("user", "Hello"),), (tool,))
 
 
 FIELDS: dict[str, Callable[[str], Conversation]] = {
@@ -107,27 +73,6 @@ EMBEDDINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def demo(demo_path: Path) -> Checkpoint:
-    return read_checkpoint(demo_path)
-
-
-@pytest.fixture(scope="module")
-def demo_everything(demo: Checkpoint) -> Checkpoint:
-    return replace(demo, template=ChatTemplate(EVERYTHING))
-
-
-@lru_cache
-def added_tokens(folder: Path) -> dict[int, str]:
-    return {id: token.content for id, token in raw(folder).get_added_tokens_decoder().items()}
-
-
-def control_tokens(prompted: Checkpoint, conversation: Conversation) -> list[str]:
-    """The control tokens of the prompt, as they are spelled."""
-    control = added_tokens(prompted.path)
-    return [control[id] for id in PLAIN.render(prompted, conversation).tokens if id in control]
-
-
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_special_token_comes_from_text(demo_everything: Checkpoint, field: str) -> None:
     conversation = FIELDS[field]
@@ -147,9 +92,6 @@ def test_no_special_token_comes_from_text_in_the_demo_models_own_template(
             own = control_tokens(demo, said("plain words"))
             assert control_tokens(demo, said(embed(token))) == own
 
-
-EACH = "{% for m in messages %}"
-ALL = "{% endfor %}<|im_end|>"
 
 JOINS = {
     "fields": "{{ m.name }}{{ m.content }}",
@@ -406,15 +348,6 @@ def test_marks_put_no_spaces_into_sentencepiece_prompts(
     assert PLAIN.render(piecewise, asked).tokens == reference(piecewise, text)
 
 
-def text_of(prompted: Checkpoint, tokens: list[int]) -> str:
-    return b"".join(map(prompted.tokenizer.bytes_of, tokens)).decode()
-
-
-@lru_cache
-def raw(folder: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
 def reference(prompted: Checkpoint, text: str) -> list[int]:
     ids: list[int] = raw(prompted.path).encode(text, add_special_tokens=False).ids
     return ids
@@ -454,105 +387,6 @@ def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
         SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))
 
 
-@pytest.mark.parametrize("arguments", ['"\\ud800"', '{"\\udfff": 1}', "[" * 100_000, "1" * 5000])
-def test_arguments_that_no_template_can_use_stay_text(tmp_path: Path, arguments: str) -> None:
-    template = EACH + "{% for c in m.tool_calls %}{{ c.function.arguments }}" + 2 * "{% endfor %}"
-    prompted = checkpoint(tmp_path, byte_level(), template)
-    call = ToolCall("1", "f", arguments)
-    asked = Conversation((Message("assistant", tool_calls=(call,)),))
-    tokens = PLAIN.render(prompted, asked).tokens
-    assert prompted.tokenizer.decode(tokens) == arguments
-
-
-@pytest.mark.parametrize("depth", [65, 900])
-def test_arguments_nested_too_deeply_are_the_clients_fault(tmp_path: Path, depth: int) -> None:
-    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.tool_calls }}" + ALL)
-    call = ToolCall("1", "f", "[" * depth + "]" * depth)
-    with pytest.raises(BadRequest) as caught:
-        PLAIN.render(prompted, Conversation((Message("assistant", tool_calls=(call,)),)))
-    assert caught.value.param == "messages"
-
-
-def test_arguments_are_an_object_where_they_can_be(tmp_path: Path) -> None:
-    template = EACH + (
-        "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}"
-        "{{ k }}={{ v | tojson }};{% endfor %}{% endfor %}{% endfor %}"
-    )
-    prompted = checkpoint(tmp_path, byte_level(), template)
-    tokens = PLAIN.render(prompted, called(arguments={"a": [1, "ü"], "b": None})).tokens
-    assert prompted.tokenizer.decode(tokens) == 'a=[1, "ü"];b=null;'
-
-
-def test_the_developer_speaks_as_the_system(demo: Checkpoint) -> None:
-    developer, system = (
-        Conversation((Message(role, "Be brief."), Message("user", "Hi")))
-        for role in ("developer", "system")
-    )
-    assert SMOLLM2.render(demo, developer) == SMOLLM2.render(demo, system)
-    as_user = Conversation((Message("user", "Be brief."), Message("user", "Hi")))
-    assert SMOLLM2.render(demo, developer) != SMOLLM2.render(demo, as_user)
-
-
-def test_kwargs_that_the_template_does_not_read_are_reported(demo_everything: Checkpoint) -> None:
-    kwargs = {"greeting": "Good day", "enable_thinking": True, "x": 1}
-    rendered = PLAIN.render(demo_everything, replace(said(), template_kwargs=kwargs))
-    assert rendered.ignored == ("chat_template_kwargs.enable_thinking", "chat_template_kwargs.x")
-    assert demo_everything.tokenizer.decode(rendered.tokens).startswith("Good day\n")
-
-
-@pytest.mark.parametrize(
-    "name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "range"]
-)
-def test_what_rendering_sets_itself_can_not_be_set(tmp_path: Path, name: str) -> None:
-    template = (
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools is none }}"
-        "{{ add_generation_prompt }}{{ range(2) | list }}{% if x %}{{ raise_exception('') }}"
-        "{% endif %}"
-    )
-    prompted = replace(checkpoint(tmp_path, byte_level(), template), tokens={"bos_token": "<s>"})
-    rendered = PLAIN.render(prompted, replace(said(), template_kwargs={name: [1]}))
-    assert rendered.tokens == PLAIN.render(prompted, said()).tokens
-    assert rendered.ignored == (f"chat_template_kwargs.{name}",)
-
-
-def test_tools_that_the_template_has_no_place_for_are_reported_if_the_prompt_may_not_have_them(
-    demo: Checkpoint, demo_everything: Checkpoint
-) -> None:
-    assert SMOLLM2.render(demo, offered()).ignored == ("tools",)
-    assert SMOLLM2.render(demo, offered()).tokens == SMOLLM2.render(demo, said()).tokens
-    assert PLAIN.render(demo_everything, offered()).ignored == ()
-
-
-def test_without_a_chat_template_there_is_no_chat(demo: Checkpoint) -> None:
-    with pytest.raises(BadRequest, match="chat_template") as caught:
-        SMOLLM2.render(replace(demo, template=None), said())
-    assert caught.value.param == "messages"
-
-
-@pytest.mark.parametrize("name", ["one_question", "several_turns", "spelled_control"])
-def test_golden_prompts(demo: Checkpoint, name: str) -> None:
-    path = GOLDEN / "smollm2" / f"{name}.json"
-    messages = tuple(Message(**message) for message in json.loads(path.read_text("utf-8")))
-    tokens = SMOLLM2.render(demo, Conversation(messages)).tokens
-    text = text_of(demo, tokens)
-    assert text == path.with_suffix(".txt").read_text("utf-8")
-    assert len(tokens) < len(text) / 2
-
-
-TEMPLATED = [family.name for family in FAMILIES if template_of(family.name).is_file()]
-
-
-def test_every_family_has_golden_prompts() -> None:
-    own_vocabulary = {"smollm2", "gpt_oss", "harmony_text"}
-    assert {family.name for family in FAMILIES} - own_vocabulary == set(TEMPLATED)
-    assert len(list(golden_prompts())) == len(TEMPLATED) * len(list(CONVERSATIONS.iterdir())) > 100
-
-
-@pytest.mark.parametrize("golden", list(golden_prompts()), ids=str)
-def test_golden_prompts_of_every_family(golden: GoldenPrompt) -> None:
-    assert golden.text() == golden.path.read_text("utf-8")
-
-
 def full_of(text: str) -> Conversation:
     """A client's text wherever a client can write."""
     call = ToolCall(text, text, json.dumps({text: [text, {text: text}]}))
@@ -589,75 +423,6 @@ def test_no_special_token_comes_from_text_in_any_familys_template(name: str) -> 
             assert found(text) == own
 
 
-MIXTURE = st.lists(
-    st.builds(
-        Message,
-        st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
-        st.sampled_from(["", "Hello", "<think>so</think>yes"]),
-        reasoning=st.none() | st.just("so"),
-        tool_call_id=st.sampled_from([None, "1", "2"]),
-        tool_calls=st.lists(
-            st.builds(
-                ToolCall,
-                st.sampled_from(["1", "2", "call_3"]),
-                st.just("f"),
-                st.sampled_from(['{"a": "b"}', "{}", "", "[1]", '{"a": ', "1"]),
-            ),
-            max_size=2,
-        ).map(tuple),
-    ).map(lambda m: m if m.role == "assistant" else replace(m, tool_calls=(), reasoning=None)),
-    max_size=6,
-)
-
-
-REPLAYED = "smollm2"
-"""Without a golden template, so it has the one that replay models have."""
-
-
-@pytest.mark.parametrize("name", [REPLAYED, *TEMPLATED])
-@settings(max_examples=25)
-@given(messages=MIXTURE)
-def test_no_mixture_of_messages_is_refused(name: str, messages: list[Message]) -> None:
-    asked = Conversation(tuple(messages), (Tool("f"),))
-    assert family_named(name).render(checkpoint_of(name), asked).tokens
-
-
-def test_the_prompt_of_a_replay_model_shows_everything() -> None:
-    assert not template_of(REPLAYED).is_file()
-    call = ToolCall("call_1", "f", '{"a": "b"}')
-    asked = Conversation(
-        (
-            Message("system", "Be brief."),
-            Message("user", "Hello"),
-            Message("assistant", "Let me look.", reasoning="Hm.", tool_calls=(call,)),
-            Message("tool", "Found.", tool_call_id="call_1"),
-        ),
-        (Tool("f"),),
-    )
-    prompted = checkpoint_of(REPLAYED)
-    rendered = family_named(REPLAYED).render(prompted, asked)
-    assert rendered.ignored == ()
-    assert text_of(prompted, rendered.tokens) == (
-        f"tool: {FUNCTION}\n"
-        "system: Be brief.\n"
-        "user: Hello\n"
-        'assistant: (Hm.) Let me look.\ncall call_1: f {"a": "b"}\n'
-        "tool f call_1: Found.\n"
-        "assistant: "
-    )
-
-
-def rendered_by(template: str, folder: Path, asked: Conversation) -> tuple[str, tuple[str, ...]]:
-    prompted = checkpoint(folder, byte_level(), template)
-    rendered = PLAIN.render(prompted, asked)
-    return text_of(prompted, rendered.tokens), rendered.ignored
-
-
-SAID = EACH + "{{ m.role }}: {{ m.content }};" + "{% endfor %}"
-OFFERED = offered(description="")
-FUNCTION = '{"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}'
-
-
 def test_tools_in_the_systems_message(tmp_path: Path) -> None:
     template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}"
@@ -667,78 +432,3 @@ def test_tools_in_the_systems_message(tmp_path: Path) -> None:
     led = replace(OFFERED, messages=(Message("system", "Hi"), *OFFERED.messages))
     assert rendered_by(template, tmp_path, led) == (f"system: Hi<[{FUNCTION}]>;user: Hello;", ())
     assert rendered_by(template, tmp_path, said()) == ("user: Hello;", ())
-
-
-def test_tools_by_another_name(tmp_path: Path) -> None:
-    template = "{% for t in xml_tools or [] %}{{ t | tojson }}{% endfor %}"
-    tool = f'{{"type": "function", "function": {FUNCTION}}}'
-    assert rendered_by(template, tmp_path, OFFERED) == (tool, ())
-    assert rendered_by(template, tmp_path, said()) == ("", ())
-
-
-def effort(name: str, **kwargs: Any) -> Conversation:
-    return replace(said(), template_kwargs={"reasoning_effort": name, **kwargs})
-
-
-def test_effort_by_the_templates_own_switch(tmp_path: Path) -> None:
-    template = "{{ enable_thinking }}"
-    assert rendered_by(template, tmp_path, effort("none")) == ("False", ())
-    assert rendered_by(template, tmp_path, effort("low")) == ("True", ())
-    assert rendered_by(template, tmp_path, said()) == ("", ())
-    asked = effort("none", enable_thinking="mine")
-    assert rendered_by(template, tmp_path, asked) == ("mine", ())
-
-
-def test_effort_that_the_template_reads_is_as_it_was_asked_for(tmp_path: Path) -> None:
-    template = "{{ reasoning_effort }} {{ thinking }}"
-    assert rendered_by(template, tmp_path, effort("xhigh")) == ("xhigh True", ())
-    assert rendered_by(template, tmp_path, effort("much")) == ("much ", ())
-
-
-def test_effort_that_the_template_refuses_is_the_nearest_that_it_takes(tmp_path: Path) -> None:
-    template = (
-        "{% set known = {'none': 1, 'high': 2} %}{% if reasoning_effort not in known %}"
-        "{{ raise_exception('No such effort.') }}{% endif %}{{ reasoning_effort }}"
-    )
-    for asked, used in {"none": "none", "low": "high", "max": "high"}.items():
-        assert rendered_by(template, tmp_path, effort(asked)) == (used, ())
-    with pytest.raises(BadRequest, match="No such effort"):
-        rendered_by(template, tmp_path, effort("much"))
-
-
-def test_effort_by_a_word_of_the_systems(tmp_path: Path) -> None:
-    template = "{% if '/no_think' in messages[0].content %}quiet {% endif %}" + SAID
-    expected = "quiet system: /no_think;user: Hello;"
-    assert rendered_by(template, tmp_path, effort("none")) == (expected, ())
-
-
-def test_effort_that_nothing_can_be_made_of_is_reported(tmp_path: Path) -> None:
-    ignored = ("chat_template_kwargs.reasoning_effort",)
-    assert rendered_by(SAID, tmp_path, effort("none")) == ("user: Hello;", ignored)
-
-
-def test_text_beside_calls_that_a_template_drops_is_reported(tmp_path: Path) -> None:
-    template = EACH + (
-        "{% if m.role == 'assistant' and loop.previtem.role == 'assistant' %}"
-        "{{ raise_exception('') }}{% endif %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
-        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    call = ToolCall("1", "f", "{}")
-    both = Message("assistant", "Let me look.", tool_calls=(call,))
-    asked = Conversation((Message("user", "Hello"), both))
-    text, ignored = rendered_by(template, tmp_path, asked)
-    assert "Let me look." not in text
-    assert ignored == ("messages[1].content",)
-
-
-def test_a_refusal_is_told_only_when_nothing_plainer_is_taken(tmp_path: Path) -> None:
-    refuses = (
-        "{% if m.content == 'x' or m.role != 'user' %}{{ raise_exception(m.role) }}{% endif %}"
-    )
-    template = EACH + refuses + "{{ m.content }}{% endfor %}"
-    asked = Conversation((Message("user", "a"), Message("tool", "b")))
-    text, _ = rendered_by(template, tmp_path, asked)
-    assert "a" in text
-    assert "b" in text
-    with pytest.raises(BadRequest, match="refuses these messages: user"):
-        rendered_by(template, tmp_path, said("x"))

@@ -5,19 +5,17 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import llguidance
 import pytest
 
 from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
-from mlx_server.schemas import child, compiler
 from mlx_server.schemas import compiled as module
 from mlx_server.schemas.compiled import PROCESSES, compiled
 from mlx_server.schemas.disjoint import Disjointness
-from mlx_server.schemas.messages import Compile, Compiled
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
 from tests.hostile.lowered import lower
+from tests.schemas.large import MANY
 
 SLOW: dict[str, Any] = {
     "type": "object",
@@ -70,46 +68,6 @@ def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.value.message == refused.value.message
     with pytest.raises(CompilerUnavailable, match="can't be started: Resource temporarily"):
         compiled({"type": "integer", "title": "b"})
-
-
-MANY = {f"a member of a large object, number {n}": {"type": "integer"} for n in range(400)}
-
-
-@pytest.mark.parametrize(
-    ("schema", "builds"),
-    [
-        ({"properties": MANY}, False),
-        (
-            {
-                "properties": MANY,
-                "required": ["a member of a large object, number 7"],
-                "format": "date",
-            },
-            False,
-        ),
-        ({"properties": {**MANY, "a": {"type": "string", "pattern": "^a{9}$"}}}, True),
-        ({"properties": {**MANY, "a": {"type": "string", "maxLength": 9}}}, True),
-        ({"properties": {"a": {"type": "integer"}}}, False),
-        ({"properties": {"a": {"type": "integer", "multipleOf": 3}}}, True),
-    ],
-)
-def test_a_lexer_without_expressions_is_built_by_the_engine_alone(
-    schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = []
-    init = llguidance.LLMatcher
-
-    class Counted:
-        validate_grammar = staticmethod(init.validate_grammar)
-
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            built.append(args[1])
-            return init(*args, **options)
-
-    monkeypatch.setattr(compiler, "LLMatcher", Counted)
-    object_schema = {"type": "object", "additionalProperties": False, **schema}
-    assert isinstance(child.reply_to(Compile(json.dumps(object_schema), 60)), Compiled)
-    assert bool(built) == builds
 
 
 def test_a_large_schema_that_nothing_can_match_is_refused() -> None:

@@ -1,9 +1,13 @@
 """The members of an object's schema."""
 
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 
+from mlx_server.requests import JsonFormat
+from mlx_server.schemas import members
 from mlx_server.schemas.members import (
     is_forbidden,
     lists_properties,
@@ -13,6 +17,7 @@ from mlx_server.schemas.members import (
     required_of,
 )
 from mlx_server.schemas.view import View
+from tests.grammars.matching import matcher_of, matches
 
 SHOP: dict[str, Any] = {
     "properties": {"a": {"type": "string"}},
@@ -67,3 +72,54 @@ def test_an_empty_list_of_properties_lists_none() -> None:
     assert lists_properties({"properties": {"a": {}}})
     assert not lists_properties({"properties": {}})
     assert not lists_properties({"additionalProperties": True})
+
+
+REFERRING: dict[str, Any] = {
+    "type": "object",
+    "allOf": [{"$ref": "#/$defs/base"}],
+    "properties": {
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "again": {"$ref": "#"},
+        "first": {"$ref": "#/properties/items/items", "description": "the first"},
+        "count": {"type": "integer"},
+    },
+    "required": ["items"],
+    "$defs": {
+        "base": {"properties": {"id": {"type": "string"}}, "required": ["id"]},
+        "item": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/item/$defs/deep"}],
+                 "$defs": {"deep": {"type": "array", "items": {"$ref": "#tree"}}}},
+        "tree": {"$anchor": "tree", "type": "object", "maxProperties": 0},
+    },
+}  # fmt: skip
+
+
+def test_members_are_found_through_references_and_all_of() -> None:
+    assert list(members.properties_of(REFERRING)) == ["items", "again", "first", "count", "id"]
+    assert members.required_of(REFERRING) == {"items", "id"}
+    assert members.properties_of(True) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("items", '["a", [{}, {}]]', '["a", [1]]'),
+        ("again", '{"id": "x", "items": ["a"]}', '{"id": "x", "items": [1]}'),
+        ("first", "[{}]", "{}"),
+        ("count", "1", '"1"'),
+        ("id", '"1"', "1"),
+    ],
+)
+def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
+    alone = members.member(REFERRING, key)
+    matcher = matcher_of(JsonFormat(alone))
+    assert matches(matcher, good)
+    assert not matches(matcher, bad)
+    validator = jsonschema.Draft202012Validator(alone)
+    assert validator.is_valid(json.loads(good))
+    assert not validator.is_valid(json.loads(bad))
+
+
+def test_a_member_carries_no_more_than_it_refers_to() -> None:
+    assert members.member(REFERRING, "count") == {"type": "integer"}
+    assert members.member(REFERRING, "nobody") == {}
+    assert members.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}

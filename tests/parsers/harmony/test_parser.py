@@ -16,75 +16,27 @@ from mlx_server.events import (
     TextDelta,
     ToolCallDelta,
     ToolCallFinished,
-    ToolCallStarted,
 )
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony.parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
+from tests.parsers.harmony.played import (
+    BROWSER,
+    CALL,
+    PIECES,
+    PYTHON,
+    TOOLS,
+    content_of,
+    heard,
+    ids,
+    parser,
+    played,
+)
 from tests.slowness import slowness
 
-TOOLS = (
-    Tool("get_time", None, {}),
-    Tool("note", None, {"properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}),
-)
-
-
-def ids(text: str) -> list[int]:
-    found: list[int] = encoding().encode(text, allowed_special="all")
-    return found
-
-
-def parser(tools: tuple[Tool, ...] = TOOLS) -> HarmonyParser:
-    return HarmonyParser(encoding(), ParseContext(tools=tools))
-
-
-def played(tokens: list[int], tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Event]:
-    reading = parser(tools)
-    events = [event for token in tokens for event in reading.feed(token, "")]
-    return events + reading.finish("", cut=cut)
-
-
-def heard(output: str, tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Any]:
-    """Text as it is, reasoning and calls marked, neighbours joined."""
-    return content_of(played(ids(output), tools, cut=cut))
-
-
-def content_of(events: list[Event]) -> list[Any]:
-    found: list[Any] = []
-    for event in events:
-        match event:
-            case TextDelta():
-                _joined(found, "text", event.separated)
-            case ReasoningDelta():
-                _joined(found, "reasoning", event.separated)
-            case ToolCallStarted(name=name):
-                found.append(["call", name, ""])
-            case ToolCallDelta(arguments=piece):
-                found[-1][2] += piece
-            case ToolCallFinished():
-                found[-1][2] = json.loads(found[-1][2])
-    return found
-
-
-def _joined(found: list[Any], kind: str, text: str) -> None:
-    if found and found[-1][0] == kind:
-        found[-1][1] += text
-    else:
-        found.append([kind, text])
-
-
 # Built-in tools
-
-PYTHON, BROWSER = Tool("python"), Tool("browser")
-
-
-def test_pythons_code_is_its_argument_as_it_stands() -> None:
-    output = '<|channel|>analysis to=python code<|message|>print("1\n")\n{}'
-    assert heard(output, (PYTHON,)) == [["call", "python", {"code": 'print("1\n")\n{}'}]]
-    begun = [["call", "python", r'{"code": "print(\"1\n\")\n{}']]
-    assert heard(output, (PYTHON,), cut=True) == begun
 
 
 def test_the_browser_is_three_tools() -> None:
@@ -115,34 +67,6 @@ def test_a_function_of_a_built_in_tools_name_is_a_function() -> None:
 
 
 # Calls
-
-CALL = "<|channel|>commentary to=functions.note <|constrain|>json<|message|>"
-
-
-def test_arguments_stream_as_they_come() -> None:
-    reading = parser()
-    events = [reading.feed(token, "") for token in ids(CALL + '{"text": "one two three')]
-    pieces = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
-    assert len(pieces) > 3
-    assert "".join(pieces) == '{"text": "one two three'
-    assert reading.section == "call"
-
-
-@pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>", "<|call|><|start|>assistant"])
-def test_a_call_is_finished_by_the_end_of_its_message(end: str) -> None:
-    found = [["call", "note", {"text": "x"}]]
-    assert heard(CALL + '{"text": "x"}' + end) == found
-    assert heard(CALL + '{"text": "x"}' + end, cut=True) == found
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["[1]", '"x"', "null", '{"text": "x"} {"text": "y"}', '{"text": "x"', '{"text": x', "{"],
-)
-def test_arguments_that_are_none_are_text(arguments: str) -> None:
-    *begun, last = heard(CALL + arguments + "<|call|>")
-    assert last == ["text", arguments]
-    assert all(isinstance(call[2], str) for call in begun), "no call is finished"
 
 
 def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
@@ -214,64 +138,6 @@ def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
     assert heard(words) == [["text", words]]
 
 
-# Phases
-
-
-@pytest.mark.parametrize(
-    ("header", "phase"),
-    [
-        ("<|channel|>commentary<|message|>", "commentary"),
-        ("<|channel|>final<|message|>", "final_answer"),
-        ("<|channel|>final <|constrain|>json<|message|>", "final_answer"),
-        ("<|channel|>elsewhere<|message|>", "final_answer"),
-        ("<|message|>", "final_answer"),
-        ("<|channel|>commentary to=functions.unknown<|message|>", "final_answer"),
-        ("<|channel|>commentary one, two, three, four<|message|>", "commentary"),
-        ("", "final_answer"),
-    ],
-)
-def test_phases(header: str, phase: str) -> None:
-    found = [e for e in played(ids(header + "Hello")) if isinstance(e, TextDelta)]
-    assert "".join(e.text for e in found).endswith("Hello")
-    assert {e.phase for e in found} == {phase}
-
-
-# Messages as OpenAI's parser has them
-
-
-@pytest.mark.parametrize(
-    ("output", "messages"),
-    [
-        ("", []),
-        ("<|channel|>final<|message|>a", [(None, "final", None, "a")]),
-        ("<|channel|>final<|message|>", [(None, "final", None, "")]),
-        ("<|channel|>final a b c d<|message|>e", [(None, "final", None, "a b c de")]),
-        ("<|channel|>final a b", [(None, "final", None, "a b")]),
-        (CALL + "{}<|call|>", [("functions.note", "commentary", "<|constrain|>json", "{}")]),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=python"
-            "<|channel|>analysis code<|message|>1<|call|>",
-            [(None, "analysis", None, "a"), ("python", "analysis", "code", "1")],
-        ),
-    ],
-)
-def test_messages(output: str, messages: list[Any]) -> None:
-    reading = parser()
-    for token in ids(output):
-        reading.feed(token, "")
-    if not output.endswith(" b"):  # a header that is still open is none
-        assert messages_of(reading) == messages, "messages that have not ended are reported"
-    reading.finish("", cut=False)
-    assert messages_of(reading) == messages
-
-
-def messages_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
-    return [
-        (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
-        for m in reading.messages()
-    ]
-
-
 # Where it is
 
 
@@ -310,53 +176,8 @@ def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
     assert not reading.awaits_answer
 
 
-# Characters in several tokens, and none at all
-
-
-@given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
-def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
-    whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
-    end = ids("<|return|>") if ended else []
-    events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
-    assert "".join(text for _, text in content_of(events)) == whole.decode("utf-8", "replace")
-
-
-@given(st.text(max_size=40))
-def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
-    plain: list[int] = encoding().encode(text, disallowed_special=())
-    events = played([*ids("<|channel|>final<|message|>"), *plain])
-    assert "".join(text for _, text in content_of(events)) == text
-    assert all("\ufffd" not in e.text for e in events if isinstance(e, TextDelta)) or (
-        "\ufffd" in text
-    )
-
-
 # Anything at all
 
-PIECES = st.sampled_from(
-    [
-        "assistant",
-        "user",
-        "analysis",
-        "commentary",
-        "final",
-        " to=functions.note",
-        " to=functions.other",
-        " to=python",
-        "to=",
-        " json",
-        " ",
-        "\n",
-        '{"text": "',
-        '"}',
-        "{",
-        "}",
-        "Hello 🗼",
-        CALL,
-        "<|channel|>final<|message|>",
-        "<|end|><|start|>assistant",
-    ]
-)
 CONTROL = st.integers(TOKENS, TOKENS + len(SPECIAL)).map(lambda id: [id])
 ANY = st.integers(0, 201_500).map(lambda id: [id])
 TOKENS_OF_ANY_KIND = st.lists(PIECES.map(ids) | CONTROL | ANY, max_size=25).map(
@@ -382,14 +203,6 @@ def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[To
     for call in {e.call for e in events if isinstance(e, ToolCallFinished)}:
         pieces = [e.arguments for e in events if isinstance(e, ToolCallDelta) and e.call == call]
         assert isinstance(json.loads("".join(pieces)), dict)
-
-
-@settings(max_examples=80)
-@given(st.lists(PIECES.filter(lambda piece: "<|" not in piece), max_size=6))
-def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
-    text = "".join(words)
-    found = "".join(t for _, t in heard(f"<|channel|>final one, two, three, {text}<|message|>four"))
-    assert found == f"one, two, three, {text}four"
 
 
 # Answers that continue a message

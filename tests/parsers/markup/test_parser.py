@@ -1,8 +1,5 @@
 """Delimiters of reasoning and calls, in a layout of this file's own: what they mean, and where."""
 
-import json
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,112 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.events import (
-    Event,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
-from mlx_server.messages import Tool
-from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup.parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.call_format import CallFormat
-from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_calls import call_object, repaired
-from mlx_server.tool_parsers.source import Source, Steps
+from tests.parsers.markup.played import (
+    BARE,
+    CLOSE,
+    CONTROL,
+    LAYOUT,
+    NOW,
+    OPEN,
+    TOOLS,
+    call,
+    continued,
+    folded,
+    heard,
+    noise,
+    reading,
+    units,
+)
 
 pytestmark = pytest.mark.tables
-
-OPEN, CLOSE = "<call>", "</call>"
-DELIMITERS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
-CONTROL = dict(enumerate([*DELIMITERS, "<|end|>"], start=300))
-TOOLS = (
-    Tool("now"),
-    Tool("write", parameters={"properties": {"text": {"type": "string"}}}),
-)
-
-
-def _calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    while True:
-        yield from source.space()
-        if (yield from source.expect("{", CLOSE)) == CLOSE:
-            return
-        yield from call_object(source, calls, (CLOSE,))
-
-
-def _bare(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    yield from call_object(source, calls)
-    if not (yield from source.at_end()):
-        raise Malformed("more than a call")
-
-
-MARKED = CallFormat(_calls, opens=(OPEN,), closes=(CLOSE,), repair=repaired)
-LAYOUT = MarkupLayout(call_formats=(MARKED,), dropped=("<gone>",))
-BARE = MarkupLayout(call_formats=(CallFormat(_bare, begins=("{",)),))
-
-NOW = '{"name": "now", "arguments": {}}'
-
-
-def call(text: str) -> str:
-    return json.dumps({"name": "write", "arguments": {"text": text}})
-
-
-def units(output: str, size: int, control: dict[int, str]) -> list[tuple[int, str]]:
-    found, at = [], 0
-    while at < len(output):
-        token = next(
-            (id for id, delimiter in control.items() if output.startswith(delimiter, at)), -1
-        )
-        if token >= 0:
-            found.append((token, ""))
-            at += len(control[token])
-            continue
-        ends = [end for delimiter in control.values() if (end := output.find(delimiter, at)) >= 0]
-        end = min([at + size, len(output), *ends])
-        found.append((-1, output[at:end]))
-        at = end
-    return found
-
-
-def heard(parser: MarkupParser, said: Sequence[tuple[int, str]], *, cut: bool) -> list[Event]:
-    events = [event for token, text in said for event in parser.feed(token, text)]
-    return events + parser.finish("", cut=cut)
-
-
-def reading(
-    output: str,
-    size: int = 1000,
-    *,
-    layout: MarkupLayout = LAYOUT,
-    cut: bool = False,
-    control: dict[int, str] | None = None,
-    ends_with: str = "",
-    tools: tuple[Tool, ...] = TOOLS,
-) -> dict[str, Any]:
-    tokens = {} if control is None else control
-    parser = MarkupParser(layout, ParseContext(tools=tools, ends_with=ends_with, control=tokens))
-    return folded(heard(parser, units(output, size, tokens), cut=cut))
-
-
-def folded(events: Sequence[Event]) -> dict[str, Any]:
-    finished = {e.call for e in events if isinstance(e, ToolCallFinished)}
-    arguments = {
-        e.call: "".join(
-            d.arguments for d in events if isinstance(d, ToolCallDelta) and d.call == e.call
-        )
-        for e in events
-        if isinstance(e, ToolCallStarted)
-    }
-    found = {
-        "reasoning": "".join(e.separated for e in events if isinstance(e, ReasoningDelta)),
-        "text": "".join(e.separated for e in events if isinstance(e, TextDelta)),
-        "calls": [json.loads(arguments[number]) for number in sorted(finished)],
-        "unfinished": len(arguments) - len(finished),
-    }
-    return {key: value for key, value in found.items() if value}
 
 
 CASES = {
@@ -242,13 +153,6 @@ def test_what_it_means(output: str, wanted: dict[str, Any], control: dict[int, s
         assert reading(output, size, control=control) == wanted, size
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_a_closing_delimiter_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:
-    about = f"A call ends with {CLOSE} and so on."
-    assert reading(about, size) == {"text": about}
-    assert reading(about, size, control=CONTROL) == {"text": "A call ends with and so on."}
-
-
 @pytest.mark.parametrize(
     ("output", "wanted"),
     [
@@ -273,13 +177,6 @@ def test_what_the_prompt_began() -> None:
         assert found == {"reasoning": "Hm.", "text": "Hi."}
 
 
-def test_a_call_may_end_reasoning() -> None:
-    layout = replace(LAYOUT, calls_end_reasoning=True)
-    for size in range(1, 12):
-        found = reading(f"<think>a {OPEN}{NOW}{CLOSE}b</think>c", size, layout=layout)
-        assert found == {"reasoning": "a", "calls": [{}], "text": "bc"}
-
-
 def test_space_may_be_the_texts_own() -> None:
     output = f"<think>\na\n</think>\nb\n{OPEN}{NOW}{CLOSE}\nc"
     for size in range(1, 12):
@@ -287,16 +184,6 @@ def test_space_may_be_the_texts_own() -> None:
         assert found == {"reasoning": "\na\n", "text": "\nb\n\nc", "calls": [{}]}
         found = reading(output, size, layout=replace(LAYOUT, trims_text=False))
         assert found == {"reasoning": "a", "text": "\nb\n\nc", "calls": [{}]}
-
-
-def test_a_call_without_delimiters_stands_anywhere_if_its_tool_is_known() -> None:
-    for size in range(1, 12):
-        assert reading(NOW, size, layout=BARE) == {"calls": [{}]}
-        assert reading(f"<think>a</think>\n{NOW}", size, layout=BARE)["calls"] == [{}]
-        assert reading(f"Like {NOW}", size, layout=BARE) == {"text": "Like", "calls": [{}]}
-        unknown = NOW.replace("now", "then")
-        assert reading(f"Like {unknown}", size, layout=BARE) == {"text": f"Like {unknown}"}
-        assert reading('{"a": 1}', size, layout=BARE) == {"text": '{"a": 1}'}
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -309,12 +196,6 @@ def test_text_that_a_grammar_holds_has_no_delimiters(size: int) -> None:
     parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, formatted=True))
     called = folded(heard(parser, units(f"{OPEN}{NOW}{CLOSE}", size, {}), cut=False))
     assert called["calls"], "instead of the text"
-
-
-def test_delimiters_of_the_vocabulary_are_no_text_and_text_is_no_delimiter() -> None:
-    output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
-    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
-    assert folded(heard(parser, [(-1, c) for c in output], cut=False)) == {"text": output}
 
 
 def test_places() -> None:
@@ -337,37 +218,6 @@ def test_places() -> None:
     assert places == [text, reasoning, reasoning, text, text, inside, inside, text, text]
 
 
-def test_text_and_arguments_come_as_they_are_written() -> None:
-    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS))
-    events = [list(parser.feed(-1, c)) for c in f"ab{OPEN}{call('xy')}{CLOSE}"]
-    assert events[:2] == [[TextDelta(0, "a")], [TextDelta(0, "b")]]
-    deltas = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
-    assert deltas == ['{"text": "', "x", "y", '"', "}"]
-
-
-PIECES = (
-    *(
-        *DELIMITERS,
-        NOW,
-        call("x"),
-        "{",
-        "}",
-        '"',
-        ",",
-        "a",
-        " ",
-        "\n",
-        "<",
-        "</",
-        "<thi",
-        "nk>",
-        "'",
-    ),
-    *('{"name": "now"', '"arguments": ', '{"name": "write", "arguments": {"text": "'),
-)
-noise = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
-
-
 @given(noise, st.integers(1, 7), st.booleans(), st.sampled_from([{}, CONTROL]))
 def test_noise_reads_the_same_however_it_is_cut(
     output: str, size: int, cut: bool, control: dict[int, str]
@@ -375,35 +225,6 @@ def test_noise_reads_the_same_however_it_is_cut(
     for layout in (LAYOUT, replace(LAYOUT, calls_end_reasoning=True), BARE):
         wanted = reading(output, 1, layout=layout, cut=cut, control=control)
         assert reading(output, size, layout=layout, cut=cut, control=control) == wanted
-
-
-@given(noise, st.integers(1, 7))
-def test_only_delimiters_are_lost(output: str, size: int) -> None:
-    """Where there are no calls; and white space next to them."""
-    found = reading(output, size, layout=MarkupLayout(), tools=())
-    said = found.get("reasoning", "") + found.get("text", "")
-    assert without_tags(said) == without_tags(output)
-
-
-def without_tags(text: str) -> str:
-    """The characters of a text in any order: reasoning may stand after text."""
-    return "".join(sorted(re.sub(r"</?think>|\s", "", text)))
-
-
-WORDS = st.lists(
-    st.sampled_from(["The", "a", "tag", "<think>", "</think>", "<thinking>", "`<think>`", "ends,"]),
-    max_size=8,
-).map(" ".join)
-
-
-@given(WORDS, st.integers(1, 7), st.sampled_from([{}, CONTROL]))
-def test_a_text_may_be_about_tags(words: str, size: int, control: dict[int, str]) -> None:
-    text = f"Look: {words}"
-    found = reading(text, size, layout=MarkupLayout(), control=control)
-    assert "reasoning" not in found
-    if "</think>" not in text.partition("<think>")[0]:
-        assert found["text"].split()[:2] == text.split()[:2]
-        assert found["text"].count("<think>") == text.count("<think>")
 
 
 @given(st.sampled_from(["", "\n", "a", "a ", f"{OPEN}{NOW}{CLOSE}", f"a{OPEN}{NOW}{CLOSE}\n"]))
@@ -417,21 +238,6 @@ def test_where_reasoning_may_open(before: str) -> None:
 # Answers that continue a message
 
 
-def continued(
-    output: str,
-    ends_with: str = "",
-    *,
-    layout: MarkupLayout = LAYOUT,
-    formatted: bool = False,
-) -> list[dict[str, Any]]:
-    """What is read, however the output is cut."""
-    context = ParseContext(tools=TOOLS, ends_with=ends_with, continues=True, formatted=formatted)
-    said = (units(output, size, {}) for size in (1, 3, 1000))
-    found = [folded(heard(MarkupParser(layout, context), each, cut=False)) for each in said]
-    assert found[1:] == found[:-1]
-    return found[:1]
-
-
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
@@ -443,11 +249,6 @@ def continued(
 )
 def test_a_text_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     assert continued(output) == [expected]
-
-
-def test_what_would_be_a_call_at_the_beginning_is_text_within_one() -> None:
-    assert continued(NOW, layout=BARE) == [{"text": NOW}]
-    assert reading(NOW, layout=BARE) == {"calls": [{}]}
 
 
 @pytest.mark.parametrize("output", ['<think>"}', f'{OPEN}"}}', ' </think> "}', "}"])
@@ -465,24 +266,3 @@ def test_formatted_text_goes_on_without_delimiters(output: str) -> None:
 )
 def test_reasoning_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     assert continued(output, "<think>") == [expected]
-
-
-STOP = "<|stop|>"
-STOPS = replace(LAYOUT, stops=(STOP,))
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 100])
-def test_a_stop_token_that_is_spelled_out_is_no_text_at_the_end(size: int) -> None:
-    for output in (f"Done.{STOP}", f"<think>Hm.</think>Done.{STOP}\n"):
-        assert reading(output, size, layout=STOPS)["text"].strip() == "Done."
-    assert reading(f"{OPEN}{NOW}{CLOSE}{STOP}", size, layout=STOPS) == {"calls": [{}]}
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 100])
-def test_a_stop_token_is_text_within_a_text_and_where_the_vocabulary_has_it(size: int) -> None:
-    about = f"It ends with {STOP} as a rule."
-    assert reading(about, size, layout=STOPS) == {"text": about}
-    ending = f"It ends with {STOP}"
-    parser = MarkupParser(STOPS, ParseContext(control={9: STOP}))
-    said = units(ending, size, {})
-    assert folded(heard(parser, said, cut=False)) == {"text": ending}
