@@ -49,8 +49,7 @@ class Policy:
         self.lowered = 0
         """The bytes by which `lower` has reduced the budget."""
         self.cache = 0
-        """The bytes of the prompt cache and of idle adapters, as if the returned `ShrinkCache`
-        actions were already carried out."""
+        """The bytes of the prompt cache and idle adapters, after the actions returned so far."""
         self._models = ResidentModels(models)
         self._waiting: list[Reservation] = []
         self._granted = Granted()
@@ -76,8 +75,7 @@ class Policy:
 
         It covers the KV caches of `rows` rows, the longest of which takes `kv_bytes` soon and
         `most_kv_bytes` at its end, and `extra_bytes` for an adapter.
-        padding_bytes: the most bytes of padding for the model's rows; None: each is padded to the
-        longest.
+        padding_bytes: the most that the model's rows are padded by; None: each to the longest.
         """
         assert ticket not in self._granted
         assert ticket not in self.waiting
@@ -116,9 +114,7 @@ class Policy:
 
     def cancel(self, ticket: Ticket, now: float) -> Actions:
         """Removes a waiting ticket. A load that was begun for it continues."""
-        self._waiting = [
-            reservation for reservation in self._waiting if reservation.ticket != ticket
-        ]
+        self._waiting = [each for each in self._waiting if each.ticket != ticket]
         return self._settle(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
@@ -149,15 +145,13 @@ class Policy:
         return self._settle(now)
 
     def keep(self, model: str, seconds: float, now: float) -> Actions:
-        """Sets the seconds that a model in memory stays there without a request, until it is
-        unloaded. They replace the `ttl` of models.yaml."""
+        """Sets the seconds that the model stays in memory without a request, in place of `ttl`."""
         if self._models[model].is_present:
             self._models[model].requested_ttl = seconds
         return self._settle(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
-        """Sets the bytes of the prompt cache and of idle adapters. They give way to any request, so
-        no request can be served because they shrank."""
+        """Sets the bytes of the prompt cache and idle adapters, for which no request ever waits."""
         self.cache = nbytes
         self._shrink_cache(0)
         return self._taken()
@@ -232,15 +226,14 @@ class Policy:
 
     @property
     def in_use(self) -> int:
-        """The bytes of models and of rows that the engine has. Granted rows that have not begun are
-        left out: the prompt cache gives way to them only when they begin, since it may have the
-        beginning of their prompts."""
+        """The bytes of models and of rows that the engine has. The cache gives way to granted rows
+        only when they begin, since it may have the beginning of their prompts."""
         return self._models.nbytes + self._granted.in_use
 
     @property
     def _free(self) -> int:
-        """The free bytes, with those of the prompt cache and idle adapters. They are negative when
-        reservations have grown or a model is larger than estimated."""
+        """The free bytes, with those of the cache; negative if reservations have grown or a model is
+        larger than estimated."""
         return self.budget - self._models.nbytes - self._granted.reserved.nbytes
 
     @property
@@ -258,8 +251,7 @@ class Policy:
         return self._taken()
 
     def _preempt(self) -> None:
-        """Preempts the rows last in turn until the others have room to grow. The first are never
-        preempted, since memory is kept for them."""
+        """Preempts the rows last in turn until the others have room to grow; never the first."""
         while self._free < 0 and self._granted.reserved.can_be_less:
             self._actions.append(PreemptAction(self._granted.preempt_last()))
 
@@ -316,8 +308,7 @@ class Policy:
         return more <= self._free and max(more, with_queue) <= self._free_soon - queue.promised
 
     def _wait_in(self, queue: WaitQueue, reservation: Reservation) -> None:
-        """Queues the reservation. Loads its model, or evicts others, as soon as no lease has to end
-        first."""
+        """Queues it. Loads its model, or evicts others, as soon as no lease has to end first."""
         model = self._models[reservation.model]
         room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
         queue.stuck = queue.stuck or not self._make_room(room, keep)
@@ -328,8 +319,7 @@ class Policy:
         queue.add(reservation)
 
     def _make_room(self, room: int, keep: set[str]) -> bool:
-        """Evicts idle models until `room` bytes are free. Returns False, and evicts nothing, if
-        that would not be enough."""
+        """Evicts idle models to free `room` bytes; none, and returns False, if that can't do."""
         missing = room - self._free_soon
         idle = self._models.evictable(keep)
         if missing > sum(model.nbytes for model in idle):
@@ -390,8 +380,7 @@ class Policy:
         return bool(late)
 
     def _late_at(self, reservation: Reservation) -> float | None:
-        """The time at which the waiting request is refused; None while its model is loading, which
-        may take any time."""
+        """The time at which the request is refused; None while its model loads, however long."""
         loading = self._models[reservation.model].state == "loading"
         return None if loading else reservation.requested_at + self.wait_seconds
 

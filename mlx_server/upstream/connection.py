@@ -94,8 +94,7 @@ class UpstreamConnection:
         """The error of the last request; None if it was answered."""
         self.learnt = LearntFacts()
         self.capabilities = spec.capabilities
-        """The upstream's capabilities: those that models.yaml sets, its `/models` states, or its
-        answers have shown."""
+        """The capabilities that models.yaml sets, `/models` states or answers have shown."""
         self._learning: asyncio.Task[None] | None = None
         self._attempts_to_learn = MODEL_LIST_ATTEMPTS
         self._seen: Mapping[str, str] = {}
@@ -157,8 +156,7 @@ class UpstreamConnection:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
 
     async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
-        """Sends the request, and again after failures, until an answer begins. Raises ServerError
-        if none does."""
+        """Sends the request until an answer begins. Raises ServerError if none does."""
         for attempt in range(self.spec.policy.retries + 1):
             if left := self.breaker.seconds_left():
                 raise UpstreamBusy(
@@ -395,8 +393,7 @@ def _may_be_json(begin: bytearray) -> bool:
 
 
 def _pause_before(attempt: int, failure: Retriable) -> float | None:
-    """The seconds to wait before the next attempt; None if the upstream asks for more than the
-    limit."""
+    """The seconds before the next attempt; None if the upstream asks for more than the limit."""
     backoff = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
     jittered = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - it keeps no secret
     asked = failure.pause or 0.0

@@ -124,8 +124,7 @@ class AnswerReader:
 
     @property
     def needs_no_more(self) -> bool:
-        """Whether the answer is complete by a stop string, or by a call if only one is allowed, so
-        that the rest of the response is ignored."""
+        """Whether the answer is complete, by a stop string or by the one call that is allowed."""
         return self._stops.matched or (self._calls > 0 and not self._options.parallel)
 
     @property
@@ -174,8 +173,7 @@ class AnswerReader:
             self._collected.add(call)
 
     def close_thoughts(self, tags: ThoughtTags) -> Iterator[Event]:
-        """Prepares for the second request, whose prompt has this response and closes its
-        thoughts."""
+        """Prepares for a second request, whose prompt has this response with closed thoughts."""
         yield from self._end_thoughts(cut=True)
         if tags.is_open(self.content):
             yield from self._forward("content", self._content.feed(NO_TOKEN, tags.closing))
