@@ -232,7 +232,7 @@ class Policy:
 
     @property
     def _free(self) -> int:
-        """The free bytes, with those of the cache; negative if reservations have grown or a model is
+        """The free bytes, with the cache's; negative if reservations have grown or a model is
         larger than estimated."""
         return self.budget - self._models.nbytes - self._granted.reserved.nbytes
 
