@@ -169,4 +169,4 @@ def _value(value: Any) -> tuple[str, Any]:
     kind = _kind(type_of(value))
     if kind in ("array", "object"):
         return kind, None
-    return kind, float(value) if kind == "number" else value
+    return kind, value
