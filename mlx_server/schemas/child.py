@@ -6,6 +6,7 @@ this process have stacks as large as those that compile in the engine, so that b
 
 import gc
 import json
+import math
 import socket
 import sys
 import threading
@@ -37,7 +38,7 @@ from mlx_server.schemas.messages import (
     Request,
     SchemaRefused,
 )
-from mlx_server.schemas.patterns import as_rust
+from mlx_server.schemas.patterns import as_rust, written_out
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import Part, View, pointer, refused
 
@@ -46,6 +47,10 @@ EXPRESSIONS = frozenset(
 )
 """Keywords that make regular expressions of any size. Without them a lexer reads names, constants
 and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
+
+SMALL_EXPRESSIONS = 4096
+"""The characters of all regular expressions, written out, up to which the engine can build the
+lexer too."""
 
 LONG_TEXT = 500
 """The number of characters that a text may or must have from which on its pattern is tried together
@@ -93,11 +98,22 @@ def _compiled(view: View) -> Compiled:
         for part in view.reached()
         if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
     ]
-    if why := fault(f"start: {grammar}", reads_only=not expressions):
+    is_small = sum(_written_out(part.schema) for part in expressions) <= SMALL_EXPRESSIONS
+    if why := fault(f"start: {grammar}", reads_only=is_small):
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     _try_long_texts(expressions)
     return Compiled(grammar, [*found])
+
+
+def _written_out(schema: Any) -> float:
+    """The characters of the schema's regular expressions, with their repetitions written out."""
+    if "multipleOf" in schema:
+        return math.inf
+    patterns = [schema["pattern"]] if "pattern" in schema else []
+    sizes = [written_out(each) for each in (*patterns, *schema.get("patternProperties", ()))]
+    length = max(schema.get(key, 1) for key in _LENGTHS)
+    return sum(math.inf if isinstance(size, str) else size * length for size in sizes) or length
 
 
 def _try_long_texts(parts: Iterable[Part]) -> None:

@@ -110,6 +110,14 @@ def excessive_part(pattern: str) -> str | None:
     """Returns a verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
     if len(pattern) > limits.PATTERN_CHARACTERS.value:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
+    found = written_out(pattern)
+    return found if isinstance(found, str) else None
+
+
+@lru_cache(256)
+def written_out(pattern: str) -> int | str:
+    """Returns the number of the pattern's characters with its repetitions written out, or a verb
+    phrase that says which limit it exceeds."""
     sizes, last = [0], 0
     for piece in PIECE.finditer(pattern):
         if piece["open"]:
@@ -133,7 +141,7 @@ def excessive_part(pattern: str) -> str | None:
                 f"is more than {limits.PATTERN_STATES.value} characters with its repetitions "
                 "written out"
             )
-    return None
+    return sum(sizes)
 
 
 def _times(piece: re.Match[str]) -> int:

@@ -23,13 +23,20 @@ from tests.schemas.large import MANY
             },
             False,
         ),
-        ({"properties": {**MANY, "a": {"type": "string", "pattern": "^a{9}$"}}}, True),
-        ({"properties": {**MANY, "a": {"type": "string", "maxLength": 9}}}, True),
+        ({"properties": {**MANY, "a": {"type": "string", "pattern": "^a{9}$"}}}, False),
+        ({"properties": {"a": {"type": "string", "pattern": "^(a{90}b){50}$"}}}, True),
+        ({"patternProperties": {"^(a{90}b){50}$": {"type": "string"}}}, True),
+        ({"properties": {**MANY, "a": {"type": "string", "maxLength": 9}}}, False),
+        ({"properties": {"a": {"type": "string", "maxLength": 5000}}}, True),
+        (
+            {"properties": {"a": {"pattern": "^[ab]{100}$", "type": "string", "minLength": 90}}},
+            True,
+        ),
         ({"properties": {"a": {"type": "integer"}}}, False),
         ({"properties": {"a": {"type": "integer", "multipleOf": 3}}}, True),
     ],
 )
-def test_a_lexer_without_expressions_is_built_by_the_engine_alone(
+def test_a_lexer_of_small_expressions_is_built_by_the_engine_alone(
     schema: Any, builds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
