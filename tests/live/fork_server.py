@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 PRELOADED = ("mlx_server.cli", "mlx_server.cli.startup", "mlx_server.app", "uvloop", "tokenizers")
-OWN_VARIABLES = ("MLX_SERVER_", "PYTEST_CURRENT_TEST")
-"""Prefixes of variables that are read, if at all, after all modules are imported."""
+UNREAD = ("MLX_SERVER_", "PYTEST_CURRENT_TEST", "TRANSFORMERS_")
+"""Prefixes of variables that no import reads, or that mlx-lm's own import sets."""
 
 
 class ForkedProcess:
@@ -52,10 +52,11 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def can_fork(environment: Mapping[str, str]) -> bool:
-    """Not where a test has changed what modules read while they are imported; nor on a Mac, whose
-    own libraries don't survive a fork without an exec."""
-    return sys.platform == "linux" and _read_by_imports(environment) == _template()[1]
+def can_fork(interpreter: str, environment: Mapping[str, str]) -> bool:
+    """Not where a test has changed the interpreter or what modules read while they are imported;
+    nor on a Mac, whose own libraries don't survive a fork without an exec."""
+    is_same = interpreter == sys.executable and _read_by_imports(environment) == _template()[1]
+    return is_same and sys.platform == "linux"
 
 
 def fork(
@@ -82,7 +83,7 @@ def _template() -> tuple[ForkServerContext, Mapping[str, str]]:
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
-    return {k: v for k, v in environment.items() if not k.startswith(OWN_VARIABLES)}
+    return {k: v for k, v in environment.items() if not k.startswith(UNREAD)}
 
 
 class _Descriptor:

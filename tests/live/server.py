@@ -125,7 +125,7 @@ def launch(folder: Path, config: Config | None, *flags: str) -> tuple[ServerProc
     if cache := os.environ.get("MLX_SERVER_CACHE"):
         environment["MLX_SERVER_CACHE"] = cache
     with log_file.open("wb") as log:
-        if can_fork(environment):
+        if can_fork(sys.executable, environment):
             return fork(arguments, environment, folder, log.fileno()), log_file
         command = [sys.executable, "-m", "mlx_server", *arguments]
         process = subprocess.Popen(

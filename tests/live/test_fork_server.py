@@ -49,6 +49,9 @@ def test_a_signal_is_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_what_imports_read_needs_a_new_interpreter() -> None:
-    assert can_fork({**os.environ, "MLX_SERVER_DATA": "elsewhere"})
-    assert not can_fork({**os.environ, "PYTHONPATH": "elsewhere"})
-    assert not can_fork({**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"})
+    import mlx_lm  # noqa: F401  which sets a variable
+
+    assert can_fork(sys.executable, {**os.environ, "MLX_SERVER_DATA": "elsewhere"})
+    assert not can_fork(sys.executable, {**os.environ, "PYTHONPATH": "elsewhere"})
+    assert not can_fork(sys.executable, {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"})
+    assert not can_fork("limited", os.environ)
