@@ -64,6 +64,19 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
             raise Malformed("a quote in a string was not escaped")
 
 
+def _lacks_its_brace(source: Source, closes: tuple[str, ...]) -> Steps[bool]:
+    """Whether the array or the block around a call ends before the call's last brace."""
+    ahead = source.lookahead()
+    yield from ahead.space()
+    found = yield from ahead.accept("]", *closes)
+    if found != "]" or found in closes:
+        return bool(found)
+    yield from ahead.space()
+    if (yield from ahead.accept(*closes)):
+        return True
+    return not _closes_string((yield from ahead.text_up_to(*closes)))
+
+
 def _closes_string(rest: str) -> bool:
     """Whether a text ends a string that began before it, and an object or array around the string:
     then an unescaped quote has ended the string too early."""
@@ -107,8 +120,8 @@ def _call_object(
             id = found if key == "id" and isinstance(found, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")
-        if call and closes is not None and (yield from source.after_space("]", *closes)):
-            call.repaired()  # its last brace is missing
+        if call and closes is not None and (yield from _lacks_its_brace(source, closes)):
+            call.repaired()
             break
         yield from source.space()
         if (yield from source.expect(",", "}")) == "}":

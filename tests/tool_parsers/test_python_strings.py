@@ -48,6 +48,12 @@ def test_what_can_end_in_one_place_only_is_a_call(family: str, text: str) -> Non
     assert call.arguments["command"] == text
 
 
+@pytest.mark.parametrize("text", ['"}]', '"} ]', '"}], "a'])
+def test_a_bracket_in_a_string_that_was_not_escaped_ends_no_call(text: str) -> None:
+    """Though it looks like the end of an array whose last call lacks a brace."""
+    assert not read("qwen3", WRITERS["qwen3"]("'", text)).calls
+
+
 @pytest.mark.parametrize("text", ["echo 'a", "echo 'a' 'b", "don' run"])
 def test_a_string_whose_end_is_in_doubt_is_no_call(text: str) -> None:
     for family in ("lfm2", "olmo3"):
