@@ -45,7 +45,10 @@ def read_calls(text: str, tools: Collection[str], *, repairs: bool) -> list[Foun
     tools: names that may stand as the only key, in front of the arguments.
     """
     value, has_mistakes = _read(text, repairs=repairs)
-    calls = list(_calls(value, tools, repairs=repairs))
+    try:
+        calls = list(_calls(value, tools, repairs=repairs))
+    except RecursionError:
+        raise Malformed("lists of calls are nested too deeply") from None
     if not calls:
         raise Malformed("there is no call")
     return [FoundCall(c.name, c.arguments, c.id, c.has_mistakes or has_mistakes) for c in calls]
