@@ -2,6 +2,7 @@
 
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,8 @@ def size_in_bytes(size: object) -> object:
     """Converts a size such as `12GB` to bytes."""
     if not isinstance(size, str):
         return size
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?(MB|GB)", size):
-        return int(float(found[1]) * {"MB": 10**6, "GB": 10**9}[found[2]])
+    if found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(MB|GB)", size):
+        return int(Decimal(found[1]) * {"MB": 10**6, "GB": 10**9}[found[2]])
     raise ValueError("should be a size such as 12GB or 800MB")
 
 
