@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from types import FrameType
 from typing import IO, Any, NoReturn
+from urllib.parse import quote
 
 import httpx
 
@@ -160,6 +161,20 @@ def served_models(client: httpx.Client) -> list[str]:
         return [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, TypeError, KeyError):
         raise _refused(response) from None
+
+
+def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
+    """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
+    not serve the model."""
+    with _connection_errors():
+        response = client.get(f"/v1/models/{quote(model, safe='/:')}")
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if response.status_code != 200 or not isinstance(found, dict):
+        raise _refused(response)
+    return found
 
 
 @contextmanager

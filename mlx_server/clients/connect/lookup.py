@@ -1,12 +1,10 @@
 """Asks a running server for the facts that a client's settings need."""
 
-from typing import Any
-
 import httpx
 
-from mlx_server.clients.chat import client_of, served_models
+from mlx_server.clients.chat import client_of, model_facts, served_models
 from mlx_server.clients.connect.template import Connection
-from mlx_server.errors import SettingsError
+from mlx_server.errors import BadRequest, SettingsError
 
 NO_KEY = "none"
 """The key in the settings for a server that needs none, since most clients refuse an empty key."""
@@ -33,12 +31,11 @@ def _default_model(models: list[str]) -> str:
 
 
 def _context_of(client: httpx.Client, model: str) -> int:
-    response = client.get(f"/v1/models/{model}")
-    found: Any = response.json()
-    if response.status_code != 200:
-        raise SettingsError(str(found["error"]["message"]))
-    context = found.get("context_length")
-    if not isinstance(context, int):
+    try:
+        context = model_facts(client, model).get("context_length")
+    except BadRequest as error:
+        raise SettingsError(error.message) from None
+    if type(context) is not int:
         raise SettingsError(
             f"That server does not know yet how long the context of {model} is. Set it with "
             "--context-length, or send the model a request first."

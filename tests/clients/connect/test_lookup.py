@@ -1,0 +1,115 @@
+"""What a client's settings need is asked of the server, whatever it answers."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from mlx_server.clients.connect.lookup import NO_KEY, connection_to
+from mlx_server.clients.connect.template import Connection
+from mlx_server.errors import ServerError, SettingsError
+
+NOWHERE = "http://127.0.0.1:9"
+MODELS = {"data": [{"id": "org/m"}, {"id": "other"}]}
+
+Answer = tuple[int, Any]
+Play = Callable[..., str]
+
+asked: list[tuple[str, str | None]] = []
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    """Starts a server that has these answers to GET, by their paths; returns its URL."""
+    asked.clear()
+    with ExitStack() as servers:
+
+        def started(answers: dict[str, Answer]) -> str:
+            class Playing(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    asked.append((self.path, self.headers["Authorization"]))
+                    status, body = answers.get(self.path, (404, {"detail": "Not Found"}))
+                    sent = (body if isinstance(body, str) else json.dumps(body)).encode()
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(sent)))
+                    self.end_headers()
+                    self.wfile.write(sent)
+
+                def log_message(self, format: str, *args: Any) -> None:
+                    pass
+
+            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Playing))
+            Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            servers.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_address[1]}"
+
+        yield started
+
+
+def test_nothing_is_asked_where_all_is_given() -> None:
+    for url in (NOWHERE, f"{NOWHERE}/", f"{NOWHERE}/v1", f"{NOWHERE}/v1/"):
+        assert connection_to(url, "", "m", 10) == Connection(NOWHERE, NO_KEY, "m", 10)
+
+
+def test_the_first_model_and_its_context_are_asked_for_with_the_key(play: Play) -> None:
+    url = play({"/v1/models": (200, MODELS), "/v1/models/org/m": (200, {"context_length": 4096})})
+    assert connection_to(f"{url}/v1", "k", None, None) == Connection(url, "k", "org/m", 4096)
+    assert asked == [("/v1/models", "Bearer k"), ("/v1/models/org/m", "Bearer k")]
+
+
+def test_what_is_given_is_not_asked_for(play: Play) -> None:
+    url = play({"/v1/models": (200, MODELS)})
+    assert connection_to(url, "", None, 7) == Connection(url, NO_KEY, "org/m", 7)
+    assert asked == [("/v1/models", None)]
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("org/m:pirate", "/v1/models/org/m:pirate"),
+        ("a?b", "/v1/models/a%3Fb"),
+        ("a#b", "/v1/models/a%23b"),
+        ("ä b", "/v1/models/%C3%A4%20b"),
+    ],
+)
+def test_a_model_of_any_name_is_asked_for_by_it(play: Play, model: str, path: str) -> None:
+    url = play({path: (200, {"context_length": 5})})
+    assert connection_to(url, "", model, None).context == 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((404, {"error": {"message": "It is not served here."}}), "It is not served here"),
+        ((401, {"error": {"message": "No key."}}), "No key.*--api-key"),
+        ((404, {"detail": "Not Found"}), "not OpenAI-compatible"),
+        ((502, "<html>Bad gateway</html>"), "not OpenAI-compatible"),
+        ((200, "<html>Hello</html>"), "not OpenAI-compatible"),
+        ((200, []), "not OpenAI-compatible"),
+        ((200, {}), "context of m is.*--context-length"),
+        ((200, {"context_length": None}), "--context-length"),
+        ((200, {"context_length": "4096"}), "--context-length"),
+        ((200, {"context_length": True}), "--context-length"),
+    ],
+)
+def test_an_answer_without_the_context_is_an_error_in_a_sentence(
+    play: Play, answer: Answer, said: str
+) -> None:
+    url = play({"/v1/models/m": answer})
+    with pytest.raises(ServerError, match=said):
+        connection_to(url, "", "m", None)
+
+
+def test_a_server_without_models_is_told_what_to_list(play: Play) -> None:
+    with pytest.raises(SettingsError, match="List one"):
+        connection_to(play({"/v1/models": (200, {"data": []})}), "", None, 7)
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_where_no_server_listens_it_is_said_how_to_start_one(model: str | None) -> None:
+    with pytest.raises(ServerError, match="mlx-server serve"):
+        connection_to(NOWHERE, "", model, None)
