@@ -1,0 +1,116 @@
+"""The records of other packages have what models.yaml says."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.config.specs import (
+    adapter_dirs,
+    connector,
+    login_file,
+    model_spec,
+    prompt_disk,
+    spec_named,
+)
+from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.errors import SettingsError
+from mlx_server.mcp import ClientCredentials, StoredLogin
+from mlx_server.pool.prepare import ModelSpec
+from tests.config.loading import MINIMAL, load, written
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def spec_of(**settings: object) -> ModelSpec:
+    return model_spec("m", ModelSettings.model_validate({"source": "org/name", **settings}))
+
+
+def test_an_entry_with_nothing_but_its_source_has_the_records_defaults() -> None:
+    ahead = limits.AHEAD_TOKENS.value
+    assert spec_of() == ModelSpec("m", "org/name", compute_ahead=ahead)
+
+
+def test_defaults_of_sampling_are_apart_from_the_length_and_only_what_is_set() -> None:
+    found = spec_of(defaults={"temperature": 0, "max_tokens": 9})
+    assert (found.choices, found.max_tokens) == ({"temperature": 0}, 9)
+
+
+@pytest.mark.parametrize(("bits", "found"), [(16, None), (8, 8), (4, 4)])
+def test_sixteen_bits_are_no_quantisation(bits: int, found: int | None) -> None:
+    assert spec_of(kv_cache={"bits": bits}).kv_bits == found
+
+
+def test_what_has_another_name_in_the_record() -> None:
+    found = spec_of(lead_on=False, repair={"json": False, "retries": 3}, adapters={"x": "./x"})
+    assert found.force_answer is False
+    assert (found.repair.json, found.repair.names, found.repair.retries) == (False, True, 3)
+    assert found.adapters["x"].path.endswith("/x")
+
+
+def test_a_template_is_the_text_of_its_file(folder: Path) -> None:
+    template = written("{{ 'é' }}", "t.jinja")
+    assert spec_of(chat_template=template.absolute()).chat_template == "{{ 'é' }}"
+    template.write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match=r"'t\.jinja' can't be read as UTF-8"):
+        spec_of(chat_template=template.absolute())
+
+
+def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path) -> None:
+    config = written(
+        "models:\n"
+        "  a: {source: org/a, aliases: [first], context_length: 7}\n"
+        "  b: {source: org/b}\n"
+        "server: {adapters_dir: here}\n",
+        "models.yaml",
+    )
+    (folder / "here").mkdir()
+    for name in ("a", "first"):
+        found = spec_named(config, name)
+        assert (found.id, found.context_length) == ("a", 7)
+        assert found.adapters_dir == folder / "here"
+    found = spec_named(config, "org/b")
+    assert (found.id, found.source) == ("org/b", "org/b"), "the one that is listed is named b"
+    (folder / "own").mkdir()
+    assert spec_named(config, "./own").source == str(folder / "own")
+
+
+def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
+    assert prompt_disk(Settings()) == NO_DISK
+    kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
+    assert prompt_disk(kept) == PromptDisk(kept.kept_prompt_folder, 10**9)
+    off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
+    assert prompt_disk(off) == NO_DISK
+
+
+def test_clients_may_load_adapters_from_the_folder_of_adapters_too(folder: Path) -> None:
+    for name in ("own", "more"):
+        (folder / name).mkdir()
+    both = load(written("server: {adapters_dir: own, adapter_dirs: [more]}\n" + MINIMAL)).server
+    assert adapter_dirs(both) == (folder / "own", folder / "more")
+
+
+def test_secrets_of_a_connector_reach_its_server_alone(folder: Path) -> None:
+    found = load(
+        written(
+            "connectors:\n"
+            "  here: {command: npx, args: [-y, x], env: {TOKEN: hush}}\n"
+            "  there: {url: 'https://x', headers: {X-Key: hush}, allow_private: true, "
+            "oauth: {issuer: 'https://i', client_id: a, client_secret: hush}}\n"
+            "  mine/own: {url: 'https://x', login: true}\n"
+        )
+    ).connectors
+    here = connector("here", found["here"], None)
+    assert (here.command, here.env, here.oauth) == (("npx", "-y", "x"), {"TOKEN": "hush"}, None)
+    there = connector("there", found["there"], None)
+    assert (there.command, there.headers, there.allow_private) == ((), {"X-Key": "hush"}, True)
+    assert there.oauth == ClientCredentials("https://i", "a", "hush")
+    login = connector("mine/own", found["mine/own"], folder).oauth
+    assert isinstance(login, StoredLogin)
+    assert (login.name, login.file.parent.parent) == ("mine/own", folder), "a name is no path"
+
+
+def test_a_login_without_a_folder_to_keep_it_says_what_to_set() -> None:
+    with pytest.raises(SettingsError, match=r"'c'.*`data_dir` under `store`"):
+        login_file(None, "c")
