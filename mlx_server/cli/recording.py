@@ -35,12 +35,22 @@ Body = dict[str, Any]
 def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
     """Reads a YAML list or JSON Lines of user texts or of /v1/chat/completions bodies.
 
-    Raises BadRequest for an item that is neither.
+    Raises BadRequest for a file or an item that is neither.
     """
+    try:
+        items = _items(path)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise BadRequest(f"{path.name} is not a file of YAML or JSON Lines: {error}") from None
+    if not isinstance(items, list):
+        raise BadRequest(f"{path.name} should have a list of requests.")
+    return list(_requests(items, model))
+
+
+def _items(path: Path) -> Any:
     text = path.read_text("utf-8")
-    lines = path.suffix in (".jsonl", ".ndjson")
-    items = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else None
-    return list(_requests(items if items is not None else yaml.safe_load(text) or [], model))
+    if path.suffix in (".jsonl", ".ndjson"):
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    return yaml.safe_load(text) or []
 
 
 def _requests(items: Iterable[Any], model: str) -> Iterator[tuple[Body, GenerateRequest]]:

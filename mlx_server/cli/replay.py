@@ -16,6 +16,13 @@ replay = typer.Typer(help="Record answers, for tests without weights.", no_args_
 app.add_typer(replay, name="replay")
 
 
+def _in_a_folder(output: Path | None) -> Path | None:
+    """Checks before the answers are recorded, which takes long, that they can be kept."""
+    if output and not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"There is no such folder: {output.parent}")
+    return output
+
+
 @replay.command()
 def record(
     model: Annotated[
@@ -24,11 +31,21 @@ def record(
     ],
     requests: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML list or JSON Lines of requests [an app's own]."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="YAML list or JSON Lines of requests [an app's own].",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the transcript here [standard output]."),
+        typer.Option(
+            dir_okay=False,
+            callback=_in_a_folder,
+            metavar="FILE",
+            help="Write the transcript here [standard output].",
+        ),
     ] = None,
     upstream: Annotated[
         str | None,

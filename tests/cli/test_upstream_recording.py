@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import ServerError
-from tests.cli.recording_upstream import Upstream, record
+from tests.cli.recording_upstream import record
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,3 @@ def test_an_upstream_that_is_not_there_is_named(tmp_path: Path, url: str) -> Non
     result = record(tmp_path, url, ["call it"])
     assert isinstance(result.exception, ServerError)
     assert "at --upstream did not answer request 1" in result.exception.message
-
-
-def test_a_key_that_is_not_set_is_named(tmp_path: Path, upstream: str) -> None:
-    result = record(tmp_path, upstream, ["call it"], "--api-key-env", "NO_SUCH_KEY")
-    assert isinstance(result.exception, ServerError)
-    assert "NO_SUCH_KEY" in result.exception.message
-    assert not Upstream.asked

@@ -1,0 +1,96 @@
+"""`mlx-server replay record`: what its flags need, and where the transcript goes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from mlx_server.cli import app
+from mlx_server.errors import ServerError, SettingsError
+from tests.cli.recording_upstream import Upstream, record
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def recorded(*options: str) -> Result:
+    return CliRunner().invoke(app, ["replay", "record", "their/model", *options])
+
+
+def test_a_transcript_without_a_file_is_printed_alone(folder: Path, upstream: str) -> None:
+    (folder / "asked.yaml").write_text(yaml.safe_dump(["say it"]))
+    result = recorded("--upstream", upstream, "--requests", "asked.yaml")
+    assert result.exit_code == 0, result.output
+    assert [entry["match"] for entry in yaml.safe_load(result.stdout)] == ["say it"]
+    assert result.stderr.startswith("'say it': "), "progress is no part of it"
+    assert recorded("--upstream", upstream, "--requests", "asked.yaml", "--output", "x.yaml")
+    assert (folder / "x.yaml").read_text("utf-8") == result.stdout
+
+
+def test_a_key_that_is_not_set_is_named(
+    folder: Path, upstream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (None, ""):
+        monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("NO_SUCH_KEY", value)
+        result = record(folder, upstream, ["call it"], "--api-key-env", "NO_SUCH_KEY")
+        assert isinstance(result.exception, SettingsError)
+        assert "NO_SUCH_KEY" in result.exception.message
+    assert not Upstream.asked
+
+
+def test_a_server_that_records_needs_a_file_for_it(upstream: str) -> None:
+    result = recorded("--upstream", upstream)
+    assert result.exit_code == 2
+    assert "--output FILE is needed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--requests", "gone.yaml"), "--requests"),
+        (("--requests", "."), "--requests"),
+        (("--requests", "asked.yaml", "--output", "no/such/folder.yaml"), "no such folder"),
+        (("--requests", "asked.yaml", "--output", "."), "--output"),
+    ],
+)
+def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_asked(
+    folder: Path, upstream: str, options: tuple[str, ...], said: str
+) -> None:
+    (folder / "asked.yaml").write_text(yaml.safe_dump(["say it"]))
+    result = recorded("--upstream", upstream, *options)
+    assert result.exit_code == 2, result.exception
+    assert said in result.stderr
+    assert not Upstream.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("asked.yaml", b"- [say it"),
+        ("asked.yaml", b"- \xff"),
+        ("asked.yaml", b"5"),
+        ("asked.yaml", b"- 5"),
+        ("asked.jsonl", b'{"messages": []'),
+        ("asked.ndjson", b'"say it"\nsay it\n'),
+    ],
+)
+def test_what_is_no_list_of_requests_is_an_error_in_a_sentence(
+    folder: Path, upstream: str, name: str, content: bytes
+) -> None:
+    (folder / name).write_bytes(content)
+    result = recorded("--upstream", upstream, "--requests", name)
+    assert isinstance(result.exception, ServerError), result.exception
+    assert not Upstream.asked
+
+
+def test_lines_of_json_are_requests_too(folder: Path, upstream: str) -> None:
+    system = {"role": "system", "content": "a\u2028b\x85c"}
+    body: Any = {"messages": [system, {"role": "user", "content": "call it"}]}
+    lines = [json.dumps("say it"), "", json.dumps(body, ensure_ascii=False)]
+    (folder / "asked.jsonl").write_bytes("\r\n".join(lines).encode())
+    result = recorded("--upstream", upstream, "--requests", "asked.jsonl")
+    assert [entry["match"] for entry in yaml.safe_load(result.stdout)] == ["say it", "call it"]
