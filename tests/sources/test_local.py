@@ -4,10 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
-from rich.console import Console
 
-from mlx_server.cli.tables import local
 from mlx_server.sources.local import LocalModel, local_models
 
 
@@ -68,16 +65,3 @@ def test_what_cannot_be_served_says_why_and_hides_nothing_else(home: Path, tiny_
     assert models["a/good"].problem == ""
     assert "damaged" in models["a/broken"].problem
     assert "lacks model*.safetensors" in models["a/half"].problem
-
-
-def test_the_table_ends_with_lines_for_models_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    models = [
-        LocalModel("org/small", "org/small", "qwen3", 10),
-        LocalModel("org/large", "/models/large: 1", "qwen3", 1000),
-        LocalModel("org/odd", "/odd", "-", 0, "has no tokenizer"),
-    ]
-    local.show(models, 100, Console(force_terminal=False))
-    table, _, lines = capsys.readouterr().out.partition("For models.yaml:")
-    assert "too large" in table
-    assert "org/odd: has no tokenizer" in table
-    assert yaml.safe_load(lines) == {"models": {"org/small": {"source": "org/small"}}}

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_server.cli.tables.pool import PIPE_WIDTH
+from mlx_server.cli.tables.printable import printable
 from mlx_server.sources.local import LocalModel
 
 COLUMNS = ("model", "family", "weights", "fits")
@@ -27,13 +28,13 @@ def show(models: Sequence[LocalModel], budget: int, console: Console) -> None:
     for column in COLUMNS:
         table.add_column(column, overflow="fold")
     for model in models:
-        table.add_row(*map(Text, _cells(model, budget)))
+        table.add_row(*map(printable, _cells(model, budget)))
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     console.print(table)
     for model in models:
         if model.problem:
-            console.print(Text(f"{model.id}: {model.problem}"), soft_wrap=True)
+            console.print(printable(f"{model.id}: {model.problem}"), soft_wrap=True)
     if servable := [model for model in models if fits(model, budget)]:
         console.print(Text("\nFor models.yaml:\n"))
         console.out(lines_for(servable), end="", highlight=False)
