@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tokenizers
@@ -57,12 +57,13 @@ def _digest(source: Path, config: Mapping[str, Any]) -> str:
 
 
 def _keep(tokenizer: tokenizers.Tokenizer, made: Path) -> None:
-    """Writes a temporary file and renames it, so that no incomplete file is left."""
+    """Writes a temporary file and moves it, so that no incomplete file is left."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=made.parent, encoding="utf-8", delete=False) as file:
-            file.write(tokenizer.to_str())
-        os.replace(file.name, made)
+        with TemporaryDirectory(dir=made.parent) as folder:
+            draft = Path(folder, OWN)
+            draft.write_text(tokenizer.to_str(), "utf-8")
+            os.replace(draft, made)
     except OSError as error:
         raise ModelUnusable(
             f"Can't write the model's converted tokenizer to the cache: {public_message(error)}. "

@@ -85,15 +85,6 @@ def test_kimi_s_special_tokens_have_their_ids_and_names(tmp_path: Path) -> None:
     assert 4011 in made.control_tokens
 
 
-def test_what_was_made_is_kept_and_made_anew_for_other_files(tmp_path: Path) -> None:
-    folder = kimi(tmp_path / "kimi")
-    first = tokenizer_json(folder)
-    written = first.stat().st_mtime_ns
-    assert tokenizer_json(folder) == first
-    assert first.stat().st_mtime_ns == written
-    assert tokenizer_json(kimi(folder, tokens=3000)) != first
-
-
 @pytest.mark.parametrize(
     ("body", "config", "says"),
     [

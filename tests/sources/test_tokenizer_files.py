@@ -1,0 +1,83 @@
+"""A tokenizer.json that is made of another format is made once, and whole or not at all."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_server.errors import ModelUnusable
+from mlx_server.sources.tokenizer_files import OWN, TOKENIZERS, tokenizer_json
+from tests.checkpoints.test_byte_level import KIMI, kimi
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_was_made_is_kept_and_made_anew_for_other_files(tmp_path: Path) -> None:
+    folder = kimi(tmp_path / "kimi")
+    first = tokenizer_json(folder)
+    written = first.stat().st_mtime_ns
+    assert tokenizer_json(folder) == first
+    assert first.stat().st_mtime_ns == written
+    assert tokenizer_json(kimi(folder, tokens=3000)) != first
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_another_config_or_another_content_makes_another_file(tmp_path: Path) -> None:
+    folder = kimi(tmp_path / "kimi", tokens=300)
+    found = {tokenizer_json(folder)}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**KIMI, "more": 1}))
+    found.add(tokenizer_json(folder))
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelUnusable):
+        tokenizer_json(folder)
+    assert len(found) == 2
+
+
+def test_its_own_file_goes_before_all_others_and_is_not_copied(tmp_path: Path, cache: Path) -> None:
+    folder = kimi(tmp_path / "kimi", tokens=300)
+    (folder / OWN).write_text("{}")
+    assert tokenizer_json(folder) == folder / OWN
+    (folder / OWN).unlink()
+    (folder / "tokenizer.model").write_bytes(b"never read")
+    assert tokenizer_json(folder).is_relative_to(cache)
+    for name in TOKENIZERS:
+        (folder / name).unlink(missing_ok=True)
+    assert tokenizer_json(folder) == folder / OWN, "which is the one that is missing"
+
+
+def test_two_models_with_the_same_tokenizer_share_a_file(tmp_path: Path, cache: Path) -> None:
+    found = {tokenizer_json(kimi(tmp_path / name, tokens=300)) for name in ("one", "two")}
+    assert files(cache) == [*found]
+
+
+@pytest.mark.parametrize("fails", ["write_text", "replace"])
+def test_a_disk_that_is_full_leaves_nothing_and_is_told_of(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    folder = kimi(tmp_path / "kimi", tokens=300)
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((Path, fails) if fails == "write_text" else (os, fails)), full)
+        with pytest.raises(ModelUnusable, match=r"No space left on device.*MLX_SERVER_CACHE"):
+            tokenizer_json(folder)
+    assert files(cache) == []
+    assert tokenizer_json(folder).is_file(), "it is made once there is space"
+
+
+def test_a_cache_that_is_a_file_is_told_of(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("")
+    with pytest.raises(ModelUnusable, match="MLX_SERVER_CACHE"):
+        tokenizer_json(kimi(tmp_path / "kimi", tokens=300))
