@@ -99,15 +99,19 @@ def check_model(folder: Path) -> None:
             "Download the model again."
         )
     for path in chain(weights, map(folder.joinpath, MOST_BYTES)):
-        if not os.path.lexists(path):
-            continue
-        if not is_own(path, folder):
-            raise _unusable(path, "is a link that leads out of the folder. Copy the file into it")
-        if not path.is_file():
-            raise _unusable(path, "is not a file. Download the model again")
-        if path.stat().st_size > (most := MOST_BYTES.get(path.name, path.stat().st_size)):
-            raise _unusable(path, f"is larger than {most:,} bytes. Download the model again")
+        if os.path.lexists(path):
+            _check_file(path, folder)
 
 
-def _unusable(path: Path, what: str) -> ModelUnusable:
-    return ModelUnusable(f"{path.name} in the model's folder {path.parent.name!r} {what}.")
+def _check_file(path: Path, folder: Path) -> None:
+    name = path.relative_to(folder).as_posix()
+
+    def unusable(what: str) -> ModelUnusable:
+        return ModelUnusable(f"{name} in the model's folder {folder.name!r} {what}.")
+
+    if not is_own(path, folder):
+        raise unusable("is a link that leads out of the folder. Copy the file into it")
+    if not path.is_file():
+        raise unusable("is not a file. Download the model again")
+    if name in MOST_BYTES and path.stat().st_size > MOST_BYTES[name]:
+        raise unusable(f"is larger than {MOST_BYTES[name]:,} bytes. Download the model again")

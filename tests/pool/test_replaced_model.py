@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.checkpoints.folder_check import MOST_BYTES, stamp_of_model
 from mlx_server.errors import ModelReplaced, ModelUnusable, NotEnoughMemory
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.prepare import ModelSpec
@@ -207,17 +206,3 @@ def test_adapters_that_clients_loaded_outlive_the_files(a: ModelSpec, folder: Pa
             assert first.added is second.added
 
     run(test)
-
-
-@pytest.mark.parametrize("name", [*MOST_BYTES, "model-00002-of-00002.safetensors"])
-def test_every_file_that_is_read_counts(folder: Path, name: str) -> None:
-    file = folder / name
-    file.parent.mkdir(exist_ok=True)
-    file.unlink(missing_ok=True)
-    stamps = [stamp_of_model(folder)]
-    file.write_text("{}")
-    stamps.append(stamp_of_model(folder))
-    shutil.copy2(file, folder / "new")  # as old and as large
-    (folder / "new").rename(file)
-    stamps.append(stamp_of_model(folder))
-    assert len(set(stamps)) == 3
