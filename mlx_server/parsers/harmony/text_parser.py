@@ -31,9 +31,10 @@ HEADER = re.compile(r"[\w .:=/-]*<\|(channel|message|constrain|start)\|>")
 LONGEST_HEADER = 120
 LONGEST_DELIMITER = max(map(len, DELIMITERS))
 BEGINNING = re.compile(
-    r"assistant(analysis|commentary|final)|(analysis|commentary)(\S| to=)|final[^a-z\s]"
+    r"assistant(analysis|commentary|final)|(analysis|commentary)([^\s:]| to=)|final[^a-z\s:]"
 )
-"""Matches a message without control tokens: its text follows the channel's name at once."""
+"""Matches a message without control tokens: its text follows the channel's name at once. A colon
+follows where the name is a heading of the answer."""
 RECIPIENT = re.compile(r"[\w.:/-]+")
 TYPES = ("json", "code")
 
@@ -112,14 +113,18 @@ class HarmonyTextParser(DelegatingParser):
         yield from self._source.match(RECIPIENT, pieces.append)
         name = "".join(pieces)
         yield from self._source.space()
-        for type in TYPES:
-            if (
-                name.endswith(type)
-                and name.removesuffix(type).removeprefix(FUNCTIONS) in self._names
-            ):
-                name = name.removesuffix(type)
+        name = self._without_type(name)
         yield from self._source.accept(*TYPES)
         return f" to={name}"
+
+    def _without_type(self, recipient: str) -> str:
+        """Takes the content type off that may follow a tool's name without a space."""
+        name = recipient.removeprefix(FUNCTIONS)
+        if name not in self._names:
+            for type in TYPES:
+                if name.endswith(type) and name.removesuffix(type) in self._names:
+                    return recipient.removesuffix(type)
+        return recipient
 
     def _open(self, header: str) -> None:
         self._feed_control(CHANNEL)
