@@ -60,30 +60,6 @@ def test_the_checkpoints_name_does_not_make_a_family(demo: Checkpoint) -> None:
     assert family_of(replace(demo, path=Path("/models/gpt-oss-20b"))) is SMOLLM2
 
 
-TYPES, OTHER = ("other", "tiny"), ("other", "tin")
-MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
-
-
-@pytest.mark.parametrize(
-    ("types", "marks", "evidence"),
-    [
-        ((), (), 0),
-        (TYPES, (), 1),
-        ((), MARKS, 2),
-        (TYPES, MARKS, 3),
-        (OTHER, (), 0),
-        ((), ABSENT, 0),
-        (TYPES, ABSENT, 0),
-        (OTHER, MARKS, 0),
-    ],
-)
-def test_what_is_asked_for_must_be_there_and_then_counts(
-    unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
-) -> None:
-    family = ModelFamily("f", model_types=types, template_markers=marks)
-    assert family.evidence(unknown) == evidence
-
-
 @pytest.mark.parametrize(
     ("model_type", "template", "family"),
     [
@@ -211,12 +187,3 @@ def test_a_family_that_there_is_not(demo: Checkpoint, name: str) -> None:
         family_of(demo, name)
     for family in FAMILIES:
         assert family.name in caught.value.message
-
-
-def test_stop_tokens_are_the_checkpoints_and_the_familys(
-    demo: Checkpoint, unknown: Checkpoint
-) -> None:
-    assert demo.end_tokens == {2}
-    assert SMOLLM2.stops(demo) == {0, 2}
-    assert PLAIN.stops(demo) == {2}
-    assert SMOLLM2.stops(unknown) == {unknown.tokenizer.id_of("<|im_end|>")}

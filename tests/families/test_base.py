@@ -1,0 +1,200 @@
+"""What a record of a family says of itself, and the defaults that most families share."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.errors import ContextTooLong
+from mlx_server.events import ReasoningDelta, TextDelta
+from mlx_server.families.base import FamilyOverrides, ModelFamily, RenderedPrompt
+from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.families.mistral import MISTRAL
+from mlx_server.families.plain import PLAIN
+from mlx_server.families.qwen3 import QWEN3
+from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.text import TextParser
+from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.tool_parsers.formats import HERMES
+from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
+from mlx_server.tool_parsers.marked_json import marked_json
+
+TOOLS = (Tool("f"),)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_path: Path) -> Checkpoint:
+    return read_checkpoint(demo_path)
+
+
+TYPES, OTHER = ("other", "tiny"), ("other", "tin")
+MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
+
+
+@pytest.mark.parametrize(
+    ("types", "marks", "evidence"),
+    [
+        ((), (), 0),
+        (TYPES, (), 1),
+        ((), MARKS, 2),
+        (TYPES, MARKS, 3),
+        (OTHER, (), 0),
+        ((), ABSENT, 0),
+        (TYPES, ABSENT, 0),
+        (OTHER, MARKS, 0),
+    ],
+)
+def test_what_is_asked_for_must_be_there_and_then_counts(
+    unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
+) -> None:
+    family = ModelFamily("f", model_types=types, template_markers=marks)
+    assert family.evidence(unknown) == evidence
+
+
+def test_stop_tokens_are_the_checkpoints_and_the_familys(
+    demo: Checkpoint, unknown: Checkpoint
+) -> None:
+    assert demo.end_tokens == {2}
+    assert SMOLLM2.stops(demo) == {0, 2}
+    assert PLAIN.stops(demo) == ModelFamily("f").stops(demo) == {2}
+    assert SMOLLM2.stops(unknown) == {unknown.tokenizer.id_of("<|im_end|>")}
+
+
+def with_template(checkpoint: Checkpoint, template: str) -> Checkpoint:
+    return replace(checkpoint, template=ChatTemplate(template))
+
+
+def test_tools_in_the_prompt_are_called_as_hermes_does_and_as_the_family_does() -> None:
+    taught = MISTRAL.with_tools_in_prompt()
+    assert taught.tools_in_prompt
+    assert taught.layout_with(TOOLS).call_formats == (HERMES, MISTRALS_CALLS)
+    assert taught.layout_with().call_formats == (MISTRALS_CALLS,), "without tools it is not taught"
+    hermes = QWEN3.with_tools_in_prompt().layout_with(TOOLS).call_formats
+    assert hermes.count(HERMES) == 1
+    assert hermes[0] == HERMES
+
+
+def test_tags_of_the_owner_come_after_the_familys_own() -> None:
+    family = replace(QWEN3, reasoning_tags=(("<plan>", "</plan>"), ("<think>", "</think>")))
+    assert family.thinking_delimiters() == (("<think>", "<plan>"), ("</think>", "</plan>"))
+    parser = family.make_parser(ParseContext())
+    events = parser.feed(-1, "<plan>Hm.</plan>Yes.") + parser.finish("", cut=False)
+    assert events == [ReasoningDelta(0, "Hm."), TextDelta(0, "Yes.")], "and are no repair"
+    parser = replace(QWEN3, reasoning_tags=()).make_parser(ParseContext())
+    usual = "<thinking>Hm.</thinking>Yes."
+    events = parser.feed(-1, usual) + parser.finish("", cut=False)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == usual
+
+
+@pytest.mark.parametrize(
+    ("prefix", "layout", "space"),
+    [
+        ("\n</think>\n\n", MarkupLayout(), "\n\n"),
+        ("</think>", MarkupLayout(), ""),
+        ("\n</think>\n\n", MarkupLayout(trims=False), ""),
+        ("\n</think>\n\n", MarkupLayout(trims_text=False), ""),
+        ("", MarkupLayout(), ""),
+    ],
+)
+def test_the_white_space_after_reasoning_is_that_of_the_prefix_where_it_is_trimmed(
+    prefix: str, layout: MarkupLayout, space: str
+) -> None:
+    assert ModelFamily("f", layout, answer_prefix=prefix).layout_with().after_reasoning == space
+
+
+def test_a_layout_may_depend_on_the_tools() -> None:
+    formats = (marked_json("<c>", "</c>"),)
+    family = ModelFamily("f", lambda tools: MarkupLayout(call_formats=formats if tools else ()))
+    assert (family.call_delimiters(TOOLS), family.call_delimiters(())) == (("<c>",), ())
+
+
+def test_delimiters_that_nobody_sees() -> None:
+    layout = MarkupLayout(
+        call_formats=(marked_json("<c>", "</c>"), marked_json("[c]", "[/c]")),
+        dropped=("<d>",),
+        transparent=("<t>",),
+    )
+    family = ModelFamily("f", layout, special_tokens=("</c>", "<c>"))
+    invisible = ("<think>", "</think>", "</c>", "<d>", "<t>")
+    assert family.invisible_delimiters() == invisible, "[/c] is text where no call is open"
+    delimiters = (("<a>",), ("<b>",))
+    own = FamilyOverrides(TextParser, str, thinking_delimiters=delimiters)
+    assert ModelFamily("f", overrides=own).invisible_delimiters() == ("<a>", "<b>")
+
+
+def test_overrides_replace_what_the_layout_says() -> None:
+    own = FamilyOverrides(
+        TextParser,
+        str,
+        grammar=lambda spec: "start: /a/",
+        end_of_reasoning=lambda spec: "<end>",
+        grammar_after_reasoning=lambda spec, constrains: f"start: /{constrains}/",
+        opening=lambda begun: f"<{begun.content}>",
+    )
+    layout = MarkupLayout(call_formats=(HERMES,))
+    family = ModelFamily("f", layout, own, answer_prefix="</think>")
+    spec = OutputSpec(ParseContext(tools=TOOLS), "required")
+    assert isinstance(family.make_parser(ParseContext()), TextParser)
+    assert (family.grammar(spec), family.end_of_reasoning(spec)) == ("start: /a/", "<end>")
+    assert family.grammar_after_reasoning(spec, constrains=True) == "start: /True/"
+    assert (family.call_delimiters(TOOLS), family.thinking_delimiters()) == ((), ((), ()))
+    plain = replace(family, overrides=None)
+    assert isinstance(plain.make_parser(ParseContext()), MarkupParser)
+    assert plain.grammar(spec)
+    assert plain.end_of_reasoning(spec) == "</think>"
+    assert plain.grammar_after_reasoning(spec, constrains=True) is None
+    assert plain.call_delimiters(TOOLS) == ("<tool_call>",)
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks"), [("{{ '<think>' }}", True), ("{{ messages }}", False)]
+)
+def test_a_model_thinks_if_its_template_has_the_tags(
+    demo: Checkpoint, template: str, thinks: bool
+) -> None:
+    checkpoint = with_template(demo, template)
+    assert QWEN3.thinks(checkpoint) is thinks
+    assert QWEN3.reasons(checkpoint) is thinks
+    assert QWEN3.reasoning_pairs(checkpoint) == ((("<think>", "</think>"),) if thinks else ())
+
+
+def test_a_model_thinks_if_its_vocabulary_has_the_tags(unknown: Checkpoint) -> None:
+    assert QWEN3.thinks(unknown)
+    magistral = MISTRAL.reasoning_pairs(unknown)
+    assert magistral == (("<think>", "</think>"),), "of two pairs the one that it knows"
+
+
+def test_a_continued_message_is_in_its_reasoning_or_in_its_text(unknown: Checkpoint) -> None:
+    begun = Message("assistant", reasoning="Hm")
+    assert QWEN3.open_end(unknown, begun) == "<think>"
+    assert QWEN3.open_end(unknown, replace(begun, content="Yes")) == ""
+    assert QWEN3.open_end(unknown, Message("assistant")) == ""
+    assert GPT_OSS.reasons(unknown)
+    assert GPT_OSS.open_end(unknown, begun) == "<|channel|>analysis<|message|>"
+
+
+def test_a_long_conversation_is_counted_before_a_renderer_of_the_family_gets_it(
+    demo: Checkpoint,
+) -> None:
+    rendered: list[Conversation] = []
+
+    def renderer(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
+        rendered.append(conversation)
+        return RenderedPrompt([])
+
+    family = ModelFamily("f", renderer=renderer)
+    message = Message("user", "word " * 50)
+    for count, most, fits in ((1, 10, False), (1, 49, True), (10, 60, False), (10, None, True)):
+        asked = Conversation((message,) * count)
+        if fits:
+            family.render(demo, asked, most)
+            assert rendered.pop() == asked
+            continue
+        with pytest.raises(ContextTooLong):
+            family.render(demo, asked, most)
+    assert rendered == []
