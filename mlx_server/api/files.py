@@ -56,15 +56,17 @@ def text_of_data(given: str, param: str) -> str:
     """The text of a data URL, or of base64 alone, which is text or a PDF file."""
     parts = DATA_URL.fullmatch(given)
     if parts is None:
-        data = _decoded(given, param)
-        return pdf_text(data, param) if data.startswith(PDF_MARK) else _text(data, "utf-8", param)
+        data = _from_base64(given, param)
+        return (
+            pdf_text(data, param) if data.startswith(PDF_MARK) else _decoded(data, "utf-8", param)
+        )
     if not parts[2]:
         raise _no_base64(param)
     header = Message()
     header["content-type"] = parts[1] or "text/plain"
     kind = header.get_content_type()
     if kind == PDF:
-        return pdf_text(_decoded(parts[3], param), param)
+        return pdf_text(_from_base64(parts[3], param), param)
     if not TEXTUAL.fullmatch(kind):
         raise BadRequest(
             f"`{param}` has the media type {kind[:64]!r}, which is not supported: these "
@@ -72,7 +74,7 @@ def text_of_data(given: str, param: str) -> str:
             param=param,
         )
     charset = str(header.get_param("charset", "utf-8")).lower()
-    return _text(_decoded(parts[3], param), charset, param)
+    return _decoded(_from_base64(parts[3], param), charset, param)
 
 
 def pdf_text(data: bytes, param: str) -> str:
@@ -82,14 +84,14 @@ def pdf_text(data: bytes, param: str) -> str:
         raise BadRequest(f"The PDF file in `{param}` {refused}.", param=param) from None
 
 
-def _decoded(given: str, param: str) -> bytes:
+def _from_base64(given: str, param: str) -> bytes:
     try:
         return base64.b64decode(given, validate=True)
     except ValueError:
         raise _no_base64(param) from None
 
 
-def _text(data: bytes, charset: str, param: str) -> str:
+def _decoded(data: bytes, charset: str, param: str) -> str:
     try:
         return data.decode(ENCODINGS[charset]).removeprefix("\ufeff")
     except (ValueError, KeyError):  # of the text, of the name of its encoding

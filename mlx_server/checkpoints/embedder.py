@@ -74,7 +74,7 @@ def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> E
         width=width_of(config),
         pooling=pooling,
         normalizes="Normalize" in modules,
-        prompts=_texts(named if isinstance(named, dict) else {}),
+        prompts=_only_texts(named if isinstance(named, dict) else {}),
         default_prompt=default if isinstance(default, str) else None,
         max_tokens=longest if type(longest) is int and longest > 0 else None,
         is_matryoshka=bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions")),
@@ -127,7 +127,7 @@ def _attention(config: Mapping[str, Any]) -> str:
     return "" if is_causal else "bidirectional attention"
 
 
-def _texts(prompts: Mapping[str, Any]) -> dict[str, str]:
+def _only_texts(prompts: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in prompts.items() if isinstance(text, str)}
 
 

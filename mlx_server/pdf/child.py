@@ -23,7 +23,7 @@ from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
 def reply_to(request: ReadPdf) -> tuple[Reply, str]:
     try:
         with time_limit(request.seconds):
-            return _read(request)
+            return _extracted(request)
     except MemoryError:
         raise  # the process ends, and the server says so
     except (PyPdfError, RecursionError):
@@ -32,7 +32,7 @@ def reply_to(request: ReadPdf) -> tuple[Reply, str]:
         return Refused(f"is damaged ({type(error).__name__})"), ""
 
 
-def _read(request: ReadPdf) -> tuple[Reply, str]:
+def _extracted(request: ReadPdf) -> tuple[Reply, str]:
     reader = PdfReader(BytesIO(_ended(request.data)))
     if reader.is_encrypted and not reader.decrypt(""):
         return Refused("is encrypted"), ""

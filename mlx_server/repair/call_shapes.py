@@ -44,7 +44,7 @@ def read_calls(text: str, tools: Collection[str], *, repairs: bool) -> list[Foun
 
     tools: names that may stand as the only key, in front of the arguments.
     """
-    value, has_mistakes = _read(text, repairs=repairs)
+    value, has_mistakes = _parsed(text, repairs=repairs)
     try:
         calls = list(_calls(value, tools, repairs=repairs))
     except RecursionError:
@@ -55,13 +55,13 @@ def read_calls(text: str, tools: Collection[str], *, repairs: bool) -> list[Foun
 
 
 def read_arguments(text: str, *, repairs: bool) -> Mapping[str, Any]:
-    value, _ = _read(text, repairs=repairs)
+    value, _ = _parsed(text, repairs=repairs)
     if not isinstance(value, Mapping):
         raise Malformed("arguments should be an object")
     return value
 
 
-def _read(text: str, *, repairs: bool) -> tuple[Any, bool]:
+def _parsed(text: str, *, repairs: bool) -> tuple[Any, bool]:
     try:
         return loads_exactly(text), False
     except (ValueError, RecursionError):
@@ -109,7 +109,7 @@ def _calls_of_object(
         raise Malformed("a call's name should be text")
     has_mistakes = False
     if isinstance(found, str):
-        found, has_mistakes = _read(found, repairs=repairs)
+        found, has_mistakes = _parsed(found, repairs=repairs)
     if found is None:
         found = {}
     if not isinstance(found, Mapping):

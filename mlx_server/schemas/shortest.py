@@ -121,7 +121,7 @@ class ShortestInstances:
             return self._before.get(id(schema))
         outside, self._recursed = self._recursed, False
         self._open.add(id(schema))
-        found = self._of(parts)
+        found = self._shortest(parts)
         self._open.remove(id(schema))
         if self._recursed:
             self._unsettled.add(id(schema))
@@ -224,7 +224,7 @@ class ShortestInstances:
                 case "allOf":
                     yield from ((one, False) for one in _list(schema["allOf"]))
 
-    def _of(self, parts: Parts, depth: int = 4) -> str | None:
+    def _shortest(self, parts: Parts, depth: int = 4) -> str | None:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             return None
@@ -248,7 +248,7 @@ class ShortestInstances:
         inner = self._flattened(option) if isinstance(option, dict) else []
         if self._are_open(inner):
             return self.text(option)
-        return self._of([*inner, *others], depth - 1)
+        return self._shortest([*inner, *others], depth - 1)
 
     def _typed(self, parts: Parts, type: str) -> str | None:
         match type:
@@ -305,7 +305,7 @@ class ShortestInstances:
         parts = [part for one in telling for part in self._flattened(one)]
         if self._are_open(parts):
             return None
-        return self._of(parts)
+        return self._shortest(parts)
 
     def _member(self, schema: Mapping[str, Any], name: str) -> Any:
         listed = _mapping(schema, "properties")

@@ -47,7 +47,7 @@ class _Malformed(Exception):
 def read_file(path: Path, vocabulary: int | None = None) -> TranscriptFile:
     """vocabulary: the number of token ids, which those in the file must be below; None: any."""
     try:
-        return _checked(path.name, list(_placed(path, _text(path))), vocabulary)
+        return _checked(path.name, list(_placed(path, _content(path))), vocabulary)
     except _Malformed as error:
         return TranscriptFile(problems=[f"{path.name}:{error.line}: {error}"])
 
@@ -66,7 +66,7 @@ def _checked(name: str, found: list[tuple[int, Any]], vocabulary: int | None) ->
     return file
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise _Malformed(1, f"the file is larger than {MAX_BYTES >> 20} MiB: split it")

@@ -222,6 +222,9 @@ def _size(given: Iterable[object]) -> int:
                 size += len(body) + _size(output)
             case ConversationRecord(body=body) | CompletionRecord(body=body):
                 size += len(body)
+            case list() | tuple() if value and isinstance(value[0], ItemRecord):
+                # all at once, since an input may have 65,000 items
+                size += sum(len(item.body) for item in value)
             case list() | tuple():
                 size += _size(value)
     return size

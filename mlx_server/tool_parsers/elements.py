@@ -131,35 +131,36 @@ class Elements:
 
     def call_format(self) -> CallFormat:
         block = BlockGrammar(
-            self._written, between="", after=self.block_end, unsupported=unsupported_as_text
+            self._call_rule, between="", after=self.block_end, unsupported=unsupported_as_text
         )
         return CallFormat(
             self.read, (self.block,), (self.block_end,), inner=(self.sign,), blocks=(block,)
         )
 
-    def _written(self, lark: Lark, tool: Tool) -> str:
+    def _call_rule(self, lark: Lark, tool: Tool) -> str:
         if not _is_name(tool.name):
             raise UncallableTool(f"the name of the tool {tool.name!r}")
         head = lark.text(f'{self.invoke}{tool.name}">')
         space = lark.terminal(r"/\n?/")
-        written = partial(self._member, lark, limits.TEXT_SCHEMA_DEPTH.value)
+        written = partial(self._member_rule, lark, limits.TEXT_SCHEMA_DEPTH.value)
         arguments = one_by_one_rule(arguments_of(tool), written, lark)
         return lark.rule(f"{head} {space} {arguments} {lark.text(self.invoke_end)}")
 
-    def _member(self, lark: Lark, depth: int, member: MemberSchema) -> str | None:
+    def _member_rule(self, lark: Lark, depth: int, member: MemberSchema) -> str | None:
         if not _is_name(member.key):
             return None
         opening = lark.text(f"{self.sign}<{member.key}>")
         space = lark.terminal(r"/\n?/")
-        return f"{opening} {self._of(member.value, lark, self.end(member.key), depth)} {space}"
+        value = self._value_rule(member.value, lark, self.end(member.key), depth)
+        return f"{opening} {value} {space}"
 
-    def _of(self, value: ValueSchema, lark: Lark, end: str, depth: int) -> str:
+    def _value_rule(self, value: ValueSchema, lark: Lark, end: str, depth: int) -> str:
         """Returns the rule of a value and the tag that closes it."""
         value = value.target or value
         if value.types <= SCALARS:
             return bare_value_rule(value, lark, end, self.sign)
         closing = lark.text(end)
-        elements = self._elements(value, lark, depth) if depth else None
+        elements = self._elements_rule(value, lark, depth) if depth else None
         if elements is None:
             return bare_value_rule(value, lark, end, self.sign)
         rest = value.types & SCALARS
@@ -168,7 +169,7 @@ class Elements:
             options.append(f"{json_rule(value, lark, *rest)} {closing}")
         return lark.rule(" | ".join(options))
 
-    def _elements(self, value: ValueSchema, lark: Lark, depth: int) -> str | None:
+    def _elements_rule(self, value: ValueSchema, lark: Lark, depth: int) -> str | None:
         """Returns the rule of a value in elements; None where only JSON can follow the schema."""
         of_list = value.types - SCALARS == {"array"} and value.says_only(
             "type", "items", "minItems"
@@ -176,10 +177,10 @@ class Elements:
         if of_list and (items := value.items):
             least, _ = value.counts("minItems", "maxItems")
             item = MemberSchema(ITEM, items, required=True)
-            return f"({self._member(lark, depth - 1, item)}){{{least},}}"
+            return f"({self._member_rule(lark, depth - 1, item)}){{{least},}}"
         said = ("type", "properties", "required", "additionalProperties")
         if value.types - SCALARS == {"object"} and members(value) and value.says_only(*said):
-            written = partial(self._member, lark, depth - 1)
+            written = partial(self._member_rule, lark, depth - 1)
             return one_by_one_rule([members(value)], written, lark)
         return None
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from test_parts.outcomes import Outcomes
 
 SCRIPTS = Path(__file__).parents[1]
+COMPILED = SCRIPTS.parent / "tests" / "__pycache__"
+"""Exists if tests have run before in this folder."""
 MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
 SIDE_BY_SIDE = (*SPREAD, "--alone=without")
@@ -69,6 +71,8 @@ class Run:
 
     def tests(self, arguments: Sequence[str]) -> int:
         """Runs the tests; returns the exit code."""
+        if "--all" in arguments and not COMPILED.exists():
+            self._compile(arguments)
         codes = []
         paths: list[str] = []
         measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
@@ -91,6 +95,11 @@ class Run:
             self._again([each for each in arguments if each not in paths])
             return FAILED if self.failed else PASSED
         return FAILED if FAILED in codes else min(codes)
+
+    def _compile(self, arguments: Sequence[str]) -> None:
+        """Compiles all tests once; otherwise each process would, as they all start by that."""
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *arguments]
+        subprocess.call(command, stdout=subprocess.DEVNULL)
 
     def _again(self, options: Sequence[str]) -> None:
         if self.interrupted or len(self.failed) > RUN_AGAIN:

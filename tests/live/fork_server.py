@@ -17,9 +17,11 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
+from tests.hostile.outbound.sitecustomize import watch_uvloop
+
 PRELOADED = ("mlx_server.cli", "mlx_server.cli.startup", "mlx_server.app", "uvloop", "tokenizers")
-UNREAD = ("MLX_SERVER_", "PYTEST_CURRENT_TEST", "TRANSFORMERS_")
-"""Prefixes of variables that no import reads, or that mlx-lm's own import sets."""
+UNREAD = ("MLX_SERVER_", "PYTEST_CURRENT_TEST", "TRANSFORMERS_NO", "HF_HUB_DISABLE_TELEMETRY")
+"""Prefixes of variables that no import reads, or that imports of mlx-lm and of our own set."""
 
 
 class ForkedProcess:
@@ -55,7 +57,7 @@ class ForkedProcess:
 def can_fork(interpreter: str, environment: Mapping[str, str]) -> bool:
     """Not where a test has changed the interpreter or what modules read while they are imported;
     nor on a Mac, whose own libraries don't survive a fork without an exec."""
-    is_same = interpreter == sys.executable and _read_by_imports(environment) == _template()[1]
+    is_same = interpreter == sys.executable and read_by_imports(environment) == _template()[1]
     return is_same and sys.platform == "linux"
 
 
@@ -79,10 +81,10 @@ def _template() -> tuple[ForkServerContext, Mapping[str, str]]:
     context = get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
     ensure_running()
-    return context, _read_by_imports(os.environ)
+    return context, read_by_imports(os.environ)
 
 
-def _read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
+def read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {k: v for k, v in environment.items() if not k.startswith(UNREAD)}
 
 
@@ -113,6 +115,7 @@ def _run(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["mlx-server", *arguments]
+    watch_uvloop()  # the fork server's own start doesn't, as it is no server
     from mlx_server.cli import main
 
     main()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server import __version__
-from tests.live.fork_server import ForkedProcess, can_fork, fork
+from tests.live.fork_server import PRELOADED, ForkedProcess, can_fork, fork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="servers are forked on Linux only")
 
@@ -49,9 +49,22 @@ def test_a_signal_is_its_exit_code(tmp_path: Path) -> None:
 
 
 def test_what_imports_read_needs_a_new_interpreter() -> None:
-    import mlx_lm  # noqa: F401  which sets a variable
-
     assert can_fork(sys.executable, {**os.environ, "MLX_SERVER_DATA": "elsewhere"})
     assert not can_fork(sys.executable, {**os.environ, "PYTHONPATH": "elsewhere"})
     assert not can_fork(sys.executable, {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"})
     assert not can_fork("limited", os.environ)
+
+
+IMPORTS = f"""
+import importlib, os
+from tests.live.fork_server import read_by_imports
+before = read_by_imports(os.environ)
+for name in {(*PRELOADED, "mlx_lm")}:
+    importlib.import_module(name)
+assert read_by_imports(os.environ) == before
+"""
+
+
+def test_imports_change_nothing_that_imports_read() -> None:
+    """Otherwise whether a test's server is forked would depend on the tests before it."""
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=Path(__file__).parents[2])

@@ -1,6 +1,5 @@
 """The memory of a process, and of one that has ended."""
 
-import os
 import subprocess
 import sys
 
@@ -8,12 +7,28 @@ import psutil
 
 from mlx_server.pool.footprint import footprint
 
+HOLDER = """
+import os, sys
+sys.stdin.readline()
+held = os.urandom(32_000_000)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
 
 def test_it_grows_with_what_a_process_holds() -> None:
-    before = footprint(os.getpid())
-    assert before > 1_000_000
-    held = bytearray(os.urandom(32_000_000))
-    assert footprint(os.getpid()) - before > len(held) / 2
+    """In a process of its own: one that has freed memory before allocates that first."""
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        before = footprint(holder.pid)
+        assert before > 1_000_000
+        holder.stdin.write("\n")
+        held = int(holder.stdout.readline())
+        assert footprint(holder.pid) - before > held / 2
 
 
 def test_a_process_that_has_ended_takes_nothing() -> None:

@@ -148,7 +148,7 @@ class Turns:
                     self.tools.apply(change, f"{where}.tool_changes[{i}]")
                 self._say(SUMMARY + block.content if block.content else "")
             case _:
-                self._say(self._text(block, where))
+                self._say(self._block_text(block, where))
 
     def _say(self, text: str) -> None:
         if not text:
@@ -180,13 +180,15 @@ class Turns:
             )
         content = block.content or ""
         if not isinstance(content, str):
-            texts = (self._text(each, f"{where}.content[{i}]") for i, each in enumerate(content))
+            texts = (
+                self._block_text(each, f"{where}.content[{i}]") for i, each in enumerate(content)
+            )
             content = "\n".join(texts)
         if block.is_error:
             content = FAILED + content
         self._results.append(Message("tool", content, tool_call_id=block.tool_use_id))
 
-    def _text(self, block: ResultBlock, where: str) -> str:
+    def _block_text(self, block: ResultBlock, where: str) -> str:
         match block:
             case TextBlock():
                 return block.text

@@ -67,11 +67,11 @@ def action_of(call: BuiltInCall) -> Wire | None:
         return None
     match call.tool:
         case "browser.search":
-            return {"type": "search", **_texts(query=arguments.get("query"))}
+            return {"type": "search", **_only_texts(query=arguments.get("query"))}
         case "browser.open":  # the id is a URL or the number of a link
-            return {"type": "open_page", **_texts(url=arguments.get("id"))}
+            return {"type": "open_page", **_only_texts(url=arguments.get("id"))}
         case "browser.find":  # the URL of the page is not in the arguments
-            pattern = _texts(pattern=arguments.get("pattern"))
+            pattern = _only_texts(pattern=arguments.get("pattern"))
             return {"type": "find_in_page", "pattern": "", "url": "", **pattern}
     return None
 
@@ -84,7 +84,7 @@ def _arguments(call: BuiltInCall) -> Wire | None:
     return found if isinstance(found, dict) else None
 
 
-def _texts(**given: object) -> Wire:
+def _only_texts(**given: object) -> Wire:
     """The values that are text. Lone surrogates, which a model may write, are replaced."""
     return {
         name: value.encode(errors="replace").decode()

@@ -64,7 +64,7 @@ class StreamedToolSearch(ClientCall):
 
     def wire(self) -> Wire:
         called = {"call_id": self._call_id, "execution": "client"}
-        return {**self._head(), **called, "arguments": self._read()}
+        return {**self._head(), **called, "arguments": self._arguments()}
 
     def add(self, arguments: str) -> Events:
         self._pieces.append(arguments)
@@ -73,7 +73,7 @@ class StreamedToolSearch(ClientCall):
     def finished_events(self) -> Events:
         yield from ()
 
-    def _read(self) -> object:
+    def _arguments(self) -> object:
         return arguments_object("".join(self._pieces)) if self.status == "completed" else {}
 
 

@@ -28,7 +28,7 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
     output = ResponseOutput(new_response(body, "", stored=False))
     async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
         response = await output.aggregate(events)
-    summary = "".join(_texts(response["output"])).strip()
+    summary = "".join(_message_texts(response["output"])).strip()
     if not summary:
         raise BadRequest(
             "The model wrote no summary. Allow more output tokens, or use another model.",
@@ -60,6 +60,6 @@ def _is_users(item: Wire) -> bool:
     return (item["type"], item.get("role")) == ("message", "user")
 
 
-def _texts(output: Sequence[Wire]) -> list[str]:
+def _message_texts(output: Sequence[Wire]) -> list[str]:
     messages = [item for item in output if item["type"] == "message"]
     return [part["text"] for message in messages for part in message["content"]]

@@ -115,8 +115,8 @@ async def _answer(process: asyncio.subprocess.Process, stdin: bytes) -> Answer:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_sent(process.stdin))
-            out = group.create_task(_read(process.stdout))
-            err = group.create_task(_read(process.stderr))
+            out = group.create_task(_read_output(process.stdout))
+            err = group.create_task(_read_output(process.stderr))
     except* _TooLarge:
         too_large = True
     if too_large:
@@ -135,7 +135,7 @@ async def _sent(stdin: asyncio.StreamWriter) -> None:
         await stdin.wait_closed()
 
 
-async def _read(stream: asyncio.StreamReader) -> bytes:
+async def _read_output(stream: asyncio.StreamReader) -> bytes:
     found = b""
     while piece := await stream.read(64 << 10):
         found += piece

@@ -50,11 +50,11 @@ class HeldPrompts:
 
     def length(self, prompt: CachedPrompt) -> int:
         """Returns how many of the prompt's tokens rows continue."""
-        return max((hold.length for hold in self._of(prompt)), default=0)
+        return max((hold.length for hold in self._holds_of(prompt)), default=0)
 
     def dropped(self, prompt: CachedPrompt) -> None:
         """Frees what no row continues of a prompt that the cache has dropped."""
-        if holds := self._of(prompt):
+        if holds := self._holds_of(prompt):
             prompt.cut_back(self.length(prompt), [hold.snapshot for hold in holds])
 
     def superseded(self, prompt: CachedPrompt, by: CachedPrompt) -> None:
@@ -63,5 +63,5 @@ class HeldPrompts:
             if hold and hold.prompt is prompt:
                 self._holds[row] = replace(hold, prompt=by)
 
-    def _of(self, prompt: CachedPrompt) -> list[Hold]:
+    def _holds_of(self, prompt: CachedPrompt) -> list[Hold]:
         return [hold for hold in self._holds.values() if hold and hold.prompt is prompt]

@@ -27,7 +27,7 @@ class Outbound(OSError):
 def watch() -> None:
     sys.addaudithook(_audit)
     if "mlx_server" in sys.orig_argv and "serve" in sys.orig_argv:
-        _watch_uvloop()
+        watch_uvloop()
 
 
 def attempts() -> list[str]:
@@ -87,7 +87,7 @@ def _is_numeric(host: Any) -> bool:
     return True
 
 
-def _watch_uvloop() -> None:
+def watch_uvloop() -> None:
     """It connects by a library of its own, which raises no audit events."""
     try:
         from uvloop import Loop
