@@ -127,7 +127,9 @@ def _credentials(found: OAuthSettings) -> ClientCredentials:
 
 
 def _file_text(path: Path | None) -> str | None:
+    if path is None:
+        return None
     try:
-        return path.read_text("utf-8") if path else None
+        return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         raise SettingsError(f"The file {path.name!r} can't be read as UTF-8 text.") from None

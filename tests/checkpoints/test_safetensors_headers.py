@@ -40,7 +40,11 @@ def refusal(header: Any, data: int = 0) -> str:
 
 
 def test_a_file_of_the_formats_own_library(tmp_path: Path) -> None:
-    tensors = {"b": np.ones((2, 3), np.float32), "a": np.ones((), np.int8), "none": np.ones((0, 7))}
+    tensors: dict[str, Any] = {
+        "b": np.ones((2, 3), np.float32),
+        "a": np.ones((), np.int8),
+        "none": np.ones((0, 7)),
+    }
     path = tmp_path / "x.safetensors"
     save_file(tensors, path, {"format": "mlx"})
     found = read_header_of(path, MOST)

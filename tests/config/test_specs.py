@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
-from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.config.settings import PROMPT_FOLDER, ModelSettings, Settings
 from mlx_server.config.specs import (
     adapter_dirs,
     connector,
@@ -79,7 +79,7 @@ def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path)
 def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert prompt_disk(Settings()) == NO_DISK
     kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
-    assert prompt_disk(kept) == PromptDisk(kept.kept_prompt_folder, 10**9)
+    assert prompt_disk(kept) == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
     assert prompt_disk(off) == NO_DISK
 

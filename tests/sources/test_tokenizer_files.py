@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_leaves_nothing_and_is_told_of(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((Path, fails) if fails == "write_text" else (os, fails)), full)
+        patch.setattr(Path if fails == "write_text" else os, fails, full)
         with pytest.raises(ModelUnusable, match=r"No space left on device.*MLX_SERVER_CACHE"):
             tokenizer_json(folder)
     assert files(cache) == []

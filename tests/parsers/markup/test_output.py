@@ -57,12 +57,9 @@ def test_a_line_has_begun_once_there_is_more_than_white_space(
 
 
 def test_white_space_alone_is_neither_text_nor_an_answer(output: MarkupOutput) -> None:
-    output.add_text(" \n")
-    assert not output.in_text
-    assert not output.answered
-    output.add_text("a")
-    assert output.in_text
-    assert output.answered
+    for text, is_text in ((" \n", False), ("a", True), (" ", True)):
+        output.add_text(text)
+        assert (output.in_text, output.answered) == (is_text, is_text)
 
 
 def test_reasoning_alone_is_no_answer_and_a_call_is_one(output: MarkupOutput) -> None:
@@ -121,8 +118,9 @@ def test_thoughts_are_separated_apart_from_texts(output: MarkupOutput) -> None:
 
 
 def test_a_repair_is_reported_once_a_kind(output: MarkupOutput) -> None:
-    for what in ("format", "reasoning", "format"):
-        output.add_repair(what)  # type: ignore[arg-type]
+    output.add_repair("format")
+    output.add_repair("reasoning")
+    output.add_repair("format")
     expected = [Repaired(2, "format", "content"), Repaired(2, "reasoning", "content")]
     assert output.take() == expected
     output.add_repair("format")
