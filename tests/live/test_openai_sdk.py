@@ -124,7 +124,9 @@ def test_pieces_come_as_they_are_made(client: OpenAI) -> None:
 
 @contextmanager
 def endless(client: OpenAI, **asked: Any) -> Iterator[Stream[ChatCompletionChunk]]:
-    with closing(ask_streaming(client, model=SHALLOW, messages=STORY, **ENDLESS, **asked)) as stream:
+    with closing(
+        ask_streaming(client, model=SHALLOW, messages=STORY, **ENDLESS, **asked)
+    ) as stream:
         next(stream)
         yield stream
 

@@ -76,7 +76,11 @@ def test_a_legacy_client_is_answered_with_a_function_call(client: OpenAI) -> Non
     assert {*json.loads(choice.message.function_call.arguments)} == {"city"}
     called = {"role": "assistant", "function_call": choice.message.function_call.model_dump()}
     result = {"role": "function", "name": "get_weather", "content": "It rains."}
-    assert ask(client, QUESTION, called, result, functions=[function], max_tokens=4).choices[0].message.content
+    assert (
+        ask(client, QUESTION, called, result, functions=[function], max_tokens=4)
+        .choices[0]
+        .message.content
+    )
 
 
 def test_the_schema_costs_prompt_tokens_once_each_turn(client: OpenAI) -> None:
