@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from mlx_server.system import allocator
 from mlx_server.system.allocator import MAPPED_BYTES, return_large_blocks
 
 PROGRAM = f"""
@@ -50,6 +49,6 @@ def test_where_there_is_no_such_option_nothing_happens(
 
 
 def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(ctypes, "CDLL", None)
     return_large_blocks()
