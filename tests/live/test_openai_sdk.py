@@ -370,7 +370,7 @@ def test_echo_scores_the_prompt_as_generation_did(client: OpenAI, tokenizer: Tok
 
 def test_models(client: OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
-    assert listed == [SHALLOW, DEMO, TINY]
+    assert listed == [DEMO, SHALLOW, TINY]
     assert client.models.retrieve(DEMO).id == DEMO
     assert client.models.retrieve("small").id == TINY
     assert ask(client, model="small", max_tokens=1).model == TINY

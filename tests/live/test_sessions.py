@@ -1,6 +1,7 @@
 """An agent's session computes each token of its prompts once, on every kind of cache."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +28,53 @@ TRIMMED = 8
 """Tokens by which the test's own prompts differ, since the server trims white space."""
 
 
-def computed_ahead(live: LiveServer, tokens: int) -> None:
+AHEAD, USED = "mlx_server_ahead_tokens_total", "mlx_server_used_ahead_tokens_total"
+
+
+@pytest.fixture(scope="module")
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A model of each kind of cache. All are loaded one after the other and none makes room."""
+    folder = tmp_path_factory.mktemp("kinds")
+    models = {name: {"source": str(save(name, folder)), "family": "qwen3"} for name in MODELS}
+    with serving(folder, {"models": models}) as live:
+        yield live
+
+
+def computed_ahead(live: LiveServer, tokens: float) -> None:
     """Waits until the engine has computed so many."""
     deadline = time.monotonic() + READ_SECONDS
-    while (found := live.counted("mlx_server_ahead_tokens_total")) < tokens:
+    while (found := live.counted(AHEAD)) < tokens:
         assert time.monotonic() < deadline, f"{found} of {tokens} tokens"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_only_the_new_message_is_left_for_the_next_turn(model: str, tmp_path: Path) -> None:
+def test_only_the_new_message_is_left_for_the_next_turn(
+    model: str, every_kind: LiveServer, demo_path: Path
+) -> None:
     """The template drops the answer's thoughts, so that its tokens are not those of the prompt."""
-    path = save(model, tmp_path)
-    seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
+    live = every_kind
+    seen = Seen(tokenizers.Tokenizer.from_file(str(demo_path / "tokenizer.json")))
     first, second = SyntheticSession(3, rounds=0).requests(2)
     other = {**second, "messages": [*second["messages"][:-1], {"role": "user", "content": "why"}]}
     prompt, following = seen.tokens(first), seen.tokens(second)
     known, end = common(prompt, following), common(following, seen.tokens(other))
-    models = {"m": {"source": str(path), "family": "qwen3"}}
-    with serving(tmp_path, {"models": models}) as live, live.http() as http:
+    ahead, used = live.counted(AHEAD), live.counted(USED)
+    with live.http() as http:
 
         def ask(body: dict[str, Any]) -> dict[str, Any]:
-            answer = http.post("/v1/chat/completions", json={"model": "m", **body}).json()
-            assert answer["choices"][0]["finish_reason"] == "stop", answer
+            answer = http.post("/v1/chat/completions", json={"model": model, **body}).json()
+            ends = "length" if body["max_tokens"] == 1 else "stop"
+            assert answer["choices"][0]["finish_reason"] == ends, answer
             usage: dict[str, Any] = answer["usage"]
             return usage
 
         ask(first)
         assert end - known > 32
-        computed_ahead(live, end - known - TRIMMED)
-        cached = ask(second)["prompt_tokens_details"]["cached_tokens"]
+        computed_ahead(live, ahead + end - known - TRIMMED)
+        cached = ask({**second, "max_tokens": 1})["prompt_tokens_details"]["cached_tokens"]
         assert abs(cached - end) <= TRIMMED
-        used = live.counted("mlx_server_used_ahead_tokens_total")
-        assert used >= end - known - TRIMMED
+        assert live.counted(USED) - used >= end - known - TRIMMED
 
 
 BILLING = "x-anthropic-billing-header"
