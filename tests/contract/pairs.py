@@ -43,7 +43,7 @@ def thinks(family: ModelFamily) -> bool:
 WITH_CALLS = [family for family in KNOWN if family.name not in WITHOUT_CALLS]
 FAMILIES = tuple({_kind(family): family.name for family in reversed(WITH_CALLS)}.values())
 """The first of each kind."""
-THOUGHT = "Let me see, step by step. " * 4
+THOUGHT = "Let me see, step by step. " * 2
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""
 
