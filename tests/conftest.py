@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
+from mlx_server.system.scheduling import keep_time_slices
 from tests.hostile.outbound import sitecustomize as outbound
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _hide_coverage(config)
     else:
         _share_a_cache(config)
+    keep_time_slices()  # as an engine's process, also for the engines in a test's own
     handle, os.environ[outbound.VARIABLE] = tempfile.mkstemp(prefix="outbound-")
     os.close(handle)
     everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
@@ -172,3 +174,11 @@ def demo_path() -> Path:
     """The demo model, which is real; fetched once per machine."""
     with outbound.allowed():
         return resolve("demo:smollm2", lambda what, done, total: None)
+
+
+@pytest.fixture(scope="session")
+def shallow_path(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Path:
+    """The demo model's first layers: its tokenizer, template and widths at a fourth of its cost."""
+    from tests.tiny import shallow_copy
+
+    return shallow_copy(demo_path, tmp_path_factory.mktemp("shallow") / "demo")

@@ -26,7 +26,7 @@ router = APIRouter()
 class Unload(WireModel):
     lora_name: Name
     model: Name | None = None
-    """May be left out if only one model is served."""
+    """May be left out if only one model with weights is served."""
 
 
 class Load(Unload):
@@ -56,7 +56,9 @@ async def unload(http: Request) -> Response:
 def _model(pool: Pool, body: Unload) -> str:
     if body.model:
         return pool.spec(body.model).id
-    served = [spec.id for spec in pool.specs if not spec.source.startswith(REPLAY)]
+    served = [
+        spec.id for spec in pool.specs if not (spec.upstream or spec.source.startswith(REPLAY))
+    ]
     if len(served) != 1:
         raise BadRequest(
             f"Set `model` to the model that the adapter is for: {', '.join(served) or 'none'}.",

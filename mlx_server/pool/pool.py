@@ -250,8 +250,9 @@ class Pool:
         entry = self._models.find(name)
         if entry.upstream:
             raise BadRequest(
-                f"{entry.spec.id} is served by another server, whose tokens can't be counted or "
-                "recorded here. Use a model that this server runs.",
+                f"{entry.spec.id} is served by another server, so its tokens can't be counted or "
+                "recorded here, and its adapters are not loaded here. Use a model that this server "
+                "runs.",
                 param="model",
             )
         return await self.engine_of(entry.spec.id).preparation.prepared(entry)
@@ -298,8 +299,9 @@ class Pool:
             prepared.transcript.reset()
 
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
+        prepared = await self.prepared(id)
         self._check_takes_adapters(id)
-        return await self._catalogs.add(await self.prepared(id), name, path)
+        return await self._catalogs.add(prepared, name, path)
 
     def _check_takes_adapters(self, id: str) -> None:
         if group := self.engine_of(id).group:

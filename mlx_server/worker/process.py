@@ -21,6 +21,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.messages import IDLE, IMPORTING, Ready
 from mlx_server.engine.worker_arguments import WorkerArguments, decode_worker_arguments
 from mlx_server.system import descriptors, logs
+from mlx_server.system.scheduling import keep_time_slices
 from mlx_server.worker.heartbeat import HeartbeatMonitor, ReportSender, leave, start_heartbeat
 from mlx_server.worker.inputs import END, Inbox, OwnInputs
 from mlx_server.worker.ranks.leader import Leader
@@ -91,6 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.configure("warning", os.environ.get(logs.FORMAT_VARIABLE, "text"))
     descriptors.survive_mlx_lm()
+    keep_time_slices()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
     given = sys.argv[2] if len(sys.argv) > 2 else _read_after_imports(connection)

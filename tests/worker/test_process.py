@@ -1,5 +1,6 @@
 """The worker's process ends with its server, whatever was unread."""
 
+import os
 import select
 import socket
 import subprocess
@@ -43,5 +44,22 @@ def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
         ours.close()
         try:
             worker.wait(HANG)
+        finally:
+            worker.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's")
+def test_the_engine_keeps_its_time_slices() -> None:
+    ours, theirs = socket.socketpair()
+    reset = "os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"
+    module = "import runpy; runpy.run_module('mlx_server.worker.process', run_name='__main__')"
+    command = [sys.executable, "-c", f"import os; {reset}; {module}", str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
+        theirs.close()
+        ours.settimeout(HANG)
+        ours.sendall(messages.frame(encode_arguments(WorkerArguments())))
+        try:
+            assert ours.recv(1)
+            assert os.sched_getscheduler(worker.pid) == os.SCHED_BATCH
         finally:
             worker.kill()
