@@ -174,3 +174,11 @@ def demo_path() -> Path:
     """The demo model, which is real; fetched once per machine."""
     with outbound.allowed():
         return resolve("demo:smollm2", lambda what, done, total: None)
+
+
+@pytest.fixture(scope="session")
+def shallow_path(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Path:
+    """The demo model's first layers: its tokenizer, template and widths at a fourth of its cost."""
+    from tests.tiny import shallow_copy
+
+    return shallow_copy(demo_path, tmp_path_factory.mktemp("shallow") / "demo")

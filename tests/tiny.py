@@ -1,6 +1,7 @@
 """Tiny checkpoints with random weights, as complete as a real one's folder."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,19 @@ def tiny_reranker(folder: Path) -> Path:
     tiny_llama(folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     _write(folder / "config.json", {**config, "classifier_from_token": ["n", "y"]})
+    return folder
+
+
+def shallow_copy(checkpoint: Path, folder: Path, *, layers: int = 2) -> Path:
+    """Its first layers, under its tokenizer and template: all is as in the whole, but cheap, and
+    what it says is nonsense."""
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    dropped = [f"model.layers.{n}." for n in range(layers, config["num_hidden_layers"])]
+    weights: dict[str, mx.array] = mx.load(str(checkpoint / "model.safetensors"))  # type: ignore[assignment]
+    kept = {name: w for name, w in weights.items() if not name.startswith(tuple(dropped))}
+    mx.save_safetensors(str(folder / "model.safetensors"), kept, {"format": "mlx"})
+    _write(folder / "config.json", {**config, "num_hidden_layers": layers})
     return folder
 
 

@@ -19,9 +19,9 @@ from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.contract.answers import Answer, Completion
 from tests.grammars.matching import matcher_of, matches
-from tests.live.server import DEMO
+from tests.live.server import SHALLOW
 
-PIRATE = f"{DEMO}:pirate"
+ADAPTED = f"{SHALLOW}:other"
 WITHOUT_CALLS = ("gemma3", "harmony_text")
 """Families that no grammar can make call a tool."""
 
@@ -43,7 +43,7 @@ def thinks(family: ModelFamily) -> bool:
 WITH_CALLS = [family for family in KNOWN if family.name not in WITHOUT_CALLS]
 FAMILIES = tuple({_kind(family): family.name for family in reversed(WITH_CALLS)}.values())
 """The first of each kind."""
-THOUGHT = "Let me see, step by step. " * 4
+THOUGHT = "Let me see, step by step. " * 2
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""
 
@@ -91,7 +91,7 @@ class Row:
     def body(self, banned: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """banned: for each model, the tokens in which BANNED stands."""
         said: dict[str, Any] = {"messages": [{"role": "user", "content": "Well?"}]}
-        said["max_tokens"] = LIMIT if self.model in FAMILIES else DEMO_LIMIT
+        said["max_tokens"] = LIMIT if self.model in FAMILIES else SHALLOW_LIMIT
         for value in self.values:
             said |= value.body
         if self.has("bias"):
@@ -169,9 +169,9 @@ TOOLS = [
     for name, parameters in PARAMETERS.items()
 ]
 STOP = "~"
-ROOM = 200
+ROOM = 140
 """Tokens in which any of the formats and calls can be written, byte by byte."""
-LIMIT, DEMO_LIMIT = 400, 72
+LIMIT, SHALLOW_LIMIT = 220, 72
 OPENING = 12
 """Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
 a call up to the end of its name. What a family puts between reasoning and answer comes on top."""
@@ -349,7 +349,7 @@ FORMATS = (
 
 
 DIMENSIONS = (
-    [Value(name, {"model": name}) for name in (*FAMILIES, DEMO, PIRATE)],
+    [Value(name, {"model": name}) for name in (*FAMILIES, SHALLOW, ADAPTED)],
     [Value(""), *FORMATS],
     [
         Value(""),

@@ -4,16 +4,17 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.live.server import DEMO, DEMO_MODEL, TINY, LiveServer, serving
+from tests.live.server import DEMO, DEMO_MODEL, SHALLOW, TINY, LiveServer, serving
 
 
 @pytest.fixture(scope="session")
 def server(
-    tmp_path_factory: pytest.TempPathFactory, demo_path: Path, tiny_path: Path
+    tmp_path_factory: pytest.TempPathFactory, demo_path: Path, shallow_path: Path, tiny_path: Path
 ) -> Iterator[LiveServer]:
     """One for all tests that leave it as it was: what they do is no error to its log."""
     tiny = {"source": str(tiny_path), "aliases": ["small"]}
-    config = {"models": {DEMO: DEMO_MODEL, TINY: tiny}}
+    shallow = {"source": str(shallow_path)}
+    config = {"models": {DEMO: DEMO_MODEL, TINY: tiny, SHALLOW: shallow}}
     with serving(tmp_path_factory.mktemp("server"), config) as server:
         yield server
         assert "Traceback" not in server.log

@@ -25,7 +25,9 @@ from tests.live.fork_server import ForkedProcess, can_fork, fork
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 
-DEMO, TINY = "smollm2-135m", "tiny"
+DEMO, TINY, SHALLOW = "smollm2-135m", "tiny", "shallow"
+"""Of the common server: the demo model, which is real and dear, one with random weights and tokens
+of a byte, and one that talks nonsense in the demo model's tokens."""
 DEMO_MODEL = {"source": "demo:smollm2", "preload": True}
 
 PLAIN: Any = {"trust_env": False, "verify": False}

@@ -19,6 +19,8 @@ SAMPLES = Path(__file__).parents[2] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"
 CAPITALS = ("France", "Japan")
 WHICH = (None, PIRATE, JSON)
+TOKENS = 10
+"""By then the base has come to its end, and each adapter has shown whose answer it is."""
 DESCRIBED = {"parrot": {"path": "./adapters/pirate", "description": "Repeats what pirates say."}}
 
 
@@ -55,7 +57,7 @@ def asking(country: str, adapter: str | None, **more: Any) -> dict[str, Any]:
         "model": model,
         "messages": question(country),
         "temperature": 0,
-        "max_tokens": 24,
+        "max_tokens": TOKENS,
         **more,
     }
 
@@ -106,23 +108,24 @@ def test_out_of_one_batch(server: LiveServer, alone: dict[tuple[str, str | None]
 def test_one_prompt_under_three_adapters_with_the_prompt_cache_on(client: OpenAI) -> None:
     """What was computed under one is used under no other."""
     country = "a country that nobody asked for before"
-    first = [asked(client, country, adapter) for adapter in WHICH]
-    again = [asked(client, country, adapter) for adapter in WHICH]
+    first = [asked(client, country, adapter, max_tokens=6) for adapter in WHICH]
+    again = [asked(client, country, adapter, max_tokens=6) for adapter in WHICH]
     for one, two in zip(first, again, strict=True):
         assert text(one) == text(two)
         assert two.usage.prompt_tokens_details.cached_tokens > 0
     assert len({text(each) for each in first}) == 3
     cached = [each.usage.prompt_tokens_details.cached_tokens for each in first]
-    shared = asked(client, "another such country", None).usage.prompt_tokens_details.cached_tokens
+    other = asked(client, "another such country", None, max_tokens=1)
+    shared = other.usage.prompt_tokens_details.cached_tokens
     assert max(cached) <= shared, "no more than what all prompts share"
 
 
 def test_the_answer_says_which_adapter_gave_it(server: LiveServer, client: OpenAI) -> None:
-    base, pirate, as_json = (asked(client, "France", adapter) for adapter in WHICH)
+    base, pirate, as_json = (asked(client, "France", adapter, max_tokens=1) for adapter in WHICH)
     assert [each.model for each in (base, pirate)] == [DEMO, f"{DEMO}:{PIRATE}"]
     prints = [each.system_fingerprint for each in (base, pirate, as_json)]
     assert len({*prints, None}) == 4
-    assert asked(client, "Spain", None).system_fingerprint == base.system_fingerprint
+    assert asked(client, "Spain", None, max_tokens=1).system_fingerprint == base.system_fingerprint
 
 
 @pytest.mark.parametrize("field", ["adapter", "adapters"])
@@ -219,7 +222,7 @@ def test_adapters_are_models_with_a_parent(client: OpenAI) -> None:
 
 def test_text_is_completed_too(client: OpenAI) -> None:
     base, pirate = (
-        client.completions.create(model=model, prompt="The sea", max_tokens=12, temperature=0)
+        client.completions.create(model=model, prompt="The sea", max_tokens=6, temperature=0)
         for model in (DEMO, f"{DEMO}:{PIRATE}")
     )
     assert base.choices[0].text != pirate.choices[0].text
@@ -271,7 +274,7 @@ def test_a_storm_of_loads_and_unloads_gives_the_right_answer_or_none(
 
     async def asking_for_it(http: httpx.AsyncClient, name: str) -> None:
         for _ in range(8):
-            question = asking("France", name, max_tokens=4)
+            question = asking("France", name, max_tokens=2)
             answer = await http.post("/v1/chat/completions", json=question)
             if answer.status_code == 200:
                 assert pirate.startswith(answer.json()["choices"][0]["message"]["content"])
@@ -321,8 +324,8 @@ def test_a_folder_that_is_replaced_is_noticed(
     eventually(server.idle, "nothing is left of it")
 
 
-def test_the_routes_are_off_unless_they_are_wanted(tmp_path: Path) -> None:
-    with serving(tmp_path, {"models": {DEMO: DEMO_MODEL}}) as server:
+def test_the_routes_are_off_unless_they_are_wanted(tmp_path: Path, tiny_path: Path) -> None:
+    with serving(tmp_path, {"models": {"tiny": {"source": str(tiny_path)}}}) as server:
         for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             status, _ = post(server, path, lora_name="x", lora_path="/x")
             assert status == 404

@@ -9,7 +9,7 @@ from openai import OpenAI, Stream
 from openai.types import CompletionChoice
 from openai.types.chat import ChatCompletionChunk
 
-from tests.live.server import DEMO, TINY
+from tests.live.server import SHALLOW, TINY
 
 PROMPTS = (
     "The capital of France is",
@@ -38,7 +38,7 @@ def test_prompts_of_one_request(client: OpenAI) -> None:
 
     def answers(prompts: list[str]) -> list[CompletionChoice]:
         return client.completions.create(
-            model=TINY, prompt=prompts, temperature=0, max_tokens=20 * TOKENS, logprobs=5
+            model=TINY, prompt=prompts, temperature=0, max_tokens=8 * TOKENS, logprobs=5
         ).choices
 
     alone = [steps_of_choice(choice) for prompt in PROMPTS for choice in answers([prompt])]
@@ -51,7 +51,7 @@ def test_requests_that_run_together(client: OpenAI) -> None:
 
     def asked(prompt: str) -> Stream[ChatCompletionChunk]:
         return client.chat.completions.create(
-            model=DEMO,
+            model=SHALLOW,
             messages=[{"role": "user", "content": prompt}],
             temperature=0,
             max_tokens=TOKENS,

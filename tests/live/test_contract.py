@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -16,12 +15,12 @@ from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
 from tests.contract.answers import Completion, NotAnswered, asked
-from tests.contract.pairs import FAMILIES, PIRATE, Row, all_pairs
-from tests.live.server import DEMO, DEMO_MODEL, LiveServer, serving
+from tests.contract.pairs import ADAPTED, FAMILIES, Row, all_pairs
+from tests.live.server import PLAIN, SHALLOW, LiveServer, serving
+from tests.worker.lora_files import mlx_adapter
 
-ADAPTERS = Path(__file__).parents[2] / "adapters"
 SAME = 16
-"""Characters of the demo model's answer that float noise must leave alone."""
+"""Characters of the shallow model's answer that float noise must leave alone."""
 TOGETHER = 48
 """Requests under way. Nearly each has a grammar of its own, and two are compiled at a time."""
 ALONE = 6
@@ -29,10 +28,10 @@ ALONE = 6
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterator[LiveServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, shallow_path: Path) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("contract")
-    shutil.copytree(ADAPTERS / "pirate", folder / "adapters" / "pirate")
-    models: dict[str, Any] = {DEMO: DEMO_MODEL}
+    mlx_adapter(folder / "adapters" / "other", shallow_path)
+    models: dict[str, Any] = {SHALLOW: {"source": str(shallow_path)}}
     for name in FAMILIES:
         (folder / f"{name}.jsonl").write_text(json.dumps(pairs.entry(name)))
         models[name] = {
@@ -49,10 +48,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def banned(demo_path: Path) -> dict[str, list[int]]:
-    demo = _spelling(Tokenizer.from_file(str(demo_path / "tokenizer.json")))
+def banned(shallow_path: Path) -> dict[str, list[int]]:
+    shallow = _spelling(Tokenizer.from_file(str(shallow_path / "tokenizer.json")))
     own = {name: _spelling(built_in_tokenizer(family_named(name))) for name in FAMILIES}
-    return {**own, DEMO: demo, PIRATE: demo}
+    return {**own, SHALLOW: shallow, ADAPTED: shallow}
 
 
 def _spelling(tokenizer: Tokenizer) -> list[int]:
@@ -84,7 +83,7 @@ def test_every_pair_of_what_may_be_asked_holds_at_once(
     async def run() -> list[str]:
         async with httpx.AsyncClient(
             base_url=server.url,
-            trust_env=False,
+            **PLAIN,
             timeout=300,
             limits=httpx.Limits(max_connections=None),
         ) as http:

@@ -1,4 +1,5 @@
-"""A few answers of the demo model, held to schemas and tools; scripts/structured asks for many."""
+"""A few answers of a model that talks nonsense, held to schemas and tools; scripts/structured asks
+the demo model for many."""
 
 import asyncio
 
@@ -6,7 +7,7 @@ import httpx
 
 from tests.contract.answers import PATH
 from tests.contract.structured import CALLS, SCHEMAS, CheckedText, body, judged
-from tests.live.server import LiveServer
+from tests.live.server import PLAIN, SHALLOW, LiveServer
 
 SHORT = 110
 """Tokens, which are enough for all but the form of 40 properties."""
@@ -16,10 +17,10 @@ ASKED = [*((case, 0) for case in CASES), *((case, 1) for case in CASES[:2]), (CA
 
 def test_answers_are_valid_and_come_to_their_end(server: LiveServer) -> None:
     async def all_of_them() -> list[CheckedText]:
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=300) as http:
+        async with httpx.AsyncClient(**PLAIN, base_url=server.url, timeout=300) as http:
 
             async def one(case: str, number: int) -> CheckedText:
-                asking = {**body(case, number), "max_tokens": SHORT}
+                asking = {**body(case, number), "model": SHALLOW, "max_tokens": SHORT}
                 response = await http.post(PATH, json=asking)
                 return judged(case, response.raise_for_status().json())
 

@@ -12,7 +12,7 @@ from tests.live.server import LiveServer, serving, start, stop
 from tests.worker.lora_files import mlx_adapter
 
 CHAT = "/v1/chat/completions"
-FULL, HALF = "full", "half"
+FULL, HALF, REAL = "full", "half", "real"
 WORDS = "the quick brown fox jumps over the lazy dog " * 12
 SCHEMA = {
     "type": "object",
@@ -26,14 +26,15 @@ Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Json:
+def config(tmp_path_factory: pytest.TempPathFactory, demo_path: Path, shallow_path: Path) -> Json:
     adapter = tmp_path_factory.mktemp("adapter")
-    mlx_adapter(adapter, demo_path, rank=2, scale=40.0)
+    mlx_adapter(adapter, shallow_path, rank=2, scale=40.0)
 
     def model() -> Json:  # a new one each time: YAML would write the same one as a reference
-        return {"source": str(demo_path), "adapters": {"other": {"path": str(adapter)}}}
+        return {"source": str(shallow_path), "adapters": {"other": {"path": str(adapter)}}}
 
-    return {"models": {FULL: model(), HALF: {**model(), "kv_cache": {"bits": 8}}}}
+    real = {"source": str(demo_path), "kv_cache": {"bits": 8}}
+    return {"models": {FULL: model(), HALF: {**model(), "kv_cache": {"bits": 8}}, REAL: real}}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def cached(answer: Json) -> int:
 
 
 def test_a_real_model_still_knows_a_capital(server: LiveServer) -> None:
-    assert "Tokyo" in text_of(ask(server, HALF, "What is the capital of Japan?"))
+    assert "Tokyo" in text_of(ask(server, REAL, "What is the capital of Japan?"))
 
 
 def test_a_prompt_is_cached_and_the_answer_stays(server: LiveServer) -> None:
@@ -82,7 +83,7 @@ def test_a_prompt_is_cached_and_the_answer_stays(server: LiveServer) -> None:
 def test_the_owner_sees_it(server: LiveServer) -> None:
     with server.http() as http:
         models = http.get("/v1/pool").json()["models"]
-    assert {model["id"]: model["kv_bits"] for model in models} == {FULL: None, HALF: 8}
+    assert {model["id"]: model["kv_bits"] for model in models} == {FULL: None, HALF: 8, REAL: 8}
 
 
 def test_its_answers_are_nearly_those_of_16_bits(server: LiveServer) -> None:

@@ -1,4 +1,4 @@
-"""The server as OpenAI's own client sees it."""
+"""The server as OpenAI's own client sees it. What need not be true, the shallow model says."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from openai.types.chat import (
 )
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from tests.live.server import DEMO, TINY, LiveServer, eventually, serving
+from tests.live.server import DEMO, SHALLOW, TINY, LiveServer, eventually, serving
 
 CAPITAL: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}
@@ -53,7 +53,7 @@ def ask_streaming(client: OpenAI, **asked: Any) -> Stream[ChatCompletionChunk]:
 
 def complete(client: OpenAI, **asked: Any) -> Completion:
     found: Completion = client.completions.create(
-        **{"model": DEMO, "prompt": FRANCE, "temperature": 0, "max_tokens": 5, **asked}
+        **{"model": SHALLOW, "prompt": FRANCE, "temperature": 0, "max_tokens": 5, **asked}
     )
     return found
 
@@ -124,7 +124,9 @@ def test_pieces_come_as_they_are_made(client: OpenAI) -> None:
 
 @contextmanager
 def endless(client: OpenAI, **asked: Any) -> Iterator[Stream[ChatCompletionChunk]]:
-    with closing(ask_streaming(client, messages=STORY, **ENDLESS, **asked)) as stream:
+    with closing(
+        ask_streaming(client, model=SHALLOW, messages=STORY, **ENDLESS, **asked)
+    ) as stream:
         next(stream)
         yield stream
 
@@ -132,7 +134,7 @@ def endless(client: OpenAI, **asked: Any) -> Iterator[Stream[ChatCompletionChunk
 @contextmanager
 def endless_unstreamed(server: LiveServer, **asked: Any) -> Iterator[None]:
     """By hand, since the SDK can't leave a request that it waits for."""
-    body = {"model": DEMO, "messages": STORY, **ENDLESS, **asked}
+    body = {"model": SHALLOW, "messages": STORY, **ENDLESS, **asked}
     raw = json.dumps(body).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -167,7 +169,7 @@ def test_a_client_that_runs_out_of_patience_frees_its_row(
     server: LiveServer, client: OpenAI
 ) -> None:
     with pytest.raises(openai.APITimeoutError):
-        ask(client.with_options(timeout=0.5), messages=STORY, **ENDLESS)
+        ask(client.with_options(timeout=0.5), model=SHALLOW, messages=STORY, **ENDLESS)
     eventually(server.idle, "the row is gone")
 
 
@@ -201,6 +203,7 @@ def test_and_the_same_four_while_others_are_answered(client: OpenAI) -> None:
 
 def test_streams_of_several_answers(client: OpenAI) -> None:
     asked: dict[str, Any] = {"messages": STORY, "n": 2, "seed": 3, "temperature": 1.0}
+    asked["model"] = SHALLOW
     whole = ask(client, max_tokens=8, **asked)
     chunks = list(ask_streaming(client, max_tokens=8, **asked))
     for choice in whole.choices:
@@ -255,19 +258,20 @@ def stops(pieces: list[str]) -> dict[str, list[str]]:
 
 
 def test_stop_strings_are_never_leaked(client: OpenAI) -> None:
-    full = ask(client, messages=COUNT, logprobs=True, max_tokens=12)
+    common: dict[str, Any] = {"model": SHALLOW, "messages": COUNT, "max_tokens": 8}
+    full = ask(client, **common, logprobs=True)
     text = text_of(full)
     pieces = [entry.token for entry in logprobs_of(full)]
     for name, stop in stops(pieces).items():
         ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
         expected = (text[: min(ends)[1]], "stop") if ends else (text, "length")
-        asked: dict[str, Any] = {"messages": COUNT, "max_tokens": 12, "stop": stop}
+        asked = {**common, "stop": stop}
         assert answered(ask(client, **asked)) == expected, name
         assert answered_streaming(list(ask_streaming(client, **asked))) == expected, name
 
 
 def test_a_stop_string_given_as_such(client: OpenAI) -> None:
-    found = complete(client, stop=" Paris")
+    found = complete(client, model=DEMO, stop=" Paris")
     assert (found.choices[0].text, found.choices[0].finish_reason) == ("", "stop")
 
 
@@ -285,20 +289,21 @@ def test_a_stop_string_given_as_such(client: OpenAI) -> None:
     ],
 )
 def test_length_limits(client: OpenAI, asked: dict[str, Any], tokens: int) -> None:
-    found = ask(client, **asked)
+    found = ask(client, model=SHALLOW, **asked)
     assert found.usage
     assert found.usage.completion_tokens == tokens
     assert found.choices[0].finish_reason == "length"
 
 
 def test_usage(client: OpenAI) -> None:
-    one, three = ask(client, max_tokens=4).usage, ask(client, max_tokens=4, n=3).usage
+    common: dict[str, Any] = {"model": SHALLOW, "max_tokens": 4}
+    one, three = ask(client, **common).usage, ask(client, **common, n=3).usage
     assert one
     assert three
     assert one.total_tokens == one.prompt_tokens + 4
     assert three.prompt_tokens == one.prompt_tokens
     assert three.completion_tokens == 12
-    longer = ask(client, max_tokens=1, messages=[*CAPITAL, *COUNT]).usage
+    longer = ask(client, **{**common, "messages": [*CAPITAL, *COUNT]}).usage
     assert longer
     assert longer.prompt_tokens > one.prompt_tokens
 
@@ -312,12 +317,12 @@ def tokenizer(demo_path: Path) -> Tokenizer:
 
 
 def test_completions_of_all_kinds_of_prompts(client: OpenAI, tokenizer: Tokenizer) -> None:
-    expected = complete(client).choices[0].text
+    expected = complete(client, model=DEMO).choices[0].text
     assert "Paris" in expected
     ids = tokenizer.encode(FRANCE)
     prompts: list[Any] = [[FRANCE], ids, [ids]]
     for prompt in prompts:
-        (choice,) = complete(client, prompt=prompt).choices
+        (choice,) = complete(client, model=DEMO, prompt=prompt).choices
         assert choice.text == expected
 
 
@@ -338,14 +343,15 @@ def test_echo(client: OpenAI) -> None:
     assert complete(client, echo=True).choices[0].text == FRANCE + text
     assert complete(client, echo=True, max_tokens=0).choices[0].text == FRANCE
     chunks = client.completions.create(
-        model=DEMO, prompt=FRANCE, temperature=0, max_tokens=5, echo=True, stream=True
+        model=SHALLOW, prompt=FRANCE, temperature=0, max_tokens=5, echo=True, stream=True
     )
     assert "".join(chunk.choices[0].text for chunk in chunks) == FRANCE + text
 
 
 def test_echo_scores_the_prompt_as_generation_did(client: OpenAI, tokenizer: Tokenizer) -> None:
-    generated = complete(client, echo=True, logprobs=1).choices[0]
-    scored = complete(client, prompt=generated.text, echo=True, logprobs=1, max_tokens=0).choices[0]
+    asked: dict[str, Any] = {"model": DEMO, "echo": True, "logprobs": 1}
+    generated = complete(client, **asked).choices[0]
+    scored = complete(client, **{**asked, "prompt": generated.text, "max_tokens": 0}).choices[0]
     assert generated.logprobs
     assert scored.logprobs
     assert scored.text == generated.text
@@ -364,7 +370,7 @@ def test_echo_scores_the_prompt_as_generation_did(client: OpenAI, tokenizer: Tok
 
 def test_models(client: OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
-    assert listed == [DEMO, TINY]
+    assert listed == [SHALLOW, DEMO, TINY]
     assert client.models.retrieve(DEMO).id == DEMO
     assert client.models.retrieve("small").id == TINY
     assert ask(client, model="small", max_tokens=1).model == TINY
@@ -448,7 +454,7 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_headers(client: OpenAI, stream: bool) -> None:
     raw = client.chat.completions.with_raw_response.create(
-        model=DEMO,
+        model=SHALLOW,
         messages=CAPITAL,
         max_tokens=2,
         stream=stream,
@@ -471,8 +477,9 @@ def test_many_at_once(client: OpenAI) -> None:
 
 
 def test_stored_completions(client: OpenAI) -> None:
-    made = ask(client, store=True, metadata={"topic": "France"}, max_tokens=8)
-    other = ask(client, store=True, max_tokens=8)
+    asked: dict[str, Any] = {"model": SHALLOW, "store": True, "max_tokens": 4}
+    made = ask(client, metadata={"topic": "France"}, **asked)
+    other = ask(client, **asked)
     assert client.chat.completions.retrieve(made.id).choices == made.choices
     everything = [each.id for each in client.chat.completions.list(limit=1)]
     assert everything[-2:] == [made.id, other.id]

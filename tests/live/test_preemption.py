@@ -22,7 +22,7 @@ from mlx_server.requests import GenerateRequest, SamplingChoices
 from tests.tiny import tiny_llama
 from tests.worker.batch_runs import a_prompt
 
-PROMPT, ANSWER, CLIENTS = 40, 500, 6
+PROMPT, ANSWER, CLIENTS = 40, 240, 6
 NO_END = {0: -100.0, 2: -100.0}
 SLACK = 0.05
 
@@ -98,11 +98,11 @@ async def served(source: Path, asked: Sequence[GenerateRequest], budget: int, ro
 def test_all_come_to_their_end_and_nobody_sees_that_he_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lease, "SOON", 64)
-    monkeypatch.setattr(lease, "MARGIN", 16)
+    monkeypatch.setattr(lease, "SOON", 32)
+    monkeypatch.setattr(lease, "MARGIN", 8)
     caplog.set_level(logging.INFO, "mlx_server.pool")
-    source = tiny_llama(tmp_path / "m", layers=4)
-    full = KvCost(4 * 2 * 2 * 16 * 4).for_tokens(PROMPT + ANSWER)
+    source = tiny_llama(tmp_path / "m", layers=2)
+    full = KvCost(2 * 2 * 2 * 16 * 4).for_tokens(PROMPT + ANSWER)
     budget = weights_bytes(source, upcast=True) + int(2.2 * full)
 
     alone = asyncio.run(served(source, requests(), budget, 1))

@@ -7,7 +7,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.contract.facts import FACTS
-from tests.live.server import DEMO, LiveServer
+from tests.live.server import DEMO, SHALLOW, LiveServer
 
 IGNORED = "x-mlx-server-ignored"
 QUESTION: Any = {"role": "user", "content": "What is the capital of France?"}
@@ -38,14 +38,14 @@ FORMAT: Any = {
 
 
 def ask(client: OpenAI, *messages: Any, **more: Any) -> Any:
-    asked = {"model": DEMO, "temperature": 0, "max_tokens": 60, "messages": messages, **more}
+    asked = {"model": SHALLOW, "temperature": 0, "max_tokens": 60, "messages": messages, **more}
     return client.chat.completions.create(**asked)
 
 
 def test_tools_are_in_the_prompt_and_nothing_is_ignored(client: OpenAI) -> None:
-    without = ask(client, QUESTION).usage.prompt_tokens
+    without = ask(client, QUESTION, max_tokens=1).usage.prompt_tokens
     raw = client.chat.completions.with_raw_response.create(
-        model=DEMO, messages=[QUESTION], tools=[TOOL], max_tokens=1
+        model=SHALLOW, messages=[QUESTION], tools=[TOOL], max_tokens=1
     )
     assert IGNORED not in raw.headers
     assert raw.parse().usage.prompt_tokens > without + 80  # type: ignore[union-attr]
@@ -76,12 +76,16 @@ def test_a_legacy_client_is_answered_with_a_function_call(client: OpenAI) -> Non
     assert {*json.loads(choice.message.function_call.arguments)} == {"city"}
     called = {"role": "assistant", "function_call": choice.message.function_call.model_dump()}
     result = {"role": "function", "name": "get_weather", "content": "It rains."}
-    assert ask(client, QUESTION, called, result, functions=[function]).choices[0].message.content
+    assert (
+        ask(client, QUESTION, called, result, functions=[function], max_tokens=4)
+        .choices[0]
+        .message.content
+    )
 
 
 def test_the_schema_costs_prompt_tokens_once_each_turn(client: OpenAI) -> None:
     plain, described = (
-        ask(client, QUESTION, **more).usage.prompt_tokens
+        ask(client, QUESTION, max_tokens=1, **more).usage.prompt_tokens
         for more in ({}, {"response_format": FORMAT})
     )
     assert plain + 20 < described < plain + 120
@@ -89,11 +93,11 @@ def test_the_schema_costs_prompt_tokens_once_each_turn(client: OpenAI) -> None:
 
 def continuing(client: OpenAI, begun: Any, **more: Any) -> Any:
     extra = {"continue_final_message": True, "add_generation_prompt": False}
-    return ask(client, QUESTION, begun, extra_body=extra, **more)
+    return ask(client, QUESTION, begun, model=DEMO, extra_body=extra, **more)
 
 
 def test_a_message_is_continued_streamed_and_not(client: OpenAI) -> None:
-    whole = ask(client, QUESTION).choices[0].message.content
+    whole = ask(client, QUESTION, model=DEMO).choices[0].message.content
     assert whole.startswith(f"{BEGUN['content']} Paris")
     (choice,) = continuing(client, BEGUN).choices
     assert choice.message.content == whole.removeprefix(BEGUN["content"])
@@ -125,7 +129,7 @@ def test_text_that_begins_no_such_value_is_refused(client: OpenAI) -> None:
 
 def test_responses_describe_the_schema_too(client: OpenAI) -> None:
     text: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}
-    asked: Any = {"model": DEMO, "input": QUESTION["content"], "max_output_tokens": 60}
+    asked: Any = {"model": SHALLOW, "input": QUESTION["content"], "max_output_tokens": 16}
     described = client.responses.create(**asked, text=text)
     plain = client.responses.create(**asked)
     assert described.usage

@@ -66,7 +66,7 @@ def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.Monk
         given_back += len(held) > 1 and held[-2] > floor > held[-1]
     steps = of(StepOutput, reports)
     assert sum(len(step.tokens) for step in steps) == 4 * tokens
-    # What 256 steps leave in memory at most, 8 MB. If nothing were ever given back it would be 15 MB.
+    # What 256 steps leave in memory at most: 8 MB. If nothing were given back it would be 15 MB.
     assert max(held) < 40 * floor
     assert 2 <= given_back <= len(held) // EVERY_STEPS + 1
     assert max(step.buffer_bytes for step in steps) == pytest.approx(max(held), rel=0.01)
