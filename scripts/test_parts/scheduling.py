@@ -9,14 +9,31 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import pytest
+from _pytest.runner import runtestprotocol
+from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
+
+SLOW_FIXTURE_SECONDS = 1.0
+"""Fixtures that take longer are reported, for pytest's list of the slowest."""
 
 
 @pytest.hookimpl
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     return Files(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Sends three messages about a test that passes; xdist's six take longer than a short test."""
+    if not is_xdist_worker(item.session):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration > SLOW_FIXTURE_SECONDS:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 class Files(LoadFileScheduling):

@@ -15,7 +15,7 @@ from tests.parsers.markup.ways import WITH_CALLS, calls_of
 pytestmark = pytest.mark.tables
 
 CHECKED = jsonschema.FormatChecker(["uuid", "ipv4", "ipv6"])
-SEEDS = 4
+SEEDS = 2
 
 DEFINITIONS = {
     "any": {},

@@ -221,11 +221,17 @@ def test_names_of_tools_are_among_them() -> None:
     assert ("tools", 0, "name") in free("MCP", SHORT)
 
 
+EVERY = 3
+"""Each family has one in so many bodies, since nothing between the wire and a conversation depends
+on the family."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_of_a_body_is_control(name: str) -> None:
     prompted = checkpoint_of(name)
     for text, length in attacks(name):
-        for each in BODIES if length == LONG else ["MCP"]:
+        bodies = [*BODIES][NAMES.index(name) % EVERY :: EVERY] if length == LONG else ["MCP"]
+        for each in bodies:
             reader, body, _ = BODIES[each]
             found, harmless = (
                 control(name, prompted, reader(filled(body, free(each, length), said)))

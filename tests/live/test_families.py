@@ -26,7 +26,7 @@ from tests.live.server import LiveServer, serving
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
 NAMES = [family.name for family in FAMILIES]
-SAMPLE = 8
+SAMPLE = 4
 """Cases of a family, or up to twice as many."""
 TOGETHER = 8
 CHAT, MESSAGES = "chat completions", "messages"

@@ -27,12 +27,16 @@ HEAD = """
         return response.raise_for_status().json()["choices"][0]["message"]["content"]
 """
 
+OTHERS = ("schemathesis", "anyio", "langsmith_plugin")
+WITHOUT_OTHERS = [option for name in OTHERS for option in ("-p", f"no:{name}")]
+"""Plugins of other packages, which take seconds to import in each process."""
+
 
 def run(pytester: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
     # the output of the tests' own setup is no part of what is looked at
     pytester.makepyfile(test_app=f"{HEAD}\n{tests}")
     plugin = ("-p", "mlx_server.testing.plugin", "-p", "no:cacheprovider")
-    return pytester.runpytest_subprocess("-W", "error", *plugin, *options)
+    return pytester.runpytest_subprocess("-W", "error", *plugin, *WITHOUT_OTHERS, *options)
 
 
 def failures(result: pytest.RunResult) -> dict[str, str]:
@@ -122,9 +126,7 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
         assert not {"httpx", "httpx2", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
     """
     )
-    others = ("schemathesis", "anyio", "langsmith_plugin")
-    options = [option for name in others for option in ("-p", f"no:{name}")]
-    result = pytester.runpytest_subprocess("-p", "mlx_server.testing.plugin", *options)
+    result = pytester.runpytest_subprocess("-p", "mlx_server.testing.plugin", *WITHOUT_OTHERS)
     result.assert_outcomes(passed=1)
 
 
@@ -211,6 +213,7 @@ def test_the_server_imports_nothing_that_it_does_not_need_to_start() -> None:
 
 def test_it_can_be_turned_off(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(mlx_replay): pass")
-    result = pytester.runpytest_subprocess("-p", "no:mlx_server.testing.plugin")
+    options = ("-p", "no:mlx_server.testing.plugin", *WITHOUT_OTHERS)
+    result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines("*fixture 'mlx_replay' not found*")

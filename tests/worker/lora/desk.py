@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.worker.lora_files import linears_of, mlx_adapter, network, weakened, 
 
 GREEDY = SamplingParams(temperature=0)
 SEEN = SamplingParams(temperature=0, logprobs=2)
-TOKENS = 10
+TOKENS = 6
 EMBEDDINGS = ("model.embed_tokens", "lm_head")
 
 
@@ -132,7 +133,7 @@ class Case:
     two: Path
     half: Path
 
-    @property
+    @cached_property
     def references(self) -> dict[tuple[str | None, float], Reference]:
         folders = {(None, 1.0): None, ("one", 1.0): self.one, ("two", 1.0): self.two}
         folders["two", 0.5] = self.half

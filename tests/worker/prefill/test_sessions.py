@@ -23,6 +23,10 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Path(request.param.save(tmp_path_factory.mktemp("sessions") / request.param.name))
 
 
+TOKENS = 8
+"""Of an answer: as many thoughts, which are dropped, as text."""
+
+
 class Session:
     """A conversation as an agent has it: thoughts of earlier turns are not sent again."""
 
@@ -41,7 +45,7 @@ class Session:
         last_user = len(self._history)
         self._history += self.words(self._random.randint(40, 120))
         end = len(self._history)
-        request = Generate(0, "m", [*self._history, *self.TAIL], 12, [], GREEDY)
+        request = Generate(0, "m", [*self._history, *self.TAIL], TOKENS, [], GREEDY)
         request.branches = [self._system, last_user, end]
         request.continued_from = end
         return request
@@ -99,8 +103,8 @@ def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) ->
     shared = [random.randrange(256) for _ in range(500)]
     prompts = [[*shared, *(random.randrange(256) for _ in range(120))] for _ in range(4)]
     for prompt in prompts:
-        answer = engine.answer(Generate(0, "m", prompt, 12, [], GREEDY))
-        assert answer == cold.answer(prompt)
+        answer = engine.answer(Generate(0, "m", prompt, TOKENS, [], GREEDY))
+        assert answer == cold.answer(prompt, TOKENS)
     assert engine.again <= len(shared) + 4, "only the first parting computes them again"
 
 
@@ -110,7 +114,7 @@ def test_answers_are_those_of_a_cold_engine(path: Path, seed: int) -> None:
     for session in turns(seed, count=8):
         request = session.prompt()
         tokens = warm.answer(request)
-        assert tokens == cold.answer(request.prompt)
+        assert tokens == cold.answer(request.prompt, TOKENS)
         session.answered(tokens)
 
 
@@ -118,7 +122,7 @@ def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
     cold = Bench(path)
     sessions = list(turns(seed=5, count=2))
     requests = [session.prompt() for session in (*sessions, *sessions)]
-    expected = [cold.answer(request.prompt) for request in requests]
+    expected = [cold.answer(request.prompt, TOKENS) for request in requests]
     warm = Bench(path, cache_bytes=1 << 30)
     for number, request in enumerate(requests, 1):
         request.row = number
@@ -130,12 +134,12 @@ def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
 def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
     cold, warm = Bench(path), Bench(path, cache_bytes=1 << 30)
     random = Random(4)
-    prompt = [random.randrange(256) for _ in range(3000)]
-    row = warm.begin(prompt)
+    prompt = [random.randrange(256) for _ in range(1500)]
+    row = warm.begin(prompt, TOKENS)
     while not warm.cached:
         warm.step()
     warm.engine.handle(CancelRows([row]))
-    again = warm.begin(prompt)
+    again = warm.begin(prompt, TOKENS)
     answer = warm.finish()[again]
     assert warm.cached[again] > 0
-    assert answer == cold.answer(prompt)
+    assert answer == cold.answer(prompt, TOKENS)

@@ -1,0 +1,189 @@
+"""The share of a model that a rank has, and what the ranks agree on; all ranks are real."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+import pytest
+
+from mlx_server.worker.share import WHOLE, Share
+from mlx_server.worker.step_bytes import OneGroup, StepBytes
+from mlx_server.worker.weights import Reading
+from tests.live.ranks import loopback_group
+
+PROGRAM = """
+import json, sys
+import mlx.core as mx, mlx.nn as nn, msgspec
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_server.engine.rank_group import RankGroup
+from mlx_server.worker.ranks.join import joined
+
+rank = int(sys.argv[1])
+share = joined(msgspec.json.decode(sys.argv[2], type=RankGroup), rank)
+
+def reading(steps, failure=None):
+    for done in range(1, steps + 1):
+        if failure and done == failure:
+            raise OSError(f"/secret/place: rank {rank} has no such file")
+        yield done, 10 * steps
+    return f"network {rank}"
+
+def load(loading):
+    seen = []
+    while True:
+        try:
+            seen.append(next(loading))
+        except StopIteration as end:
+            return seen, end.value, share.nbytes(None)
+        except ValueError as error:
+            return seen, str(error), None
+
+class Model(nn.Module):
+    def __init__(self, caches):
+        super().__init__()
+        self._caches = caches
+
+    def make_cache(self):
+        return self._caches
+
+print(json.dumps([
+    load(share.together(reading(1 + 2 * rank))),
+    load(share.together(reading(2, failure=2 if rank else None))),
+    share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8)])),
+    share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8 + rank)])),
+    share.can_keep_prompts(Model([KVCache()] * (1 + rank))),
+    [each.decode() for each in map(msgspec.msgpack.decode, share._messages_of_all(b"x" * rank))],
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def of_both() -> list[list[Any]]:
+    """What each of two ranks found."""
+    group = msgspec.json.encode(loopback_group(2)).decode()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), group], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        found = [json.loads(process.communicate(timeout=60)[0]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [list(each) for each in zip(*found, strict=True)]
+
+
+def test_a_rank_that_has_all_waits_for_the_others(of_both: list[list[Any]]) -> None:
+    (seen, one, nbytes), (other_seen, other, other_nbytes) = of_both[0]
+    assert (one, other) == ("network 0", "network 1")
+    assert seen == other_seen, "progress is that of the group"
+    assert seen[0] == [2, 40]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert (nbytes, other_nbytes) == (30, 30), "the bytes of the largest share"
+
+
+def test_a_rank_that_fails_makes_the_others_fail_with_its_words(of_both: list[list[Any]]) -> None:
+    for _, said, _ in of_both[1]:
+        assert said.startswith("rank 1 can't load its share: ")
+        assert "/secret" not in said
+
+
+def test_prompts_are_kept_if_the_layers_of_all_ranks_are_of_the_same_kinds(
+    of_both: list[list[Any]],
+) -> None:
+    assert of_both[2] == [True, True]
+    assert of_both[3] == [False, False], "another window"
+    assert of_both[4] == [False, False], "more layers"
+
+
+def test_messages_may_be_of_different_lengths(of_both: list[list[Any]]) -> None:
+    assert of_both[5] == [["", "x"], ["", "x"]]
+
+
+@dataclass
+class Heads:
+    num_attention_heads: Any = 8
+    num_key_value_heads: Any = 4
+
+
+class Sharded(nn.Module):  # type: ignore[misc]
+    model_type = "tiny"
+
+    def __init__(self, args: Any = None) -> None:
+        super().__init__()
+        self.args = args
+        self.groups: list[int] = []
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        self.groups.append(group.size())
+
+
+class Three:
+    """A group that a test does not start; MLX itself gets none of it."""
+
+    def size(self) -> int:
+        return 3
+
+
+@pytest.fixture
+def alone() -> Share:
+    return Share(mx.distributed.init(), "tensor")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (Heads(), r"num_attention_heads \(8\) can't be split evenly over 3 ranks"),
+        (Heads(6, 4), r"num_key_value_heads \(4\) can't be split"),
+        (Heads(6, 3), None),
+        (Heads(None, None), None),
+        (None, None),
+    ],
+)
+def test_heads_are_split_evenly_or_not_at_all(args: Any, said: str | None) -> None:
+    share, model = Share(Three(), "tensor"), Sharded(args)  # type: ignore[arg-type]
+    if said is None:
+        share.cut(model)
+        assert model.groups == [3]
+        return
+    with pytest.raises(ValueError, match=said):
+        share.cut(model)
+    assert model.groups == []
+
+
+def test_a_model_that_mlx_lm_cant_split_names_the_other_mode(alone: Share) -> None:
+    with pytest.raises(ValueError, match=r"in mode tensor\. Set `mode: pipeline`"):
+        alone.cut(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"split tiny in mode pipeline\. Set `mode: tensor`"):
+        Share(mx.distributed.init(), "pipeline").cut(Sharded())
+
+
+def test_a_whole_model_needs_nobody() -> None:
+    model = nn.Linear(2, 3)
+    WHOLE.cut(model)
+
+    def reading() -> Reading:
+        yield 1, 2
+        return model
+
+    loading = WHOLE.together(reading())
+    assert next(loading) == (1, 2)
+    with pytest.raises(StopIteration) as ended:
+        next(loading)
+    assert ended.value.value is model
+    assert WHOLE.nbytes(model) == 4 * (2 * 3 + 3)
+    assert WHOLE.can_keep_prompts(model)
+    assert not WHOLE.is_one_of_several
+
+
+def test_ranks_keep_all_rows_in_one_batch(alone: Share, tiny_model: Any) -> None:
+    assert type(WHOLE.step_bytes(tiny_model)) is StepBytes
+    assert type(alone.step_bytes(tiny_model)) is OneGroup
+    assert alone.is_one_of_several
