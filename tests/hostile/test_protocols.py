@@ -1,9 +1,7 @@
 """One connection's trouble is its own: at the end of the server, in a handshake, with the clock."""
 
 import asyncio
-import errno
 import json
-import logging
 import socket
 import time
 from pathlib import Path
@@ -14,7 +12,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mlx_server.api.responses.web_socket import Socket
-from mlx_server.api.transport.server import LoopErrors
 from mlx_server.config.settings import Settings
 from tests.hostile.inside import request, serving
 from tests.live.server import eventually
@@ -141,14 +138,3 @@ def test_a_clock_that_jumps_ends_nothing(
         assert until(stream, b"[DONE]"), "and what is new is served"
         assert len(server.within(lambda: list(server.server.server_state.connections))) == 3
         eventually(server.is_free, "nothing is held")
-
-
-def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    loop, unheard = asyncio.new_event_loop(), LoopErrors()
-    for _ in range(100):
-        unheard(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
-    unheard(loop, {"exception": ValueError("a word")})
-    loop.close()
-    taken, other = caplog.records
-    assert taken.getMessage() == "new connections can't be accepted for now: Too many open files"
-    assert other.levelno == logging.ERROR

@@ -115,7 +115,9 @@ def _announce_models(pool: Pool, url: str) -> None:
 def _to_try(model: PreparedModel, url: str) -> str:
     """A command that uses the model."""
     if model.task == "generate":
-        return f"mlx-server chat {model.id}" + ("" if url == DEFAULT_URL else f" --url {url}")
+        return f"mlx-server chat {shlex.quote(model.id)}" + (
+            "" if url == DEFAULT_URL else f" --url {url}"
+        )
     route, fields = EXAMPLES[model.task]
     body = json.dumps({"model": model.id, **fields})
     return f"curl {url}/v1/{route} --json {shlex.quote(body)}"

@@ -1,5 +1,6 @@
 """Fills the values of one server into the templates of a client's files."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ NAME = "mlx-server"
 
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
 """Placeholders that a number replaces, where `{context}` would give a string of its digits."""
+
+PLACEHOLDER = re.compile(r"\{(?:url|key|model|context)\}")
 
 ANSWER_SHARE = 4
 """An answer may take one part in this many of the context. Clients compact a conversation before it
@@ -48,6 +51,5 @@ def filled(template: Any, connection: Connection) -> Any:
         "{model}": connection.model,
         "{context}": str(connection.context),
     }
-    for place, value in values.items():
-        template = template.replace(place, value)
-    return template
+    # in one pass: a value may contain a placeholder's text
+    return PLACEHOLDER.sub(lambda found: values[found[0]], template)

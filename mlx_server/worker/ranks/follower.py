@@ -73,13 +73,25 @@ class _Leader:
         """None until the ranks have joined."""
 
     def read(self, inputs: IO[bytes], recorded: Recorded) -> None:
-        with suppress(OSError):
-            while len(header := inputs.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-                frame = inputs.read(messages.length(header))
-                self._heard = time.monotonic()
-                if frame:
-                    recorded.put(decode_input(frame))
+        try:
+            self._read(inputs, recorded)
+        except OSError:
+            pass
+        except Exception:  # for example where rank 0 runs another version
+            log.exception("an input of rank 0 can't be read")
+            leave(1)
         leave(0)
+
+    def _read(self, inputs: IO[bytes], recorded: Recorded) -> None:
+        """Returns when rank 0 has ended, be it in the middle of a frame."""
+        while len(header := inputs.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+            size = messages.length(header)
+            frame = inputs.read(size)
+            if len(frame) < size:
+                return
+            self._heard = time.monotonic()
+            if frame:
+                recorded.put(decode_input(frame))
 
     def watch(self, reports: _Reports) -> None:
         with suppress(OSError):

@@ -1,0 +1,62 @@
+"""A rank other than 0 ends with what it reads from rank 0, and writes nothing but reports."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mlx_server.engine import messages
+from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
+from mlx_server.worker.ranks.reports import RankHeartbeat, RankReady, decode_report
+from mlx_server.worker.ranks.tape import encode_input
+from tests.engine.clients import HANG
+from tests.live.ranks import loopback_group
+
+pytestmark = pytest.mark.live
+
+ARGUMENTS = encode_arguments(RankArguments(1, loopback_group(2), WorkerArguments())).decode()
+COMMAND = [sys.executable, "-m", "mlx_server.worker.ranks.follower", ARGUMENTS]
+
+HEARTBEAT = messages.frame(b"")
+FRAME = messages.frame(encode_input([]))
+NOTICED = 20.0
+"""Seconds in which the end of rank 0 is noticed: less than the limit on its silence."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEARTBEAT, HEARTBEAT[:2], HEARTBEAT + FRAME[:-1], messages.frame(b"x" * 99)[:50]],
+    ids=["nothing", "heartbeat", "half a header", "no payload", "half a payload"],
+)
+def test_it_ends_with_rank_0_even_in_the_middle_of_a_frame(sent: bytes) -> None:
+    run = subprocess.run(COMMAND, input=sent, capture_output=True, timeout=NOTICED)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", b"\xa1x", b"\x91\x81\xa4type\xa7Unknown"])
+def test_an_input_that_it_can_not_read_ends_it_with_a_log_line(payload: bytes) -> None:
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as rank:
+        assert rank.stdin
+        assert rank.stderr
+        try:
+            rank.stdin.write(messages.frame(payload))
+            rank.stdin.flush()
+            assert rank.wait(NOTICED) == 1
+        finally:
+            rank.kill()
+        assert b"an input of rank 0 can't be read" in rank.stderr.read()
+
+
+def test_it_reports_when_it_is_ready_to_join() -> None:
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        assert rank.stdin
+        assert rank.stdout
+        found = []
+        while not isinstance(found[-1] if found else None, RankReady):
+            header = rank.stdout.read(messages.HEADER_BYTES)
+            found.append(decode_report(rank.stdout.read(messages.length(header))))
+        rank.stdin.close()
+        assert rank.wait(HANG) == 0
+    assert all(isinstance(each, RankHeartbeat) for each in found[:-1])
