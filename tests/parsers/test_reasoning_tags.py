@@ -1,0 +1,42 @@
+"""Which delimiters are tags like any other, and the pairs of their names."""
+
+import pytest
+
+from mlx_server.parsers.reasoning_tags import USUAL_TAGS, is_tag, pair_of, pairs_of
+
+
+@pytest.mark.parametrize("name", ["think", "<think>", "</think>", " <think/> ", "[think]"])
+def test_a_name_may_have_its_brackets(name: str) -> None:
+    assert pair_of(name) == ("<think>", "</think>")
+
+
+def test_names_that_come_twice_are_one_pair() -> None:
+    assert pairs_of(["a", "<a>", "b", "a"]) == (("<a>", "</a>"), ("<b>", "</b>"))
+    assert pairs_of([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("opening", "expected"),
+    [
+        ("<think>", True),
+        (" <think>\n", True),
+        ("<seed:think>", True),
+        ("<a><b-c>", True),
+        ("<überlegt>", True),
+        ("", False),
+        ("<>", False),
+        ("think", False),
+        ("<|channel>thought", False),
+        ("[THINK]", False),
+        ("<think> <b>", False),
+        ("<a b>", False),
+        ("◁think▷", False),
+    ],
+)
+def test_a_tag_is_a_name_in_pointed_brackets(opening: str, expected: bool) -> None:
+    assert is_tag(opening) is expected
+
+
+def test_usual_tags_close_what_they_open() -> None:
+    for opening, closing in USUAL_TAGS:
+        assert closing == f"{opening[0]}/{opening[1:]}"
