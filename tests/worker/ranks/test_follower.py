@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.engine import messages
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
-from mlx_server.worker.ranks.reports import RankHeartbeat, RankReady, decode_report
+from mlx_server.worker.ranks.reports import RankHeartbeat, RankReady, RankReport, decode_report
 from mlx_server.worker.ranks.tape import encode_input
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
@@ -53,8 +53,8 @@ def test_it_reports_when_it_is_ready_to_join() -> None:
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdin
         assert rank.stdout
-        found = []
-        while not isinstance(found[-1] if found else None, RankReady):
+        found: list[RankReport] = []
+        while not (found and isinstance(found[-1], RankReady)):
             header = rank.stdout.read(messages.HEADER_BYTES)
             found.append(decode_report(rank.stdout.read(messages.length(header))))
         rank.stdin.close()
