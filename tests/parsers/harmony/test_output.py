@@ -34,6 +34,14 @@ def test_it_is_read_back(answer: Message, expected: list[Any]) -> None:
     assert heard(harmony_output(answer)) == expected
 
 
+def test_a_text_before_calls_is_no_final_answer() -> None:
+    final, preamble = (
+        harmony_output(Message("assistant", "Hi.", tool_calls=calls)) for calls in ((), (A,))
+    )
+    assert final.startswith("<|channel|>final<|message|>")
+    assert preamble.startswith("<|channel|>commentary<|message|>")
+
+
 @pytest.mark.parametrize("name", ["a b", "a<|call|>b", "a\n>b"])
 def test_no_name_ends_its_header(name: str) -> None:
     written = harmony_output(Message("assistant", tool_calls=(ToolCall("1", name, "{}"),)))
