@@ -6,11 +6,8 @@ from mlx_server.generation.rerank import RerankRequest
 
 
 def test_nothing_is_lost_and_documents_that_are_alike_stay_apart() -> None:
-    body = RerankBody(
-        model="m",
-        query=" q\n",
-        documents=["a", "a", {"text": ""}],
-        instruction="",  # type: ignore[list-item]
+    body = RerankBody.model_validate(
+        {"model": "m", "query": " q\n", "documents": ["a", "a", {"text": ""}], "instruction": ""}
     )
     assert to_request(body, "me") == RerankRequest(
         model="m", query=" q\n", documents=("a", "a", ""), instruction="", client="me"
