@@ -3,13 +3,10 @@
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mlx_server.api.transcript_recorder import TranscriptRecorder
 from mlx_server.app import create_app, run_app
-from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.settings import ModelSettings, Settings
-from mlx_server.errors import SettingsError
+from mlx_server.config.models_yaml import load_settings, upstream_model
+from mlx_server.config.settings import Settings
 from mlx_server.pool.progress import progress_display
 
 
@@ -34,28 +31,10 @@ def recorded_settings(
     settings = load_settings(config, overrides={"port": port})
     named = {id: m for id, m in settings.models.items() if model in (id, *m.aliases)}
     if upstream is not None:
-        named = {model: _elsewhere(model, upstream, api_key_env)}
+        named = {model: upstream_model(model, upstream, api_key_env)}
     elif not named:
         named = dict(load_settings(None, models=[model], environ={}).models)
     return settings.model_copy(update={"models": named})
-
-
-OPTIONS = {"source": "--upstream", "upstream_model": "MODEL", "api_key_env": "--api-key-env"}
-
-
-def _elsewhere(model: str, upstream: str, api_key_env: str | None) -> ModelSettings:
-    fields = {
-        "source": f"openai+{upstream.rstrip('/')}",
-        "upstream_model": model,
-        "api_key_env": api_key_env,
-    }
-    try:
-        return ModelSettings.model_validate(fields)
-    except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)[0]
-        option = OPTIONS.get(str(next(iter(details["loc"]), "")), "--upstream")
-        message = details["msg"].removeprefix("Value error, ").replace("`openai+` followed by ", "")
-        raise SettingsError(f"{option}: {message}.") from None
 
 
 def secrets_of(settings: Settings) -> list[str]:
