@@ -1,19 +1,16 @@
 """`mlx-server chat`."""
 
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlx_server.cli.root import app
+from mlx_server.cli.terminal import CONTROL, safe
 from mlx_server.errors import BadRequest
 
 if TYPE_CHECKING:
     from mlx_server.clients.chat import Chat, Delta
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which a terminal would obey; tab and line feed are left in."""
 
 
 @app.command()
@@ -71,7 +68,8 @@ def _print_text(delta: "Delta") -> None:
     from mlx_server.events import TextDelta
 
     if isinstance(delta, TextDelta):
-        print(delta.text, end="", flush=True)
+        text = CONTROL.sub("", delta.text) if sys.stdout.isatty() else delta.text
+        print(text, end="", flush=True)
 
 
 def _converse(chat: "Chat") -> None:
@@ -89,7 +87,7 @@ def _converse(chat: "Chat") -> None:
         console.out(CONTROL.sub("", delta.text), end="", style=style, highlight=False)
 
     def note(text: str) -> None:
-        console.out(text, style="dim", highlight=False)
+        console.out(safe(text), style="dim", highlight=False)
 
     note(f"{chat.model}. /reset starts a new conversation, /exit ends the chat.")
     converse(chat, lambda: input("> "), show, note)

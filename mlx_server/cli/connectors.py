@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.terminal import CONTROL, safe
 
 if TYPE_CHECKING:
     from mlx_server.config.connectors import ConnectorSettings
@@ -52,7 +53,7 @@ def login(
     )
 
     def show(page: str) -> None:
-        print(f"Log in on this page:\n\n{page}\n")
+        print(CONTROL.sub("", f"Log in on this page:\n\n{page}\n"))
         if browser:
             typer.launch(page)
 
@@ -61,7 +62,7 @@ def login(
             log_in(found.url, kept, client, show, allow_private=found.allow_private)
         )
     except LoginFailed as failed:
-        print(failed, file=sys.stderr)
+        print(safe(str(failed)), file=sys.stderr)
         raise typer.Exit(1) from None
     print(f"Logged in: {name} has {tools} tools.")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mlx_server.api.transcript_recorder import TranscriptRecorder
 from mlx_server.app import create_app, run_app
-from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.config.models_yaml import load_settings, upstream_model
+from mlx_server.config.settings import Settings
 from mlx_server.pool.progress import progress_display
 
 
@@ -30,16 +30,8 @@ def recorded_settings(
     """Those of models.yaml, with this model alone."""
     settings = load_settings(config, overrides={"port": port})
     named = {id: m for id, m in settings.models.items() if model in (id, *m.aliases)}
-    if upstream:
-        named = {
-            model: ModelSettings.model_validate(
-                {
-                    "source": f"openai+{upstream.rstrip('/')}",
-                    "upstream_model": model,
-                    "api_key_env": api_key_env,
-                }
-            )
-        }
+    if upstream is not None:
+        named = {model: upstream_model(model, upstream, api_key_env)}
     elif not named:
         named = dict(load_settings(None, models=[model], environ={}).models)
     return settings.model_copy(update={"models": named})

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_server.cli.tables.adapters import rows_of
+from mlx_server.cli.tables.printable import printable
 from mlx_server.cli.transcripts import transcript_checks
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings
@@ -295,7 +296,7 @@ def _table(checks: Iterable[Check], console: Console) -> list[Status]:
     done = list(checks)
     for check in done:
         status = Text(check.status, style=COLOURS[check.status])
-        table.add_row(status, *map(Text, (check.name, check.found, check.fix)))
+        table.add_row(status, *map(printable, (check.name, check.found, check.fix)))
     console.print(table)
     return [check.status for check in done]
 
@@ -304,6 +305,7 @@ def _lines(checks: Iterable[Check], console: Console) -> list[Status]:
     statuses: list[Status] = []
     for check in checks:
         fix = f" -> {check.fix}" if check.fix else ""
-        console.out(f"{check.status:<5}{check.name:<10}{check.found}{fix}", highlight=False)
+        line = f"{check.status:<5}{check.name:<10}{check.found}{fix}"
+        console.out(printable(line).plain, highlight=False)
         statuses.append(check.status)
     return statuses

@@ -19,7 +19,7 @@ from mlx_server.api.errors import validation_error
 from mlx_server.api.transcript_recorder import Entry, conditions, in_words, without_keys
 from mlx_server.cli.upstream_recording import RecordedServer
 from mlx_server.engine.messages import Token
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, public_message
 from mlx_server.events import Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
@@ -27,6 +27,8 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
+
+MAX_FILE_BYTES = 64 << 20
 
 Body = dict[str, Any]
 """The body of a request to /v1/chat/completions."""
@@ -39,6 +41,8 @@ def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
     """
     try:
         items = _items(path)
+    except OSError as error:
+        raise BadRequest(f"{path.name} can't be read: {public_message(error)}.") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise BadRequest(f"{path.name} is not a file of YAML or JSON Lines: {error}") from None
     if not isinstance(items, list):
@@ -47,7 +51,11 @@ def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
 
 
 def _items(path: Path) -> Any:
-    text = path.read_text("utf-8")
+    with path.open("rb") as file:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+    text = raw.decode("utf-8-sig")
     if path.suffix in (".jsonl", ".ndjson"):
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     return yaml.safe_load(text) or []

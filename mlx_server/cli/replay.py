@@ -1,6 +1,7 @@
 """`mlx-server replay record`."""
 
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +19,18 @@ app.add_typer(replay, name="replay")
 
 def _in_a_folder(output: Path | None) -> Path | None:
     """Checks before the answers are recorded, which takes long, that they can be kept."""
-    if output and not output.absolute().parent.is_dir():
-        raise typer.BadParameter(f"There is no such folder: {output.parent}")
+    if output is None:
+        return None
+    try:
+        if not output.absolute().parent.is_dir():
+            raise typer.BadParameter(f"There is no such folder: {output.parent}")
+        existed = output.exists()
+        if output.is_file() or not existed:  # a pipe's reader would take this for the end
+            output.open("ab").close()
+        if not existed:
+            output.unlink()
+    except OSError as error:
+        raise typer.BadParameter(f"{output.name} can't be written: {error.strerror}.") from None
     return output
 
 
@@ -88,9 +99,25 @@ def record(
         return
     text = _transcript(model, requests, config, upstream, api_key_env)
     if output:
-        output.write_text(text, "utf-8")
+        _save(text, output)
     else:
         print(text, end="")
+
+
+def _save(text: str, output: Path) -> None:
+    """Replaces a file only when all is written, so that a full disk leaves the old one."""
+    if output.exists() and not output.is_file():  # such as a pipe
+        output.write_text(text, "utf-8")
+        return
+    path = output.resolve()  # a link stays a link
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        draft.write_text(text, "utf-8")
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o777)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _transcript(
@@ -101,7 +128,7 @@ def _transcript(
     from mlx_server.cli.recording import record as recorded
     from mlx_server.config.specs import spec_named
 
-    if upstream:
+    if upstream is not None:
         server = _server(upstream, model, api_key_env)
         return written(record_upstream(server, read_requests(requests, model), _show))
     spec = spec_named(config, model)

@@ -28,11 +28,12 @@ def install(
     from mlx_server.system.service import install
 
     file = find_file(config)
-    settings = load_settings(file)  # shows mistakes here instead of in the service's log
+    # shows mistakes here instead of in the service's log
+    settings = load_settings(file, overrides={"port": port})
     options = ["--config", str(file.resolve())] if file else []
     options += ["--port", str(port)] if port is not None else []
     found = install(options)
-    address = f"http://{settings.server.host}:{port or settings.server.port}"
+    address = f"http://{settings.server.host}:{settings.server.port}"
     print(f"Installed {found.file}\nIt serves at {address}. To see its log: {found.log}")
 
 

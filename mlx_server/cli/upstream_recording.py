@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from mlx_server.clients.chat import JSON, checked_url, parsed_json
 from mlx_server.errors import BadRequest, GenerationFailed, Unavailable
 
 Entry = dict[str, Any]
@@ -24,19 +25,16 @@ class RecordedServer:
     def answers(self, bodies: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
         """The `answer` of a transcript's entry to each body of /v1/chat/completions."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        try:
-            client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
-        except httpx.InvalidURL as error:
-            raise BadRequest(f"--upstream is not a URL: {error}") from None
-        with client:
+        url = checked_url(self.url, "The URL after --upstream")
+        with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
             for number, body in enumerate(bodies, 1):
                 yield _answer(self._asked(client, body, number), number)
 
     def _asked(self, client: httpx.Client, body: Mapping[str, Any], number: int) -> Any:
         whole = {**body, "model": self.model, "stream": False}
         try:
-            response = client.post("/chat/completions", json=whole)
-        except (httpx.HTTPError, httpx.UnsupportedProtocol) as error:
+            response = client.post("/chat/completions", content=json.dumps(whole), headers=JSON)
+        except httpx.HTTPError as error:
             raise Unavailable(
                 f"The server at --upstream did not answer request {number}: "
                 f"{type(error).__name__}. Check the URL, and that the server runs."
@@ -46,7 +44,7 @@ class RecordedServer:
                 f"The server at --upstream refused request {number} (HTTP {response.status_code})"
                 f"{_message(response)}"
             )
-        return _json(response)
+        return parsed_json(response.content)
 
 
 def _answer(found: Any, number: int) -> Entry:
@@ -70,15 +68,8 @@ def _call(function: Mapping[str, Any]) -> Entry:
     return {"name": function["name"], "arguments": made}
 
 
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        return None
-
-
 def _message(response: httpx.Response) -> str:
-    found = _json(response)
+    found = parsed_json(response.content)
     error = found.get("error") if isinstance(found, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return f": {message[:500]}" if isinstance(message, str) else "."

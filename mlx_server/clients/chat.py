@@ -21,7 +21,14 @@ import httpx
 
 from mlx_server.clients.exchange import cut_off
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
+from mlx_server.errors import (
+    BadRequest,
+    GenerationFailed,
+    ServerError,
+    SettingsError,
+    Unauthorized,
+    Unavailable,
+)
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
 from mlx_server.upstream.pieces import read_piece
@@ -31,6 +38,8 @@ STOP_SECONDS = 15.0
 
 SERVE = [sys.executable, "-m", "mlx_server", "serve"]
 SERVE += ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
+
+JSON = {"Content-Type": "application/json"}
 
 Delta = TextDelta | ReasoningDelta
 
@@ -78,7 +87,9 @@ class Chat:
         body = {"model": self.model, "messages": messages, "stream": True, **self.options}
         with (
             _connection_errors(),
-            self.client.stream("POST", "/v1/chat/completions", json=body) as response,
+            self.client.stream(
+                "POST", "/v1/chat/completions", content=json.dumps(body), headers=JSON
+            ) as response,
         ):
             if not response.is_success:
                 response.read()
@@ -99,10 +110,7 @@ def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
 
 
 def _parsed_chunk(data: str) -> dict[str, Any]:
-    try:
-        chunk = json.loads(data)
-    except ValueError:
-        chunk = None
+    chunk = parsed_json(data)
     if not isinstance(chunk, dict):
         raise GenerationFailed("The answer is not in the format of OpenAI's chat completions.")
     if error := chunk.get("error"):
@@ -121,8 +129,8 @@ def _delta(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 
 def _refused(response: httpx.Response) -> ServerError:
     try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, TypeError, KeyError):
+        message = str(parsed_json(response.content)["error"]["message"])
+    except (TypeError, KeyError):
         message = "That server is not OpenAI-compatible. Check --url."
     if response.status_code == 401:
         return Unauthorized(f"{message} Give the key with --api-key.")
@@ -141,16 +149,39 @@ def _connection_errors() -> Iterator[None]:
 
 
 def client_of(url: str, key: str | None) -> httpx.Client:
-    """An HTTP client that sends `key`. The server's `url` may end in `/v1`."""
+    """An HTTP client that sends `key`. The server's `url` may end in `/v1`.
+
+    Raises SettingsError if it is not a URL.
+    """
     if key and not re.fullmatch(r"[!-~]+", key):
         raise BadRequest("The API key has characters other than visible ASCII. Check --api-key.")
-    with _connection_errors():
-        return httpx.Client(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(None, connect=5.0),  # loading a model may take minutes
-            trust_env=False,  # else HTTP_PROXY would catch requests to this machine
-        )
+    return httpx.Client(
+        base_url=checked_url(url.rstrip("/").removesuffix("/v1")),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx.Timeout(None, connect=5.0),  # loading a model may take minutes
+        trust_env=False,  # else HTTP_PROXY would catch requests to this machine
+    )
+
+
+def checked_url(url: str, name: str = "The URL of the server") -> httpx.URL:
+    """Raises SettingsError for a text that is no http URL of a host. The message does not repeat
+    the text, which may have a password."""
+    try:
+        found = httpx.URL(url)
+        found.host.encode("idna")
+        if found.scheme in ("http", "https") and found.host and 0 <= (found.port or 80) < 1 << 16:
+            return found
+    except (httpx.InvalidURL, ValueError):
+        pass
+    raise SettingsError(f"{name} should be one like {DEFAULT_URL}.")
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value; None if the text is not JSON that can be read."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def served_models(client: httpx.Client) -> list[str]:
@@ -158,20 +189,19 @@ def served_models(client: httpx.Client) -> list[str]:
     with _connection_errors():
         response = client.get("/v1/models")
     try:
-        return [str(model["id"]) for model in response.json()["data"]]
-    except (ValueError, TypeError, KeyError):
+        ids = [model["id"] for model in parsed_json(response.content)["data"]]
+    except (TypeError, KeyError):
         raise _refused(response) from None
+    # others could be neither shown nor asked for
+    return [id for id in ids if isinstance(id, str) and id.isprintable()]
 
 
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
     not serve the model."""
     with _connection_errors():
-        response = client.get(f"/v1/models/{quote(model, safe='/:')}")
-    try:
-        found = response.json()
-    except ValueError:
-        found = None
+        response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
+    found = parsed_json(response.content)
     if response.status_code != 200 or not isinstance(found, dict):
         raise _refused(response)
     return found
@@ -194,7 +224,7 @@ def connected(
         return
     if is_default:
         key = key or key_at_home()
-    with client_of(url or DEFAULT_URL, key) as client:
+    with client_of(DEFAULT_URL if url is None else url, key) as client:
         yield client, model or _default_model(served_models(client))
 
 

@@ -316,3 +316,26 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+UPSTREAM_OPTIONS = {
+    "source": "--upstream",
+    "upstream_model": "MODEL",
+    "api_key_env": "--api-key-env",
+}
+
+
+def upstream_model(model: str, upstream: str, api_key_env: str | None) -> ModelSettings:
+    """A model on another server, as the command line names it. Raises SettingsError."""
+    fields = {
+        "source": f"openai+{upstream.rstrip('/')}",
+        "upstream_model": model,
+        "api_key_env": api_key_env,
+    }
+    try:
+        return ModelSettings.model_validate(fields)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)[0]
+        option = UPSTREAM_OPTIONS.get(str(next(iter(details["loc"]), "")), "--upstream")
+        message = details["msg"].removeprefix("Value error, ").replace("`openai+` followed by ", "")
+        raise SettingsError(f"{option}: {message}.") from None

@@ -33,6 +33,10 @@ SERVE = (sys.executable, "-m", "mlx_server", "serve")
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
+class CommandMissing(ServerError):
+    """This system has no service manager that is known here."""
+
+
 @dataclass(frozen=True)
 class System:
     """The commands and files by which this operating system runs a user's services."""
@@ -140,7 +144,7 @@ def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
-        raise ServerError(
+        raise CommandMissing(
             f"{command[0]} was not found, so no service can be installed. Start `mlx-server serve` "
             "with this system's own service manager."
         ) from None
@@ -157,7 +161,11 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
     found.file.parent.mkdir(parents=True, exist_ok=True)
     found.file.write_text(text, "utf-8")
     found.file.chmod(0o600)
-    _carry_out(found.start, run)
+    try:
+        _carry_out(found.start, run)
+    except CommandMissing:
+        found.file.unlink()
+        raise
     return found
 
 

@@ -19,11 +19,17 @@ import pytest
 
 from mlx_server.clients import chat as chatting
 from mlx_server.clients.chat import Chat, client_of, connected, converse, own_server
-from mlx_server.errors import BadRequest, GenerationFailed, ServerError, Unauthorized, Unavailable
+from mlx_server.errors import (
+    BadRequest,
+    GenerationFailed,
+    ServerError,
+    SettingsError,
+    Unauthorized,
+    Unavailable,
+)
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
-from tests.cli.running import run
-from tests.hostile.outbound import sitecustomize as outbound
+from tests.cli.running import NO_URLS, run
 
 pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
 
@@ -155,6 +161,8 @@ OPENAI_ERROR = json.dumps({"error": {"message": "The queue is full.", "code": "o
         (Reply(delta(content="a"), length=999), GenerationFailed, "connection .* failed"),
         (Reply("data: {oops\n\n"), GenerationFailed, "not in the format"),
         (Reply("data: 5\n\n"), GenerationFailed, "not in the format"),
+        (Reply(f"data: {'[' * 100_000}\n\n"), GenerationFailed, "not in the format"),
+        (Reply("[" * 100_000, 500), BadRequest, "not OpenAI-compatible"),
     ],
 )
 def test_a_failed_answer_is_told_and_forgotten(
@@ -212,9 +220,10 @@ def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
     silent = DEFAULT_URL.replace("127.0.0.1", "127.0.0.2")
     with pytest.raises(Unavailable, match="mlx-server serve"), connected(silent, None, None):
         pass
-    for url in ("no-scheme", "http://[", "ftp://x"):
-        with outbound.allowed(), pytest.raises(ServerError), connected(url, None, None):
+    for url in NO_URLS:
+        with pytest.raises(SettingsError) as wrong, connected(url, None, "m"):
             pass
+        assert "hunter2" not in wrong.value.message
     with pytest.raises(BadRequest) as error:
         client_of("http://127.0.0.1", "sk-secret\n")
     assert "sk-secret" not in str(error.value)

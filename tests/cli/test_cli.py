@@ -48,6 +48,14 @@ def test_help_loads_nothing_heavy() -> None:
     [
         ("ModelUnusable('It is damaged. Fetch it again.')", 1, "It is damaged. Fetch it again.\n"),
         ("SettingsError('bad')", 2, "bad\n"),
+        ("SettingsError('\\x1b[31mhttp://me:pw@host')", 2, "[31mhttp://host\n"),
+        ("BrokenPipeError(32, 'Broken pipe')", 1, ""),
+        (
+            "PermissionError(13, 'Permission denied', 'f')",
+            1,
+            "'f' can't be read or written: Permission denied. Check the path, its permissions and "
+            "the free space on its disk.\n",
+        ),
         ("KeyboardInterrupt", 130, ""),
     ],
 )

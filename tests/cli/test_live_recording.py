@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from mlx_server.cli.live_recording import recorded_settings, secrets_of
+from mlx_server.errors import SettingsError
 from tests.upstream.playing import KEY, KEY_VARIABLE
 
 
@@ -27,3 +28,21 @@ def test_a_server_that_records_has_the_one_model(
     assert list(recorded_settings(str(tmp_path), config, None, None, None).models) == [
         tmp_path.name
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "variable", "said"),
+    [
+        ("m", "", None, "--upstream: should be an http or https URL."),
+        ("m", "their-server", None, "--upstream: should be an http or https URL."),
+        ("m", "http://me:hunter2@host", None, "--upstream: the URL of another server should have"),
+        ("m", "http://host", "not a name", "--api-key-env: "),
+    ],
+)
+def test_what_can_not_be_recorded(
+    tmp_path: Path, model: str, url: str, variable: str | None, said: str
+) -> None:
+    with pytest.raises(SettingsError) as wrong:
+        recorded_settings(model, None, url, variable, None)
+    assert wrong.value.message.startswith(said)
+    assert "hunter2" not in wrong.value.message

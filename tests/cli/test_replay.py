@@ -55,12 +55,16 @@ def test_a_server_that_records_needs_a_file_for_it(upstream: str) -> None:
         (("--requests", "."), "--requests"),
         (("--requests", "asked.yaml", "--output", "no/such/folder.yaml"), "no such folder"),
         (("--requests", "asked.yaml", "--output", "."), "--output"),
+        (("--requests", "asked.yaml", "--output", "loop"), "can't be written: Too many"),
+        (("--requests", "asked.yaml", "--output", "x" * 300), "can't be written: File name too"),
+        (("--requests", "asked.yaml", "--output", "asked.yaml/x"), "no such folder"),
     ],
 )
 def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_asked(
     folder: Path, upstream: str, options: tuple[str, ...], said: str
 ) -> None:
     (folder / "asked.yaml").write_text(yaml.safe_dump(["say it"]))
+    (folder / "loop").symlink_to("loop")
     result = recorded("--upstream", upstream, *options)
     assert result.exit_code == 2, result.exception
     assert said in result.stderr
@@ -76,6 +80,9 @@ def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_aske
         ("asked.yaml", b"- 5"),
         ("asked.jsonl", b'{"messages": []'),
         ("asked.ndjson", b'"say it"\nsay it\n'),
+        ("asked.jsonl", b"[" * 200_000),
+        ("asked.jsonl", b"9" * 5000),
+        ("asked.yaml", bytes(range(256))),
     ],
 )
 def test_what_is_no_list_of_requests_is_an_error_in_a_sentence(
@@ -94,3 +101,47 @@ def test_lines_of_json_are_requests_too(folder: Path, upstream: str) -> None:
     (folder / "asked.jsonl").write_bytes("\r\n".join(lines).encode())
     result = recorded("--upstream", upstream, "--requests", "asked.jsonl")
     assert [entry["match"] for entry in yaml.safe_load(result.stdout)] == ["say it", "call it"]
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
+def test_half_a_surrogate_pair_is_passed_on(folder: Path, upstream: str, mark: bytes) -> None:
+    (folder / "asked.jsonl").write_bytes(mark + b'"say it \\ud800"\r\n')
+    result = recorded("--upstream", upstream, "--requests", "asked.jsonl")
+    assert not isinstance(result.exception, UnicodeError)
+    assert Upstream.asked[0][1]["messages"][0]["content"] == "say it \ud800"
+
+
+def test_a_file_that_can_not_be_read_is_named(folder: Path, upstream: str) -> None:
+    if not Path("/proc/self/mem").exists():
+        pytest.skip("only Linux has it")
+    result = recorded("--upstream", upstream, "--requests", "/proc/self/mem")
+    assert isinstance(result.exception, ServerError)
+    assert result.exception.message == "mem can't be read: OSError: Input/output error."
+
+
+def test_an_endless_file_is_refused(folder: Path, upstream: str) -> None:
+    result = recorded("--upstream", upstream, "--requests", "/dev/zero")
+    assert isinstance(result.exception, ServerError)
+    assert "larger than" in result.exception.message
+
+
+def test_a_transcript_replaces_a_file_only_when_it_is_whole(
+    folder: Path, upstream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    (folder / "asked.yaml").write_text(yaml.safe_dump(["say it"]))
+    (folder / "old.yaml").write_text("old")
+    (folder / "old.yaml").chmod(0o600)
+    (folder / "link").symlink_to("old.yaml")
+    options = ("--upstream", upstream, "--requests", "asked.yaml", "--output", "link")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", stop)
+        assert isinstance(recorded(*options).exception, OSError)
+    assert (folder / "old.yaml").read_text() == "old"
+    assert recorded(*options).exit_code == 0
+    assert yaml.safe_load((folder / "old.yaml").read_text())[0]["match"] == "say it"
+    assert (folder / "old.yaml").stat().st_mode & 0o777 == 0o600
+    assert (folder / "link").is_symlink()
+    assert sorted(each.name for each in folder.iterdir()) == ["asked.yaml", "link", "old.yaml"]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import ServerError
+from mlx_server.errors import ServerError, SettingsError
 from tests.cli.recording_upstream import record
+from tests.cli.running import NO_URLS
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,16 @@ def test_an_upstream_that_fails_is_named(
         raise result.exception
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "ftp://127.0.0.1/v1", "their-server"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://[::1]:1"])
 def test_an_upstream_that_is_not_there_is_named(tmp_path: Path, url: str) -> None:
     result = record(tmp_path, url, ["call it"])
     assert isinstance(result.exception, ServerError)
     assert "at --upstream did not answer request 1" in result.exception.message
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_named(tmp_path: Path, url: str) -> None:
+    result = record(tmp_path, url, ["call it"])
+    assert isinstance(result.exception, SettingsError)
+    assert result.exception.message.startswith("The URL after --upstream should be one like http")
+    assert "hunter2" not in result.exception.message

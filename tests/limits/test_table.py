@@ -41,6 +41,7 @@ OTHERS = {
     "cli/hosts/command.SHOWN_CHARACTERS": "how much of a host's answer the doctor shows",
     "cli/hosts/link.SLOW_BYTES": "when a cable is said to be slow",
     "cli/hosts/probe.MOST_HASHED": "how much of a file its digest is made of",
+    "cli/recording.MAX_FILE_BYTES": "the owner's file",
     "config/hostfile.MAX_ADDRESSES": "of a file that the owner wrote",
     "config/hostfile.MAX_HOSTS": "of a file that the owner wrote",
     "config/hostfile.MAX_VARIABLES": "of a file that the owner wrote",

@@ -148,3 +148,19 @@ def test_the_commands_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None
         3,
         True,
     )
+
+
+def test_without_the_systems_command_no_file_is_left(home: Path) -> None:
+    def missing(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        raise service.CommandMissing("it was not found")
+
+    with pytest.raises(service.CommandMissing):
+        service.install([], missing)
+    assert not service.system().file.exists()
+
+
+def test_a_wrong_port_is_named_before_anything_is_written(home: Path) -> None:
+    result = CliRunner().invoke(app, ["service", "install", "--port", "-5"])
+    assert isinstance(result.exception, SettingsError)
+    assert "--port" in result.exception.message
+    assert not service.system().file.exists()

@@ -1,14 +1,16 @@
 """`mlx-server models`: the models of a running server, as a table."""
 
 import time
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import httpx
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mlx_server.cli.tables.printable import printable
+from mlx_server.clients.chat import parsed_json
 from mlx_server.errors import ServerError
 
 COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
@@ -17,25 +19,64 @@ PIPE_WIDTH = 10_000
 """Width of tables in a pipe, in characters: wide enough that no line is cut."""
 
 
+class ProgressBody(TypedDict):
+    done: int
+    total: Annotated[int, msgspec.Meta(gt=0)]
+
+
+class PrefillBody(TypedDict):
+    prompt_tokens: int
+    computed_tokens: int
+
+
+class ModelBody(TypedDict):
+    id: str
+    family: str | None
+    source: str
+    state: str
+    leases: int
+    bytes: int
+    last_used: float | None
+    progress: ProgressBody | None
+    prefilling: NotRequired[list[PrefillBody]]
+    error: str | None
+
+
+class MemoryBody(TypedDict):
+    used: int
+    budget: int
+    prompt_cache: int
+
+
+class PoolBody(TypedDict):
+    """What the table shows of the body of /v1/pool."""
+
+    object: Literal["pool"]
+    memory: MemoryBody
+    models: list[ModelBody]
+
+
 def pool_of(client: httpx.Client) -> dict[str, Any]:
     """The body of the server's /v1/pool. Raises ServerError if it can't be read."""
+    place = f"{client.base_url.scheme}://{client.base_url.netloc.decode()}"  # without a password
     try:
         response = client.get("/v1/pool")
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         raise ServerError(
-            f"No server answers at {client.base_url}: {error}. Start one with `mlx-server serve`."
+            f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
         ) from None
+    found = parsed_json(response.content)
     try:
-        found: dict[str, Any] = response.json()
         if not response.is_success:
             message = found["error"]["message"]
-            raise ServerError(f"{client.base_url} answers {response.status_code}: {message}")
-        if found["object"] == "pool":
-            return found
+            raise ServerError(f"{place} answers {response.status_code}: {message}")
+        msgspec.convert(found, PoolBody)
     except (ValueError, TypeError, KeyError):
         pass
+    else:
+        return dict(found)
     raise ServerError(
-        f"The server at {client.base_url} is not mlx-server (it answers {response.status_code} to "
+        f"The server at {place} is not mlx-server (it answers {response.status_code} to "
         "/v1/pool). Set --url to yours, or start one with `mlx-server serve`."
     )
 

@@ -1,6 +1,7 @@
 """One request of a bench, and the times at which its answer arrived."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -176,7 +177,7 @@ def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return msgspec.json.encode(body)
+    return json.dumps(body).encode()  # also of half surrogate pairs, which msgspec refuses
 
 
 def _events(content: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:

@@ -2,7 +2,7 @@
 
 import httpx
 
-from mlx_server.clients.chat import client_of, model_facts, served_models
+from mlx_server.clients.chat import checked_url, client_of, model_facts, served_models
 from mlx_server.clients.connect.template import Connection
 from mlx_server.errors import BadRequest, SettingsError
 
@@ -14,9 +14,11 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
     """The connection for a client's settings. A model or context length that is not given is
     requested from the server.
 
-    Raises ServerError if no server answers, or if it does not know the model or its context length.
+    Raises ServerError if `url` is no URL, if no server answers, or if it does not know the model or
+    its context length.
     """
     base = url.rstrip("/").removesuffix("/v1")
+    checked_url(base)
     if model is None or context is None:
         with client_of(base, key) as client:
             model = model or _default_model(served_models(client))

@@ -1,6 +1,7 @@
 """`mlx-server models`: the table on a terminal and in a pipe, and servers that don't tell."""
 
 import io
+import json
 import time
 from typing import Any
 
@@ -158,9 +159,43 @@ def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
     assert "<" not in message
 
 
-@pytest.mark.parametrize("text", ["<html>", "[]", "{}", '{"object": "list"}', "null", "5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<html>", "[]", "{}", '{"object": "list"}', "null", "5", "[" * 100_000, "9" * 5000, ""),
+        '{"object": "pool"}',
+        '{"object": "pool", "models": null, "memory": null}',
+        json.dumps(pool({"progress": {"done": 1, "total": 0}})),
+        json.dumps(pool({"leases": "x"})),
+        json.dumps(pool({"id": 5})),
+        json.dumps({**pool({}), "memory": {}}),
+    ],
+)
 def test_another_server_is_told_apart(text: str) -> None:
     assert "is not mlx-server" in refused(httpx.Response(200, text=text))
+
+
+def test_no_password_is_shown() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text="{}"))
+    with (
+        httpx.Client(base_url="http://me:hunter2@host?k=hunter2", transport=transport) as client,
+        pytest.raises(ServerError, match=r"at http://host is not") as caught,
+    ):
+        pool_of(client)
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_broken_encoding_is_named() -> None:
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(
+            200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")
+        )
+    )
+    with (
+        httpx.Client(base_url=URL, transport=transport) as client,
+        pytest.raises(ServerError, match="incorrect header"),
+    ):
+        pool_of(client)
 
 
 def test_no_server_at_all() -> None:

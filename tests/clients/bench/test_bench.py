@@ -343,7 +343,7 @@ def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> Non
     ("arguments", "code", "message"),
     [
         (["http://127.0.0.1:1"], 1, "Nothing listens at that URL. Start a server"),
-        (["127.0.0.1:1"], 1, "The connection to the server failed: "),
+        (["127.0.0.1:1"], 2, "The URL of the server should be one like http://"),
         (["http://127.0.0.1:1", "--model", "m"], 1, "The connection broke: "),
         (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency should be a list like"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from mlx_server.clients.connect.lookup import NO_KEY, connection_to
 from mlx_server.clients.connect.template import Connection
 from mlx_server.errors import ServerError, SettingsError
+from tests.cli.running import NO_URLS
 
 NOWHERE = "http://127.0.0.1:9"
 MODELS = {"data": [{"id": "org/m"}, {"id": "other"}]}
@@ -113,3 +114,9 @@ def test_a_server_without_models_is_told_what_to_list(play: Play) -> None:
 def test_where_no_server_listens_it_is_said_how_to_start_one(model: str | None) -> None:
     with pytest.raises(ServerError, match="mlx-server serve"):
         connection_to(NOWHERE, "", model, None)
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_not_written_anywhere(url: str) -> None:
+    with pytest.raises(SettingsError):
+        connection_to(url, "", "m", 100)

@@ -1,0 +1,97 @@
+"""Standard streams that are closed or full, and what may be written to them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from mlx_server.cli.terminal import safe, words_of
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def full() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+def unread() -> None:
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(reading)
+    os.close(writing)
+
+
+def closed(stream: int) -> Callable[[], None]:
+    return lambda: os.close(stream)
+
+
+ASK = ("chat", "--url", "http://127.0.0.1:1")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("connect",), ("store",)])
+def test_a_full_disk_is_named(arguments: tuple[str, ...]) -> None:
+    result = started(full, *arguments)
+    assert result.returncode == 1
+    assert "No space left on device. Check" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "code", "said"),
+    [
+        (unread, ("--version",), 1, ""),
+        (unread, ("connect",), 1, ""),
+        (unread, ("store",), 1, ""),
+        (closed(1), ("--version",), 0, ""),
+        (closed(1), ("store",), 0, ""),
+        (closed(2), ("store", "--config", "gone.yaml"), 2, ""),
+        (closed(0), ASK, 1, "There is no question on standard input"),
+    ],
+)
+def test_a_stream_that_is_closed(
+    stream: Callable[[], None], arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = started(stream, *arguments)
+    assert result.returncode == code
+    assert result.stderr.startswith(said)
+    assert len(result.stderr.splitlines()) == bool(said)
+
+
+def started(prepare: Callable[[], None], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mlx_server", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+        preexec_fn=prepare,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\nc é", "a\tb\nc é"),
+        ("\x1b[31mred\x07\x7f\x9b", "[31mred"),
+        ("at http://me:hunter2@host:1/v1 now", "at http://host:1/v1 now"),
+        ("mail me@host, http://host/a@b", "mail me@host, http://host/a@b"),
+    ],
+)
+def test_what_a_terminal_gets(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "a b"), "'a b' can't be read or written: Perm"),
+        (OSError(28, "No space left"), "The output or a file can't be read or written: No space"),
+        (OSError("odd"), "The output or a file can't be read or written: odd. Check"),
+    ],
+)
+def test_words_of_the_system(error: OSError, said: str) -> None:
+    assert words_of(error).startswith(said)
