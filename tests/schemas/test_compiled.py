@@ -24,6 +24,7 @@ SLOW: dict[str, Any] = {
     "minProperties": 1,
 }
 """llguidance writes out which of the properties comes first."""
+TRIES = 9
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +34,21 @@ def _nothing_is_known() -> Iterator[None]:
     module._schemas._found.clear()
 
 
+def compile_where_the_machine_has_time(schema: dict[str, Any]) -> None:
+    try:
+        compiled(schema)
+    except CompilerTooSlow:
+        raise
+    except CompilerUnavailable:  # others took the processor: it may be sent again
+        return
+
+
 def test_one_that_takes_too_long_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         lower(patched, "SCHEMA_SECONDS", 0.02)
         with pytest.raises(CompilerTooSlow, match=r"takes more than 0\.02 s of processor time"):
-            compiled(SLOW)
+            for _ in range(TRIES):
+                compile_where_the_machine_has_time(SLOW)
     assert compiled(SLOW).grammar.startswith("%json")
     assert compiled({"type": "null"}).grammar.startswith("%json")
 
