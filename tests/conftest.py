@@ -20,6 +20,7 @@ from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
 from mlx_server.system.scheduling import keep_time_slices
 from tests.hostile.outbound import sitecustomize as outbound
+from tests.live.fork_server import unchanged_environment
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("other", max_examples=1000, deadline=None)
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     everywhere = [str(Path(outbound.__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, everywhere))
     outbound.watch()
+    unchanged_environment()
     # Where the suite runs in a shell's background, all that it starts would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,17 +72,19 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    if log_file:
-        from mlx_server.system.log_file import write_to
+    with logs.logged_end():
+        if log_file:
+            from mlx_server.system.log_file import write_to
 
-        write_to(log_file)
-    gc.disable()  # nothing that is imported is garbage; to look for it takes an eighth of the start
-    try:
-        from mlx_server.cli.startup import checked_settings
+            write_to(log_file)
+        gc.disable()  # nothing that is imported is garbage; to look takes an eighth of the start
+        try:
+            from mlx_server.cli.startup import checked_settings
 
-        settings = checked_settings(config, models or (), overrides, hostfile, discover=discover)
-        from mlx_server.app import run
-    finally:
-        gc.freeze()
-        gc.enable()
-    run(settings)
+            chosen = models or ()
+            settings = checked_settings(config, chosen, overrides, hostfile, discover=discover)
+            from mlx_server.app import run
+        finally:
+            gc.freeze()
+            gc.enable()
+        run(settings)

@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,17 @@ def configure(level: str, style: str) -> None:
     sys.excepthook = lambda _, error, __: _ended_by(error)
     threading.excepthook = lambda found: _ended_by(found.exc_value)
     sys.unraisablehook = lambda found: _unraisable(found.exc_value)
+
+
+@contextmanager
+def logged_end() -> Iterator[None]:
+    """Ends the process at an OSError with a line of the log, which names no folder; the command
+    line would say the file's whole path."""
+    try:
+        yield
+    except OSError as error:
+        _ended_by(error)
+        sys.exit(1)
 
 
 def _ended_by(error: BaseException | None) -> None:

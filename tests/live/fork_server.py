@@ -16,6 +16,7 @@ from multiprocessing.forkserver import ensure_running
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import patch
 
 from tests.hostile.outbound.sitecustomize import watch_uvloop
 
@@ -54,10 +55,22 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
+    return {k: v for k, v in environment.items() if not k.startswith(UNREAD)}
+
+
+@cache
+def unchanged_environment() -> Mapping[str, str]:
+    """The first call is made before any test, which may change a variable."""
+    return read_by_imports(os.environ)
+
+
 def can_fork(interpreter: str, environment: Mapping[str, str]) -> bool:
     """Not where a test has changed the interpreter or what modules read while they are imported;
     nor on a Mac, whose own libraries don't survive a fork without an exec."""
-    is_same = interpreter == sys.executable and read_by_imports(environment) == _template()[1]
+    is_same = (
+        interpreter == sys.executable and read_by_imports(environment) == unchanged_environment()
+    )
     return is_same and sys.platform == "linux"
 
 
@@ -67,7 +80,7 @@ def fork(
     """Runs the command line `mlx-server ARGUMENTS`; log: the descriptor of its standard error."""
     read, write = os.pipe()
     given = (list(arguments), dict(environment), folder, _Descriptor(write), _Descriptor(log))
-    process = _template()[0].Process(target=_run, args=given)
+    process = _template().Process(target=_run, args=given)
     try:
         process.start()
     finally:
@@ -76,16 +89,14 @@ def fork(
 
 
 @cache
-def _template() -> tuple[ForkServerContext, Mapping[str, str]]:
-    """The process to fork from, and the variables that it has started with."""
+def _template() -> ForkServerContext:
+    """The process to fork from. The test that happens to need it first may have changed what
+    imports read."""
     context = get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
-    ensure_running()
-    return context, read_by_imports(os.environ)
-
-
-def read_by_imports(environment: Mapping[str, str]) -> Mapping[str, str]:
-    return {k: v for k, v in environment.items() if not k.startswith(UNREAD)}
+    with patch.dict(os.environ, unchanged_environment(), clear=True):
+        ensure_running()
+    return context
 
 
 class _Descriptor:

@@ -9,6 +9,7 @@ from mlx_server.pool.footprint import footprint
 
 HOLDER = """
 import os, sys
+print("started", flush=True)
 sys.stdin.readline()
 held = os.urandom(32_000_000)
 print(len(held), flush=True)
@@ -24,6 +25,7 @@ def test_it_grows_with_what_a_process_holds() -> None:
     ) as holder:
         assert holder.stdin
         assert holder.stdout
+        assert holder.stdout.readline() == "started\n"
         before = footprint(holder.pid)
         assert before > 1_000_000
         holder.stdin.write("\n")
