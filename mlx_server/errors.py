@@ -3,9 +3,13 @@
 ServerError
 ├── BadRequest                400  the request can't be honoured as written
 │   ├── ContextTooLong        400  the prompt does not fit into the model's context
+│   │   └── PromptOverflow    400  found while planning, which a shorter prompt may repeat
 │   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
 │   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
 │   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used
+│   ├── TemplateLimitExceeded 400  the chat template needs too much for this conversation
+│   ├── RefusedByTemplate     400  the chat template raised an error for this conversation
+│   ├── UncallableTool        400  the model's call format can't express a tool
 │   ├── AnswerUnwritable      400  a model family can't write an answer that was given for it
 │   ├── NoRecording           400  no entry of a replay model's transcript answers the request
 │   ├── RecordingLeftGrammar  400  a recorded answer is not what the request requires
@@ -34,6 +38,7 @@ ServerError
 │   └── UpstreamTimeout       504  it did not answer in time
 ├── GenerationFailed          500  the engine could not continue this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
+├── CommandMissing                 this system lacks the command that manages its services
 └── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
 """
 

@@ -8,7 +8,7 @@ import sys
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters, which a terminal would obey; tab and line feed are left in."""
 
-USERINFO = re.compile(r"(?<=//)[^/\s@]*@")
+USERINFO = re.compile(r"(?<=//)[^/\s]*@")
 """The user and the password of a URL."""
 
 

@@ -78,6 +78,7 @@ def started(prepare: Callable[[], None], *arguments: str) -> subprocess.Complete
         ("a\tb\nc é", "a\tb\nc é"),
         ("\x1b[31mred\x07\x7f\x9b", "[31mred"),
         ("at http://me:hunter2@host:1/v1 now", "at http://host:1/v1 now"),
+        ("at http://me:hunt@er2@host:1/v1 now", "at http://host:1/v1 now"),
         ("mail me@host, http://host/a@b", "mail me@host, http://host/a@b"),
     ],
 )

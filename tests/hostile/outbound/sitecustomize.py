@@ -50,6 +50,8 @@ def allowed() -> Iterator[None]:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not CONNECTS:  # the interpreter ends, and has emptied this module
+        return
     if event in CONNECTS:
         address = args[1]
         if isinstance(address, tuple) and address and isinstance(address[0], str):
