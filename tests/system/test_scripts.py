@@ -22,9 +22,13 @@ case "$*" in
             printf '#!/bin/sh\\necho "%s $*"\\n' "$name" >"$folder/bin/$name"
             chmod +x "$folder/bin/$name"
         done ;;
-    "-m pip install "*)
-        if [ -t 1 ]; then echo "pip's bar"; else echo "pip without a terminal"; fi
-        echo "pip was asked: $*" ;;
+    *"pip install "*)
+        case "$* without $WITHOUT" in
+            *" uv without uv" | "-m uv pip "*" without packages") exit 1 ;;
+            *" uv without "*) exit 0 ;;
+        esac
+        if [ -t 1 ]; then echo "a terminal's bar"; else echo "no terminal"; fi
+        echo "asked: $*" ;;
     *version*) echo "imports from $PYTHONPATH" ;;
 esac
 """
@@ -43,10 +47,10 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def serve(clone: Path, *arguments: str) -> str:
+def serve(clone: Path, *arguments: str, without: str = "") -> str:
     """What a person sees in a terminal."""
     ours, theirs = os.openpty()
-    environment = {**os.environ, "PYTHON": str(clone / "python")}
+    environment = {**os.environ, "PYTHON": str(clone / "python"), "WITHOUT": without}
     command = [str(clone / "scripts" / "serve"), *arguments]
     process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -61,15 +65,26 @@ def serve(clone: Path, *arguments: str) -> str:
     return seen.decode().replace("\r\n", "\n")
 
 
-def test_the_first_start_says_what_it_does_and_shows_pips_progress(clone: Path) -> None:
+def test_the_first_start_says_what_it_does_and_shows_its_progress(clone: Path) -> None:
     seen = serve(clone, "--port", "8001")
     said, *rest = seen.splitlines()
     assert "making .venv with Python 3.13.1" in said
-    assert "takes a minute or two, but only once" in said
-    assert rest[0] == "pip's bar"
-    assert "--quiet" not in rest[1]
-    assert "--progress-bar" not in rest[1]
-    assert rest[-1] == "mlx-server serve --port 8001"
+    assert "takes about a minute, but only once" in said
+    assert rest == [
+        "a terminal's bar",
+        f"asked: -m uv pip install --python {clone}/.venv/bin/python --editable .",
+        "mlx-server serve --port 8001",
+    ]
+
+
+@pytest.mark.parametrize("without", ["uv", "packages"])
+def test_pip_installs_where_uv_can_not(clone: Path, without: str) -> None:
+    """Where there is no uv for pip, or where uv finds no packages."""
+    _, bar, asked, served = serve(clone, without=without).splitlines()
+    assert bar == "a terminal's bar"
+    assert asked.startswith("asked: -m pip install ")
+    assert asked.endswith(" --editable .")
+    assert served == "mlx-server serve"
 
 
 def test_the_second_start_installs_nothing_and_a_changed_project_does(clone: Path) -> None:
