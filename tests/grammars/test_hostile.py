@@ -151,8 +151,9 @@ CASES: dict[str, Callable[[], Format]] = {
 def forking() -> Iterator[subprocess.Popen[str]]:
     """A process that has imported all, and forks itself for each case."""
     command = [sys.executable, "-m", "tests.grammars.test_hostile"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
         yield process
         assert process.stdin
         process.stdin.close()
