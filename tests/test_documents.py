@@ -3,7 +3,9 @@
 `HOW` says how: one entry for each heading, one way for each fenced block under it.
 """
 
+import gc
 import hashlib
+import io
 import json
 import lzma
 import re
@@ -11,7 +13,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,18 +121,36 @@ def output(command: list[str], folder: Path) -> str:
     return ran.stdout
 
 
+def printed(code: str) -> str:
+    """In this process: to import a client takes longer than to use it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of clients that only the exit closes
+        exec(compile(code, "<snippet>", "exec", dont_inherit=True), {"__name__": "__main__"})
+        gc.collect()
+    assert err.getvalue() == "", out.getvalue()
+    return out.getvalue()
+
+
 def python(snippet: Snippet) -> None:
     """It prints the next block, in any order of lines."""
-    printed = output([sys.executable, "-c", snippet.code], snippet.folder)
-    assert sorted(printed.splitlines()) == sorted(snippet.shown.splitlines())
+    lines = printed(snippet.code).splitlines()
+    assert sorted(lines) == sorted(snippet.shown.splitlines())
 
 
 def python_printing(*expected: str) -> Run:
     def run(snippet: Snippet) -> None:
-        printed = output([sys.executable, "-c", snippet.code], snippet.folder)
-        assert [text for text in expected if text not in printed] == [], printed
+        out = printed(snippet.code)
+        assert [text for text in expected if text not in out] == [], out
 
     return run
+
+
+def structured(snippet: Snippet) -> None:
+    """A budget of a few tokens, in which the grammar still ends the answer."""
+    assert "max_tokens=200" in snippet.code
+    out = printed(snippet.code.replace("max_tokens=200", "max_tokens=40"))
+    assert [text for text in ("name='", "country='", "sights=[") if text not in out] == [], out
 
 
 def curl(snippet: Snippet) -> str:
@@ -255,10 +277,14 @@ def fixture(snippet: Snippet) -> None:
 
 def app_tests(snippet: Snippet) -> None:
     """Its tests pass."""
-    file = snippet.folder / "test_app.py"
-    file.write_text(snippet.block.code)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mlx_server.testing.plugin"]
-    assert " passed" in output([*command, str(file)], snippet.folder)
+    ran: str = snippet.request.getfixturevalue("ran_app_tests")
+    name = f"{app_test_name(snippet.block)}.py"
+    assert re.search(rf"^{name}::\w+ PASSED", ran, re.MULTILINE), ran
+    assert not re.search(rf"^{name}::\w+ (?!PASSED)", ran, re.MULTILINE), ran
+
+
+def app_test_name(block: Block) -> str:
+    return "test_" + re.sub(r"\W", "_", f"{block.document}_{block.line}")
 
 
 def runs_app_tests(snippet: Snippet) -> None:
@@ -332,7 +358,7 @@ HOW: dict[str, dict[str, Ways]] = {
                 """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
             ),
         ),
-        "Structured output": (python_printing("name='", "country='", "sights=["),),
+        "Structured output": (structured,),
         "In your app's tests": (app_tests, runs_app_tests),
     },
     "mlx_server/api/README.md": {
@@ -453,6 +479,17 @@ def anchors(path: Path) -> set[str]:
     """As GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def ran_app_tests(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Those of all documents, on one server."""
+    folder = tmp_path_factory.mktemp("app")
+    for block, _, way in (param.values for param in cases()):
+        if way is app_tests:
+            (folder / f"{app_test_name(block)}.py").write_text(block.code)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "mlx_server.testing.plugin"]
+    return output(command, folder)
 
 
 @pytest.fixture(scope="module")

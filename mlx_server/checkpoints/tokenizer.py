@@ -149,15 +149,17 @@ class Tokenizer:
         with _file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self.control_tokens
+        ids: list[int] = found.ids
+        if control.keys().isdisjoint(ids):
+            return ids  # without the offsets, which take long to list
         made = [
             (a, b)
-            for token, (a, b) in zip(found.ids, found.offsets, strict=True)
+            for token, (a, b) in zip(ids, found.offsets, strict=True)
             if token in control
             and token not in self._unknown
             and text[a:b].strip() != control[token].strip()
         ]
         if not made:
-            ids: list[int] = found.ids
             return ids
         if len(text) == 1:
             return self.as_text(text)

@@ -39,6 +39,7 @@ from mlx_server.schemas.messages import (
     SchemaRefused,
 )
 from mlx_server.schemas.patterns import as_rust, written_out
+from mlx_server.schemas.plain import is_plain
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import Part, View, pointer, refused
 
@@ -93,6 +94,13 @@ def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
+    if not is_plain(view):
+        _try(grammar, view)
+    return Compiled(grammar, [*found])
+
+
+def _try(grammar: str, view: View) -> None:
+    """Raises InvalidGrammar if llguidance refuses the grammar."""
     expressions = [
         part
         for part in view.reached()
@@ -103,7 +111,6 @@ def _compiled(view: View) -> Compiled:
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     _try_long_texts(expressions)
-    return Compiled(grammar, [*found])
 
 
 def _written_out(schema: Any) -> float:

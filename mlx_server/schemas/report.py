@@ -34,7 +34,7 @@ _UNSUPPORTED = frozenset(
 IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
 """Keywords that llguidance knows and that constrain nothing once references are pointers."""
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
         *("writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
@@ -108,7 +108,7 @@ _NONE = frozenset[str]()
 
 
 def _constraints(schema: Mapping[str, Any]) -> set[str]:
-    return {key for key in schema if key not in _ANNOTATIONS and not is_vacuous(schema, key)}
+    return {key for key in schema if key not in ANNOTATIONS and not is_vacuous(schema, key)}
 
 
 Disjoint = Callable[[list[Part]], bool]

@@ -364,12 +364,14 @@ def complete_source(text: str) -> Source:
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern of stop tokens in a row at the text's end, the last of which may be
     incomplete. No place within a run is tried again, so that the time is in proportion to the
-    text."""
+    text: what a lookahead has found is not given back. (A possessive quantifier says so too, but
+    matches too little before Python 3.11.5.)"""
     begun = sorted({s[:size] for s in stops for size in range(1, len(s))}, key=len, reverse=True)
     longest_first = sorted(stops, key=len, reverse=True)
     whole, part = ("|".join(map(re.escape, each)) for each in (longest_first, begun))
     return re.compile(
-        rf"(?P<whole>(?:(?:{whole})\s*){{1,{MOST_STOPS}}}+)(?:(?:{part})\Z)?|(?:{part})\Z"
+        rf"(?=(?P<whole>(?:(?:{whole})\s*){{1,{MOST_STOPS}}}))(?P=whole)(?:(?:{part})\Z)?"
+        rf"|(?:{part})\Z"
     )
 
 

@@ -43,6 +43,8 @@ def thinks(family: ModelFamily) -> bool:
 WITH_CALLS = [family for family in KNOWN if family.name not in WITHOUT_CALLS]
 FAMILIES = tuple({_kind(family): family.name for family in reversed(WITH_CALLS)}.values())
 """The first of each kind."""
+KINDS = (*FAMILIES, *WITHOUT_CALLS)
+"""For what goes the same way in all families of a kind."""
 THOUGHT = "Let me see, step by step. " * 2
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""

@@ -1,13 +1,16 @@
 """Schemas and grammars that are meant to hurt: refused, or compiled in little time and memory."""
 
 import json
+import os
 import random
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from tests.slowness import slowness
 
 pytestmark = pytest.mark.tables
 
+MOST_WAITED_SECONDS = 120
 MOST_SECONDS, MOST_MEGABYTES = 2 * 2, 256
 """Of the processor, twice what is promised as others may share it; and of all that the process
 takes."""
@@ -143,14 +147,25 @@ CASES: dict[str, Callable[[], Format]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported all, and forks itself for each case."""
+    command = [sys.executable, "-m", "tests.grammars.test_hostile"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_refused_or_cheap(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.grammars.test_hostile", name],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2_000:]
-    reported = json.loads(done.stdout)
+def test_it_is_refused_or_cheap(forking: subprocess.Popen[str], name: str) -> None:
+    assert forking.stdin
+    assert forking.stdout
+    forking.stdin.write(f"{name}\n")
+    reported = json.loads(forking.stdout.readline())
+    assert reported["status"] == 0, reported
     assert reported["seconds"] < MOST_SECONDS * slowness(), reported
     assert reported["megabytes"] < MOST_MEGABYTES, reported
 
@@ -194,10 +209,26 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-if __name__ == "__main__":
+def run_in_thread(name: str) -> None:
     threading.stack_size(limits.COMPILE_STACK_BYTES.value)  # as the engine compiles
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(run(sys.argv[1])))
+    thread = threading.Thread(target=lambda: print(run(name), flush=True))
     thread.start()
     thread.join()
-    sys.stdout.write(found[0])
+
+
+def forked(name: str) -> dict[str, Any]:
+    """What it reports, and how its process ended."""
+    with tempfile.TemporaryFile("w+") as out:
+        if not (child := os.fork()):
+            os.dup2(out.fileno(), sys.stdout.fileno())
+            signal.alarm(MOST_WAITED_SECONDS)
+            run_in_thread(name)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        out.seek(0)
+        return {"status": status, **json.loads(out.read() or "{}")}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(forked(line.rstrip("\n"))), flush=True)

@@ -11,11 +11,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from mlx_server.families import FAMILIES
 from tests.contract import pairs
 from tests.live.server import TINY, LiveServer, eventually, serving
 
-NAMES = [family.name for family in FAMILIES]
 LOUD, QUIET, CALLER = "loud", "quiet", "caller"
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -28,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("asked")
-    for name in NAMES:
+    for name in pairs.KINDS:
         (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
     entries = [
         {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
@@ -38,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "caller.jsonl").write_text("\n".join(map(json.dumps, entries)))
     caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
     models = {
-        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in NAMES},
+        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in pairs.KINDS},
         CALLER: {**caller, "context_length": 5000},
         LOUD: {**caller, "include_raw": "always"},
         QUIET: {**caller, "include_raw": "never"},
@@ -83,7 +81,7 @@ def raw_of(found: Any) -> list[str]:
     return [each["text"] for each in found.get("mlx_server", {}).get("raw", [])]
 
 
-@pytest.mark.parametrize("model", NAMES)
+@pytest.mark.parametrize("model", pairs.KINDS)
 def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str) -> None:
     asking = body(model, include_raw=True)
     (whole,) = raw_of(http.post("/v1/chat/completions", json=asking).json())

@@ -1,8 +1,9 @@
 """Every family, as a replay model, through the whole server and OpenAI's and Anthropic's clients.
 
-The golden outputs are played; what must come out is what they read as, next to each other, and one
-streamed alone. A sample of each family's cases goes over one endpoint each, streamed or not, in
-turns: that every case reads alike however it is cut is tested without a server.
+The golden outputs are played; what must come out is what they read as, next to each other; and in a
+family of each kind, one streamed alone, and over Anthropic's endpoint. A sample of each family's
+cases goes over one endpoint each, streamed or not, in turns: that every case reads alike however it
+is cut is tested without a server.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlx_server.families import FAMILIES
 from tests.api.strict import assert_strict
+from tests.contract.pairs import KINDS
 from tests.live.server import LiveServer, serving
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
@@ -181,7 +183,7 @@ def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str)
     asyncio.run(all_of_them())
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_streamed_alone(client: OpenAI, family: str) -> None:
     longest = max(cases(family), key=lambda case: len(case["output"]))
     chunks: Any = client.chat.completions.create(stream=True, **asked(family, longest))
@@ -225,7 +227,7 @@ def asked_messages(family: str, case: Case) -> dict[str, Any]:
     return {**asked(family, case), "tools": tools}
 
 
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_messages_whole_or_streamed(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
         places = asyncio.Semaphore(TOGETHER)

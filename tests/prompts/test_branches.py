@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from hypothesis import given
@@ -59,6 +60,13 @@ def next_round(asked: Conversation) -> Conversation | None:
     return replace(asked, messages=(*asked.messages, *more))
 
 
+@lru_cache(maxsize=1)
+def original(golden: GoldenPrompt) -> tuple[list[int], Branches]:
+    """The changes of a prompt come one after the other."""
+    rendered = golden.rendered()
+    return rendered.tokens, rendered.branches()
+
+
 def tokens_of(family: str, conversation: Conversation) -> list[int]:
     checkpoint = checkpoint_of(family)
     return fitted(family_named(family), checkpoint).render(checkpoint, conversation).tokens
@@ -92,13 +100,12 @@ def test_the_next_request_branches_off_at_a_known_place(
     changed = change(asked)
     if changed is None or "refused" in golden.conversation:
         pytest.skip("no such change of this conversation")
-    rendered = golden.rendered()
-    branches = rendered.branches()
-    same = common_tokens(rendered.tokens, tokens_of(golden.family, changed))
+    tokens, branches = original(golden)
+    same = common_tokens(tokens, tokens_of(golden.family, changed))
     reached = [place for place in branches.places if place <= same]
     assert same - max(reached, default=0) <= LOST
     assert sorted(set(branches.places)) == list(branches.places)
-    assert all(0 < place <= len(rendered.tokens) for place in branches.places)
+    assert all(0 < place <= len(tokens) for place in branches.places)
     if change in (next_turn, next_round):
         assert branches.continued_from <= same
     if change is another_chat:

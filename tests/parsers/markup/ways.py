@@ -3,13 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.families import FAMILIES
+from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
@@ -75,13 +77,20 @@ def refused(
 ) -> str:
     """What the family's grammar says of it: nothing, if all is well."""
     way = Way(family, control)
-    matcher = way.matcher(OutputSpec(way.reading(tools(), case.prompt_end), choice, thinks=True))
+    matcher = _matcher(family.name, control, case.prompt_end, choice).deep_copy()
     said = way.encode(case.output)
     taken = matcher.validate_tokens(said)
     if taken < len(said):
         return f"not {way.spelled(said[: taken + 1])[-40:]!r}"
     matcher.consume_tokens(said)
     return "" if matcher.is_accepting() or case.cut else "not the end"
+
+
+@lru_cache(maxsize=8)
+def _matcher(family: str, control: bool, prompt_end: str, choice: ToolChoice) -> LLMatcher:
+    """The same for many cases, which come one after the other."""
+    way = Way(family_named(family), control)
+    return way.matcher(OutputSpec(way.reading(tools(), prompt_end), choice, thinks=True))
 
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=called)
