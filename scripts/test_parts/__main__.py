@@ -25,6 +25,9 @@ SIDE_BY_SIDE = (*SPREAD, "--alone=without")
 IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
 """Options for a single worker process outside pytest's own: the run goes on if a test ends its
 process."""
+ONE_EACH = ("--numprocesses", str(min(2, os.cpu_count() or 1)), *SPREAD)
+"""Options for tests that look at a clock or a load: most of them measure a process's own time, so
+that a second one on another core changes little. What fails nevertheless runs again in one."""
 MEASURED = ("-m", "slipcover", "--json", "--fail-under", "0", "--out")
 """The command that measures a part's coverage at little cost, without the file for its result."""
 RUN_AGAIN = 20
@@ -79,7 +82,7 @@ class Run:
         side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
         if measured:  # this comes before our own plugin, which imports the measured modules
             side_by_side += ["-p", "slipcover"]
-        alone = [*arguments, *IN_ONE_PROCESS, "--alone=only"]
+        alone = [*arguments, *ONE_EACH, "--alone=only"]
         for title, part, under, before in (
             ("side by side", side_by_side, measured, lambda: None),
             ("alone", alone, [], self.before_alone),

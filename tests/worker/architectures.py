@@ -9,7 +9,8 @@ from typing import Any
 from tests.worker.kinds import BLOCKS, CONVOLUTIONS, GPT_OSS, LLAMA, MAMBA2, SIZES, Kind
 from tests.worker.newer_architectures import NEWER, WINDOW
 
-SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2}
+PAIR = ["sliding_attention", "full_attention"]
+SLIDING = {"sliding_window": WINDOW, "layer_types": PAIR}
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -71,8 +72,8 @@ MAMBA = {
     "mamba_conv_bias": True,
 }
 DELTA_ATTENTION = {
-    "kda_layers": [1, 3],
-    "full_attn_layers": [2, 4],
+    "kda_layers": [1],
+    "full_attn_layers": [2],
     "num_heads": 4,
     "head_dim": 32,
     "short_conv_kernel_size": 4,
@@ -148,7 +149,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4_text": {
         "model_type": "gemma4_text",
         "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "layer_types": PAIR * 3,
         "num_hidden_layers": 6,
         "global_head_dim": 64,
         "num_kv_shared_layers": 2,
@@ -159,6 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": text(
         "llama4_text",
         "llama4",
+        num_hidden_layers=4,
         attention_bias=False,
         attention_chunk_size=WINDOW,
         interleave_moe_layer_step=2,
@@ -170,6 +172,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "llama4_text": {
         "model_type": "llama4_text",
+        "num_hidden_layers": 4,
         "intermediate_size_mlp": 128,
         "no_rope_layers": [1, 1, 1, 0],
         "use_qk_norm": True,
@@ -229,6 +232,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "use_bias": False,
         "use_conv_bias": True,
+        "num_hidden_layers": 4,
         "hybrid_override_pattern": ["M", "*", "-", "E"],
         **{key: ROUTED[key] for key in ("n_routed_experts", "n_shared_experts", "n_group")},
         "num_experts_per_tok": 2,
@@ -261,7 +265,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "granitemoehybrid",
         **GRANITE,
         **MAMBA,
-        "layer_types": ["mamba", "attention"] * 2,
+        "layer_types": ["mamba", "attention"],
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 64,
@@ -278,6 +282,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "exaone4",
         "rope_scaling": None,
         "sliding_window": WINDOW,
+        "num_hidden_layers": 4,
         "sliding_window_pattern": "LLLG",
     },
     "exaone_moe": {
@@ -285,7 +290,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **SLIDING,
         **EXPERTS,
         "num_shared_experts": 1,
-        "is_moe_layer": [False, True] * 2,
+        "is_moe_layer": [False, True],
     },
     "cohere2": {"model_type": "cohere2", "head_dim": 16, "sliding_window": WINDOW}
     | {"sliding_window_pattern": 2},
@@ -322,12 +327,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 4,
         "linear_allow_neg_eigval": True,
         "attention_bias": False,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "layer_types": ["linear_attention", "full_attention"],
     },
     "gemma3n": text(
         "gemma3n_text",
         "gemma3n",
-        **SLIDING,
+        num_hidden_layers=4,
+        sliding_window=WINDOW,
+        layer_types=PAIR * 2,
         num_kv_shared_layers=2,
         vocab_size_per_layer_input=320,
         rope_local_base_freq=10000.0,
@@ -379,6 +386,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": WINDOW,
+        "num_hidden_layers": 4,
         "compress_ratios": [1, 4, 4, 1],
         "kv_source_layer_ids": [0, 1, 2, 3],
         "index_source_layer_ids": [0, 1, 2, 3],

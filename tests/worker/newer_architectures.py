@@ -46,7 +46,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {
         "model_type": "gpt_bigcode",
         "n_embd": 64,
-        "n_layer": 4,
+        "n_layer": 2,
         "n_inner": 128,
         "n_head": 4,
         "n_positions": 4096,
@@ -86,7 +86,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "laguna": {
         "model_type": "laguna",
         "sliding_window": WINDOW,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "layer_types": ["full_attention", "sliding_attention"],
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
@@ -146,7 +146,8 @@ NEWER: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 4,
         "mamba_chunk_size": 64,
     },
-    "plamo3": {"model_type": "plamo3", "window_size": WINDOW, "sliding_window_pattern": 2},
+    "plamo3": {"model_type": "plamo3", "window_size": WINDOW, "sliding_window_pattern": 2}
+    | {"num_hidden_layers": 4},
     "solar_open": {
         "model_type": "solar_open",
         "moe_intermediate_size": 64,
@@ -162,7 +163,7 @@ NEWER: dict[str, dict[str, Any]] = {
         "model_type": "step3p5",
         "num_attention_groups": 2,
         "sliding_window": WINDOW,
-        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "layer_types": ["full_attention", "sliding_attention"],
         "attention_other_setting": {"num_attention_heads": 2, "num_attention_groups": 1},
         "moe_num_experts": 4,
         "moe_top_k": 2,

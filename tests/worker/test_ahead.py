@@ -189,7 +189,7 @@ def test_nothing_is_computed_that_is_known_or_hardly_new(llama: Path) -> None:
 
 def test_nothing_is_computed_without_a_prompt_cache_or_room_in_it(llama: Path) -> None:
     _, known, _ = conversation()
-    for nbytes in (0, 400_000):
+    for nbytes in (0, 200_000):
         engine = Engine(llama, cache_bytes=nbytes)
         first_turn(engine)
         engine.ahead(known)
@@ -198,17 +198,17 @@ def test_nothing_is_computed_without_a_prompt_cache_or_room_in_it(llama: Path) -
 
 
 def test_the_cache_keeps_to_its_limit(llama: Path) -> None:
-    engine = Engine(llama, cache_bytes=3_000_000)
+    engine = Engine(llama, cache_bytes=1_500_000)
     for seed in range(8):
         engine.ahead(words(seed, 600))
         engine.finish()
-        assert engine.engine._cache.nbytes <= 3_000_000
+        assert engine.engine._cache.nbytes <= 1_500_000
     assert sum(engine.pieces) == 8 * 600
 
 
 def test_a_conversation_that_grows_keeps_to_the_limit_too(llama: Path) -> None:
     """Its own cache and the cached prompts share the prompt cache's memory at each piece."""
-    limit = 3_000_000
+    limit = 1_500_000
     engine = Engine(llama, cache_bytes=limit)
     engine.ahead(words(1, 600))
     engine.finish()

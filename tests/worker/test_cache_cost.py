@@ -16,6 +16,7 @@ from mlx_server.worker.worker import Engine
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import SIZES
 
+LAYERS = SIZES["num_hidden_layers"]
 TOKENS = (1, STEP, 300, 2 * STEP + 3)
 
 LOOSE = {"llama4", "deepseek_v41"}
@@ -74,8 +75,8 @@ def test_nothing_is_computed_for_it(name: str) -> None:
 
 def test_windows_are_counted_up_to_their_size() -> None:
     cost = cache_cost({**config_of("llama-sliding"), "dtype": "float32"})
-    assert cost == KvCost(2 * 512, 2 * 512, window=32)
-    assert cost.for_tokens(1000) == (1000 + STEP - 1) * 1024 + 32 * 1024
+    assert cost == KvCost(512, 512, window=32)
+    assert cost.for_tokens(1000) == (1000 + STEP - 1) * 512 + 32 * 512
 
 
 def test_states_are_counted_once() -> None:
@@ -103,7 +104,7 @@ def test_values_have_the_size_of_what_the_model_computes_in(
     monkeypatch: pytest.MonkeyPatch, metal: bool, named: dict[str, Any], factor: int
 ) -> None:
     monkeypatch.setattr("mlx.core.metal.is_available", lambda: metal)
-    assert cache_cost({**config_of("llama"), **named}) == KvCost(factor * 4 * 2 * 2 * 32 * 2)
+    assert cache_cost({**config_of("llama"), **named}) == KvCost(factor * LAYERS * 2 * 2 * 32 * 2)
 
 
 @pytest.mark.parametrize("named", [{}, {"num_hidden_layers": "4"}, {"vocab_size": -1}])

@@ -128,7 +128,7 @@ class PrefillCost:
         known = np.vstack([causes / largest * weights[:, None], np.diag(PRIOR)])
         wanted = np.concatenate([weights, np.zeros(3)])
         best, least = np.zeros(3), inf
-        for chosen in product((False, True), repeat=3):
+        for chosen in product((True, False), repeat=3):
             if not any(chosen):
                 continue
             found = np.zeros(3)
@@ -136,5 +136,7 @@ class PrefillCost:
             error = float(np.sum((known @ found - wanted) ** 2))
             if found.min() >= 0 and error < least:
                 best, least = found, error
+            if all(chosen) and least < inf:
+                break  # a subset of them fits no better
         fitted: Vector = best / largest
         return fitted

@@ -19,7 +19,8 @@ from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
 pytestmark = pytest.mark.tables
 
 ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
-DISK = 700_000
+TOKENS = 4
+DISK = 350_000
 """Bytes: sessions push each other's files off it."""
 
 
@@ -65,7 +66,7 @@ turns = st.builds(
     new=st.integers(1, 90),
     key=st.sampled_from(KEYS),
     branches=st.lists(shares, max_size=2).map(tuple),
-    limit=st.sampled_from([None] * 6 + [1 << 30, 60_000, 0]),
+    limit=st.sampled_from([None] * 6 + [1 << 30, 30_000, 0]),
     restarts=st.sampled_from([False, False, False, True]),
     is_ahead=st.sampled_from([False, False, False, True]),
 )
@@ -132,7 +133,7 @@ def until_a_restart(
         prompt = prompt_of(turn, prompts)
         answer = answered(process, turn, prompt)
         assert answer == files.cold.answer(
-            prompt, adapter=turn.key.adapter, adapter_scale=turn.key.adapter_scale
+            prompt, TOKENS, adapter=turn.key.adapter, adapter_scale=turn.key.adapter_scale
         )
         seen = [*asked[turn.key], *([prompt] if turn.is_ahead else [])]
         assert process.cached <= max((common(prompt, each) for each in seen), default=0)
@@ -161,6 +162,7 @@ def answered(process: Process, turn: Turn, prompt: list[int]) -> list[int]:
         process.settle()
     return process.answer(
         prompt,
+        TOKENS,
         branches=sorted({int(share * (len(prompt) - 1)) for share in turn.branches}),
         adapter=key.adapter,
         adapter_scale=key.adapter_scale,

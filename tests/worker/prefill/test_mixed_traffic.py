@@ -130,10 +130,12 @@ def test_rows_that_decode_keep_their_share_and_wait_for_one_piece(
 
 LENGTHS = [
     *(33, 50, 64, 100, 150, 200, 250, 700, 1000, 1021, 1200, 1500, 2000, 4000),
-    *(15_013, 29_977, 30_023),
+    15_013,
 ]
 """They are computed in one piece or several, and the last piece of each has another size. Shorter
-ones take the time of so few steps that a step more or less is too much or too little."""
+ones take the time of so few steps that a step more or less is too much or too little.
+
+Prompts of 30,000 are in test_budget.py."""
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
 
     def check(process: Process, prompt: list[int], known: int) -> list[int]:
         """known: how many of the prompt's tokens have to be cached."""
-        answer = process.answer(prompt, branches=[len(SYSTEM)])
-        assert answer == cold.answer(prompt)
+        answer = process.answer(prompt, 4, branches=[len(SYSTEM)])
+        assert answer == cold.answer(prompt, 4)
         assert process.cached == known
         return [*prompt, *answer]
 
