@@ -83,7 +83,10 @@ FIELDS: Mapping[str, Callable[[str], Conversation]] = {
         USER, tools=(Tool("f", "d", {"properties": {text: {}}, "required": [text]}),)
     ),
     "response format": lambda text: replace(
-        said(USER), response_format={"name": "x", "description": text, "schema": {text: [text]}}
+        said(USER), response_format={"name": "x", "description": text, "schema": {"a": [1]}}
+    ),
+    "response format's schema": lambda text: replace(
+        said(USER), response_format={"name": "x", "schema": {text: [1]}}
     ),
     "template's kwargs": lambda text: said(
         USER, greeting=text, date_string=text, custom_instructions=text, model_identity=text
@@ -101,6 +104,11 @@ FIELDS: Mapping[str, Callable[[str], Conversation]] = {
         ],
     ),
 }
+
+
+WITH_ALL_MARKS = ("content", "argument", "tool result", "schema key")
+"""The others have the family's own, and those that its template names: it may act on them. No other
+is more than a text there."""
 
 
 def escaped(text: str) -> str:
@@ -154,9 +162,11 @@ def own_marks(name: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_mark_of_any_family_is_control_in_any_field(name: str) -> None:
     prompted = checkpoint_of(name)
-    marks = dict.fromkeys([*own_marks(name), *every_mark()])
-    text = " ".join([*marks, *(f"a{mark}b" for mark in own_marks(name))])
+    own, template = own_marks(name), template_of(name)
+    named = template.read_text("utf-8") if template.is_file() else ""
     for field, filled in FIELDS.items():
+        others = [mark for mark in every_mark() if mark in named or field in WITH_ALL_MARKS]
+        text = " ".join([*dict.fromkeys([*own, *others]), *(f"a{mark}b" for mark in own)])
         found = control(name, prompted, filled(text))
         assert found == control(name, prompted, filled(twin(text))), field
         assert found or name not in WITH_MARKS, field

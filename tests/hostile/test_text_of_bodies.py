@@ -221,7 +221,7 @@ def test_names_of_tools_are_among_them() -> None:
     assert ("tools", 0, "name") in free("MCP", SHORT)
 
 
-EVERY = 3
+EVERY = len(BODIES)
 """Each family has one in so many bodies, since nothing between the wire and a conversation depends
 on the family."""
 
