@@ -3,7 +3,7 @@
 ServerError
 ├── BadRequest                400  the request can't be honoured as written
 │   ├── ContextTooLong        400  the prompt does not fit into the model's context
-│   │   └── PromptOverflow    400  found while planning, which a shorter prompt may repeat
+│   │   └── PromptOverflow    400  found before the prompt's whole length is known
 │   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
 │   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
 │   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used

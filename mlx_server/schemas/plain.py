@@ -10,7 +10,7 @@ from typing import Any
 from mlx_server.schemas.bounds import EXACT
 from mlx_server.schemas.check import METASCHEMA
 from mlx_server.schemas.report import ANNOTATIONS, FORMATS
-from mlx_server.schemas.view import Part, View
+from mlx_server.schemas.view import View
 
 MOST_PARTS = 1000
 LONGEST = 256
@@ -33,14 +33,14 @@ _CLASSES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 
 
 def is_plain(view: View) -> bool:
-    parts = view.reached()
-    return len(parts) <= MOST_PARTS and all(map(_is_plain, parts))
-
-
-def _is_plain(part: Part) -> bool:
-    if isinstance(part.schema, bool):
-        return part.schema or part.path[-1:] == ("additionalProperties",)
-    return _can_be_met(part.schema, _CONSTRAINTS.intersection(part.schema))
+    schemas = [part.schema for part in view.reached()]
+    if len(schemas) > MOST_PARTS:
+        return False
+    objects = [schema for schema in schemas if not isinstance(schema, bool)]
+    closed = sum(schema.get("additionalProperties") is False for schema in objects)
+    if schemas.count(False) > closed:  # a value is required to be nothing
+        return False
+    return all(_can_be_met(schema, _CONSTRAINTS.intersection(schema)) for schema in objects)
 
 
 def _can_be_met(schema: Mapping[str, Any], keys: frozenset[str]) -> bool:

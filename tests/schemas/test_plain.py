@@ -87,6 +87,9 @@ def test_llguidance_takes_all_plain_schemas(seed: int) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "nothing conforms": {"properties": {"a": False}},
+    "nothing conforms to a name that is a keyword": {
+        "properties": {"additionalProperties": False, "properties": {"properties": {}}}
+    },
     "an item that can't be": {"items": False, "minItems": 1},
     "a required name that is not listed": {"required": ["a"], "additionalProperties": False},
     "values of another type": {"type": "integer", "enum": ["a"]},
