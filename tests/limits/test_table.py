@@ -72,6 +72,8 @@ OTHERS = {
     "sandbox/child.LENGTH_BYTES": "a length in a format",
     "schemas/instance_texts.MOST_SUFFIXES": "where an ending is given up",
     "schemas/instance_texts.MOST_TEXTS": "where an ending is given up",
+    "schemas/plain.LONGEST": "from where on a schema is compiled before too",
+    "schemas/plain.MOST_PARTS": "from where on a schema is compiled before too",
     "schemas/report._LARGEST": "a number, which makes nothing grow",
     "schemas/regex_tails.MOST_TAILS": "where an ending is given up",
     "schemas/regex_tails.MOST_CHARACTERS": "where an ending is given up",
