@@ -28,8 +28,7 @@ pytestmark = pytest.mark.tables
 
 MOST_WAITED_SECONDS = 120
 MOST_SECONDS, MOST_MEGABYTES = 6, 256
-"""Of the processor, twice what is promised as others may share it; and of all that the process
-takes."""
+"""Of the processor, of which the hardest take four to five; and of all that the process takes."""
 
 
 def chain(length: int, link: Callable[[dict[str, str]], Any]) -> JsonFormat:
