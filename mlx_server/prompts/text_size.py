@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 WINDOW = 1 << 16
@@ -16,13 +17,22 @@ def texts_of(value: Any) -> Iterator[str]:
         found = pending.pop()
         if isinstance(found, str):
             yield found
-        elif isinstance(found, Mapping):
+        elif isinstance(found, _COLLECTIONS):
+            pending += found
+        elif names := _field_names(type(found)):
+            pending += [getattr(found, name) for name in names]
+        elif found is not None and isinstance(found, Mapping):
             pending += found.keys()
             pending += found.values()
-        elif isinstance(found, list | tuple | set | frozenset):
-            pending += found
-        elif is_dataclass(found):
-            pending += [getattr(found, field.name) for field in fields(found)]
+
+
+_COLLECTIONS = (list, tuple, set, frozenset)
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; nothing for other types, of which there are few."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def characters_of(value: Any) -> int:
