@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 WINDOW = 1 << 16
@@ -29,10 +28,14 @@ def texts_of(value: Any) -> Iterator[str]:
 _COLLECTIONS = (list, tuple, set, frozenset)
 
 
-@cache
+_names: dict[type, tuple[str, ...]] = {}
+
+
 def _field_names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; nothing for other types, of which there are few."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    """Returns the fields of a dataclass, which are looked up once; nothing for other types."""
+    if kind not in _names:
+        _names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return _names[kind]
 
 
 def characters_of(value: Any) -> int:

@@ -202,10 +202,11 @@ def takes_little_time(source: str) -> bool:
     refusal(source)
     PROCESSES.close()
     of_children, own = children_seconds() - began, time.thread_time() - own
-    return any(
-        of_children < 2 * SECONDS + 0.5 * factor() and own < 0.2 * factor()
-        for factor in (lambda: 1.0, slowness)
-    )
+
+    def is_little(factor: float) -> bool:
+        return of_children < 2 * SECONDS + 0.5 * factor and own < 0.2 * factor
+
+    return is_little(1.0) or is_little(slowness())
 
 
 def children_seconds() -> float:
