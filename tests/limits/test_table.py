@@ -82,6 +82,7 @@ OTHERS = {
     "schemas/regex_tails.MOST_TAILS": "where an ending is given up",
     "schemas/regex_tails.MOST_CHARACTERS": "where an ending is given up",
     "schemas/regex_tails.MOST_REPEATS": "where an ending is given up",
+    "schemas/unsatisfiable.MOST_STEPS": "how deep a part that can't be met is sought",
     "schemas/shortest.MOST_CHARACTERS": "where an ending is given up",
     "schemas/shortest.MOST_PARTS": "where an ending is given up",
     "schemas/shortest.MOST_OPTIONS": "where an ending is given up",
