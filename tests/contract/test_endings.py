@@ -3,6 +3,8 @@
 Where no ending is found, an answer under a grammar is cut at its token limit.
 """
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +42,23 @@ WANTED: list[tuple[ToolChoice, tuple[Tool, ...], Format | None]] = [
 ]
 
 
+@cache
+def built(folder: Path, stop_tokens: tuple[int, ...]) -> Vocabulary:
+    """The slowest part, and the same for all tests of a checkpoint."""
+    return Vocabulary(folder, stop_tokens).build()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of all replay models."""
+    yield tmp_path_factory.mktemp("checkpoints")
+    built.cache_clear()
+
+
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
-def test_an_ending_is_known_from_the_beginning(name: str, tmp_path: Path) -> None:
+def test_an_ending_is_known_from_the_beginning(name: str, checkpoints: Path) -> None:
     family = family_named(name)
-    assert unended(family, replay_checkpoint(tmp_path, family, None)) == []
+    assert unended(family, replay_checkpoint(checkpoints, family, None)) == []
 
 
 @pytest.mark.parametrize("name", ["smollm2", "plain", "lfm2", "llama3"])
@@ -52,11 +67,11 @@ def test_also_in_the_words_of_a_real_vocabulary(name: str, demo_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["muse", "gpt_oss", "qwen3", "minimax_m3", "kimi_k3"])
-def test_a_thought_may_begin_where_it_and_a_call_have_room(name: str, tmp_path: Path) -> None:
+def test_a_thought_may_begin_where_it_and_a_call_have_room(name: str, checkpoints: Path) -> None:
     family = family_named(name)
-    folder = replay_checkpoint(tmp_path, family, None)
+    folder = replay_checkpoint(checkpoints, family, None)
     checkpoint = read_checkpoint(folder)
-    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).build()
+    vocabulary = built(folder, tuple(sorted(family.stops(checkpoint))))
     context = ParseContext(tools=TOOLS, control=checkpoint.tokenizer.control_tokens)
     source = family.grammar(OutputSpec(context, NamedTool("look"), None, True))
     assert source is not None
@@ -90,13 +105,13 @@ def test_whoever_reasons_can_be_led_out_of_it() -> None:
 )
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, in any message."""
-    vocabulary = Vocabulary(demo_path, [2]).build()
+    vocabulary = built(demo_path, (2,))
     assert grammar_compiler._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
 
 
 def unended(family: ModelFamily, folder: Path) -> list[str]:
     checkpoint = read_checkpoint(folder)
-    vocabulary = Vocabulary(folder, sorted(family.stops(checkpoint))).build()
+    vocabulary = built(folder, tuple(sorted(family.stops(checkpoint))))
     control, thinks = checkpoint.tokenizer.control_tokens, family.thinks(checkpoint)
     found = []
     for choice, tools, format in WANTED:
