@@ -14,7 +14,7 @@ from tests.worker.newer_architectures import WINDOW
 from tests.worker.one_pass import expected
 from tests.worker.test_kinds import Answers, Bench
 
-TOKENS = 6
+TOKENS = 8
 CACHE_BYTES = 1 << 30
 LENGTHS = (1, WINDOW + 1, 5, 2 * WINDOW + 6)
 
