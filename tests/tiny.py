@@ -78,9 +78,9 @@ def tiny_embedder(folder: Path, *, pooling: str = "lasttoken", **files: Any) -> 
     return folder
 
 
-def tiny_reranker(folder: Path) -> Path:
+def tiny_reranker(folder: Path, *, layers: int = 2, hidden: int = 64) -> Path:
     """The same as a reranker that says `n` or `y`: its tokenizer has no longer tokens."""
-    tiny_llama(folder)
+    tiny_llama(folder, layers=layers, hidden=hidden)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     _write(folder / "config.json", {**config, "classifier_from_token": ["n", "y"]})
     return folder

@@ -25,6 +25,7 @@ def install(
     environment variables, so put keys into models.yaml. Install again to change the options.
     """
     from mlx_server.config.models_yaml import find_file, load_settings
+    from mlx_server.system.listening_sockets import url_at
     from mlx_server.system.service import install
 
     file = find_file(config)
@@ -33,8 +34,8 @@ def install(
     options = ["--config", str(file.resolve())] if file else []
     options += ["--port", str(port)] if port is not None else []
     found = install(options)
-    address = f"http://{settings.server.host}:{settings.server.port}"
-    print(f"Installed {found.file}\nIt serves at {address}. To see its log: {found.log}")
+    url = url_at(settings.server.host, settings.server.port)
+    print(f"Installed {found.file}\nIt serves at {url}. To see its log: {found.log}")
 
 
 @service.command()

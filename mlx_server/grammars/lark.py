@@ -107,8 +107,11 @@ class Lark:
         return self._names[key].removesuffix(attributes)
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
+
+
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+    return _encoded(text).replace("\x7f", "\\u007f") if text else ""
 
 
 def literally(text: str) -> str:

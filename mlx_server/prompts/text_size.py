@@ -16,13 +16,26 @@ def texts_of(value: Any) -> Iterator[str]:
         found = pending.pop()
         if isinstance(found, str):
             yield found
-        elif isinstance(found, Mapping):
+        elif isinstance(found, _COLLECTIONS):
+            pending += found
+        elif names := _field_names(type(found)):
+            pending += [getattr(found, name) for name in names]
+        elif found is not None and isinstance(found, Mapping):
             pending += found.keys()
             pending += found.values()
-        elif isinstance(found, list | tuple | set | frozenset):
-            pending += found
-        elif is_dataclass(found):
-            pending += [getattr(found, field.name) for field in fields(found)]
+
+
+_COLLECTIONS = (list, tuple, set, frozenset)
+
+
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Returns the fields of a dataclass, which are looked up once; nothing for other types."""
+    if kind not in _names:
+        _names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return _names[kind]
 
 
 def characters_of(value: Any) -> int:

@@ -41,6 +41,7 @@ from mlx_server.schemas.messages import (
 from mlx_server.schemas.patterns import as_rust, written_out
 from mlx_server.schemas.plain import is_plain
 from mlx_server.schemas.report import unsupported_keywords
+from mlx_server.schemas.unsatisfiable import refusal_of
 from mlx_server.schemas.view import Part, View, pointer, refused
 
 EXPRESSIONS = frozenset(
@@ -108,6 +109,8 @@ def _try(grammar: str, view: View) -> None:
     ]
     is_small = sum(_written_out(part.schema) for part in expressions) <= SMALL_EXPRESSIONS
     if why := fault(f"start: {grammar}", reads_only=is_small):
+        if unsatisfiable := refusal_of(why, view):
+            raise unsatisfiable
         at = _place(why, view)
         raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
     _try_long_texts(expressions)

@@ -83,6 +83,9 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
             list_names(found, part, names)
         if pattern is not None:
             match_names(found, pattern)
+        implied = _implied(found) if "allOf" in found else _NOTHING
+        if implied and (*path, *implied) not in view.referred_places:
+            dropped.setdefault(path, set()).update(implied)
         removed = _simplify(found, dropped.get(path, _NOTHING))
         changed = changed or not HOLDERS.isdisjoint(removed)
         changed = changed or names is not None or pattern is not None
@@ -96,8 +99,15 @@ Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
 _BOUNDS = frozenset(("minimum", "maximum"))
-_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames", "allOf"))
 """The keywords of which some uses are written in another way, or left out."""
+
+
+def _implied(schema: dict[str, Any]) -> Keywords:
+    """Returns `anyOf` if `allOf` already requires one of its options. llguidance would join each
+    option with all the rest."""
+    listed = any(option in schema["allOf"] for option in schema.get("anyOf", ()))
+    return frozenset(("anyOf",)) if listed else _NOTHING
 
 
 def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:

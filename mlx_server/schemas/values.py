@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mlx_server import limits
@@ -42,9 +43,9 @@ class ValueSchema:
     read_as: frozenset[str] = frozenset()
     """The types that the parser may find in a text, since it sees less of the schema."""
 
-    @property
+    @cached_property
     def types(self) -> frozenset[str]:
-        found = frozenset[str]().union(*(option._own_types() for option in self.options()))
+        found = frozenset[str]().union(*(option._own_types() for option in self.options))
         return found - {"integer"} if "number" in found else found
 
     def _own_types(self) -> frozenset[str]:
@@ -97,8 +98,9 @@ class ValueSchema:
         """The lists of alternatives; one alternative of each list has to hold."""
         return [list(map(self.of, self.schema[key])) for key in EITHER if key in self.schema]
 
-    def options(self) -> "list[ValueSchema]":
-        """Returns the schemas one of which a value follows: alternatives, and references that stand
+    @cached_property
+    def options(self) -> "tuple[ValueSchema, ...]":
+        """The schemas one of which a value follows: alternatives, and references that stand
         alone, are followed. Each schema comes once."""
         found, seen = list[ValueSchema](), dict[int, ValueSchema]()
         waiting = [(self, limits.COERCED_DEPTH.value)]
@@ -112,7 +114,7 @@ class ValueSchema:
                 waiting += [(one, depth - 1) for one in reversed(nearer)]
             else:
                 found.append(value)
-        return found
+        return tuple(found)
 
     @property
     def items(self) -> "ValueSchema | None":

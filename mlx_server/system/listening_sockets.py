@@ -68,4 +68,8 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
+    return url_at(host, port)
+
+
+def url_at(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

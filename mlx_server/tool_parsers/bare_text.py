@@ -56,7 +56,7 @@ def bare_value_rule(value: ValueSchema, lark: Lark, delimiter: str, *but: str) -
         return lark.rule(
             " | ".join([lark.up_to(delimiter, text), *_structures(value, lark, delimiter)])
         )
-    words = [word for option in value.options() for word in _words(option)]
+    words = [word for option in value.options for word in _words(option)]
     return lark.rule(f"({' | '.join([json_rule(value, lark), *words])}) {lark.text(delimiter)}")
 
 
@@ -79,7 +79,7 @@ def _text_terminal(
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*delimiters)
     found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
-    for option in value.options():
+    for option in value.options:
         found += _scalars(option, lark, others)
     return lark.terminal(" | ".join(found))
 

@@ -19,7 +19,7 @@ def json_rule(value: ValueSchema, lark: Lark, *types: str) -> str:
     if {"number"} == set(types or value.types) and value.is_any("number"):
         return lark.terminal(f"/{NUMBER}/")
     wanted = value.types & set(types or value.types)
-    options = [option for option in value.options() if option.types & wanted]
+    options = [option for option in value.options if option.types & wanted]
     if wanted < value.types and options != [value]:
         # next to a type, some keywords of the options can't be enforced
         rules = (json_rule(option, lark, *(option.types & wanted)) for option in options)

@@ -298,11 +298,14 @@ class Source:
 
     def _undecided(self, delimiters: tuple[str, ...]) -> int:
         """Returns where the end of the text begins that may turn out to begin a delimiter."""
-        first, longest = _beginnings(delimiters)
+        first, longest, joined = _beginnings(delimiters)
         start = max(self._at, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):
-            if any(self._could_begin(delimiter, match.start()) for delimiter in delimiters):
-                return match.start()
+            at = match.start()
+            if "\0" + self._text[at:] not in joined:
+                continue  # it begins none of them, which is quicker to find out for all at once
+            if any(self._could_begin(delimiter, at) for delimiter in delimiters):
+                return at
         return len(self._text)
 
 
@@ -387,8 +390,9 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
-def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    """Returns a pattern of their first characters, and the length of the longest."""
-    return _any_of(tuple(sorted({delimiter[0] for delimiter in delimiters}))), max(
-        map(len, delimiters), default=1
-    )
+def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int, str]:
+    """Returns a pattern of their first characters, the length of the longest, and all of them,
+    each after a zero."""
+    first = _any_of(tuple(sorted({delimiter[0] for delimiter in delimiters})))
+    joined = "".join(f"\0{delimiter}" for delimiter in delimiters)
+    return first, max(map(len, delimiters), default=1), joined

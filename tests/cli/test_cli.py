@@ -6,7 +6,6 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server import __version__
 from mlx_server.cli import app
 from mlx_server.families.table import markdown
 from tests.cli.running import run
@@ -21,10 +20,6 @@ def test_help_teaches_by_example(command: list[str]) -> None:
     assert result.exit_code == 0
     assert 2 <= len(examples) <= 4
     assert "\b" not in result.output
-
-
-def test_version() -> None:
-    assert run("--version").stdout == f"mlx-server {__version__}\n"
 
 
 def test_families_are_shown_without_a_server() -> None:

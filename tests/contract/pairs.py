@@ -41,8 +41,17 @@ def thinks(family: ModelFamily) -> bool:
 
 
 WITH_CALLS = [family for family in KNOWN if family.name not in WITHOUT_CALLS]
-FAMILIES = tuple({_kind(family): family.name for family in reversed(WITH_CALLS)}.values())
+_FIRST = {_kind(family): family.name for family in reversed(WITH_CALLS)}
+FAMILIES = tuple(_FIRST.values())
 """The first of each kind."""
+PAIRED = tuple(
+    {
+        (*kind[:4], *sorted({str(block) for block in kind[4:]})): name
+        for kind, name in _FIRST.items()
+    }.values()
+)
+"""The first of those that differ in more than how many kinds of calls they may write, which is
+tried in all of KINDS without a server."""
 KINDS = (*FAMILIES, *WITHOUT_CALLS)
 """For what goes the same way in all families of a kind."""
 THOUGHT = "Let me see, step by step. " * 2
@@ -173,7 +182,7 @@ TOOLS = [
 STOP = "~"
 ROOM = 140
 """Tokens in which any of the formats and calls can be written, byte by byte."""
-LIMIT, SHALLOW_LIMIT = 220, 72
+LIMIT, SHALLOW_LIMIT = 220, 40
 OPENING = 12
 """Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
 a call up to the end of its name. What a family puts between reasoning and answer comes on top."""
@@ -351,7 +360,7 @@ FORMATS = (
 
 
 DIMENSIONS = (
-    [Value(name, {"model": name}) for name in (*FAMILIES, SHALLOW, ADAPTED)],
+    [Value(name, {"model": name}) for name in (*PAIRED, SHALLOW, ADAPTED)],
     [Value(""), *FORMATS],
     [
         Value(""),

@@ -3,11 +3,6 @@
 import json
 
 from mlx_server.engine.rank_group import RankGroup, RankHost
-from mlx_server.engine.worker_arguments import (
-    WorkerArguments,
-    decode_worker_arguments,
-    encode_arguments,
-)
 
 HOSTS = (
     RankHost("one.local", ("10.0.0.1", "10.0.1.1"), (None, "rdma_en2")),
@@ -33,9 +28,3 @@ def test_jaccl_is_told_the_devices_and_where_rank_0_is() -> None:
         "MLX_JACCL_COORDINATOR": "10.0.0.1:5000",
         "MLX_JACCL_RING": "1",
     }
-
-
-def test_a_process_gets_its_arguments_as_they_were() -> None:
-    group = RankGroup("tensor", HOSTS, variables=(("A", "b c"),), memory=10**9)
-    arguments = WorkerArguments(concurrency=3, wired="auto", group=group)
-    assert decode_worker_arguments(encode_arguments(arguments)) == arguments

@@ -152,10 +152,17 @@ class Player:
 
     def ways(self) -> Iterator[tuple[str, list[Event]]]:
         yield "token by token", self.by_tokens()
-        for size in (*range(1, 13), len(self.case.output) + 1):
+        whole = len(self.case.output) + 1
+        for size in (*range(1, 13), whole):
             yield f"control tokens, and text cut at {size}", self.cut(size)
-            if self.case.by_text and not self.reads_token_ids:
+        if self.case.by_text and not self.reads_token_ids and self._has_control_tokens:
+            for size in (1, 2, 3, 5, 7, 11, whole):
                 yield f"no control tokens, text cut at {size}", self.as_text(size)
+
+    @property
+    def _has_control_tokens(self) -> bool:
+        """Otherwise it is cut in the same way whether they are known or not."""
+        return any(text in self.case.output for text in self.tokenizer.control_tokens.values())
 
     def by_tokens(self) -> list[Event]:
         return self._heard(self.tokenizer.encode(self.case.output))

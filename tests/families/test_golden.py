@@ -66,6 +66,10 @@ SHOWN_IN_CODE = "a call that the answer shows in a block of code"
 """An answer that ends with such a call makes it, since some models put their calls into code."""
 
 
+ENDS = 12
+"""The most places at which one case ends; a family has some fourteen cases."""
+
+
 @every_case
 def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
     family: ModelFamily, case: Golden
@@ -78,7 +82,8 @@ def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
         if mark not in whole.text + whole.reasoning
     }
     tokens = len(player.tokenizer.encode(case.output))
-    for ended in range(1, tokens, 1 + tokens // 30):
+    step = 1 + tokens // ENDS
+    for ended in range(1 + tokens % step, tokens, step):  # elsewhere in each case
         found = folded(player.ended_after(ended))
         made = [(call.name, call.arguments) for call in found.calls]
         if case.name != SHOWN_IN_CODE:

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-import mlx_server
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.events import TextDelta
-from mlx_server.families import FAMILIES, family_of
-from mlx_server.parsers.markup.turns import TURN_HEADERS
+from mlx_server.families import family_of
 from tests.families import byte_level, write_checkpoint
 
 FAMILY_OF = {
@@ -181,23 +178,3 @@ def test_a_type_has_its_family_and_its_models_stop(unknown: Checkpoint, model_ty
     family = family_of(checkpoint)
     assert family.name == FAMILY_OF.get(model_type, "plain")
     assert checkpoint.tokenizer.id_of(END) in family.stops(checkpoint)
-
-
-MARKUP = [family.name for family in FAMILIES if not family.overrides]
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("header", TURN_HEADERS)
-@pytest.mark.parametrize("family", MARKUP)
-def test_the_header_of_an_answer_is_no_text(family: str, header: str) -> None:
-    reader = mlx_server.OutputReader(family)
-    pieces = [reader.feed(character) for character in f"{header}\n\nHello."]
-    events = [event for piece in [*pieces, reader.finish()] for event in piece]
-    assert "".join(event.separated for event in events if isinstance(event, TextDelta)) == "Hello."
-
-
-def test_a_header_within_a_text_is_text() -> None:
-    text = "It begins with <|CHATBOT_TOKEN|> there."
-    (event, _) = mlx_server.read(text, "command_r")
-    assert isinstance(event, TextDelta)
-    assert event.text == text

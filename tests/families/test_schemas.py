@@ -150,10 +150,14 @@ REFUSED = {
 }
 """By name of the keyword, where a notation has no way to say it."""
 
+SAME_SYNTAX = {"qwen3_5", "nemotron3", "muse"}
+"""But for the marks around it, their calls are written as qwen3_coder's and dots' are."""
+
 NOTATED = [
     family
     for family in WITH_CALLS
-    if any(
+    if family.name not in SAME_SYNTAX
+    and any(
         block.unsupported(Tool("f", "", {"minProperties": 1}))
         for notation in family.layout_with().call_formats
         for block in notation.blocks

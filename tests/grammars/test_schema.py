@@ -52,7 +52,7 @@ from tests.grammars.matching import matcher_of, matches, refusal, within
                 "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
                 "required": ["a"],
             },
-            "required property 'a' is unsatisfiable",
+            "#/properties/a can't be met by any value: minimum (5) is greater",
         ),
         ({"title": "\ud800"}, "surrogate"),
         (5, "must be an object"),

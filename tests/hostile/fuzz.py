@@ -95,11 +95,13 @@ class Target:
 @contextmanager
 def target(folder: Path, tiny: Path) -> Iterator[Target]:
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, TRANSCRIPT)), "utf-8")
+    # hundreds of documents, each in a prompt of its own
+    reranker = tiny_reranker(folder / RANKS, layers=1, hidden=16)
     models = {
         TINY: {"source": str(tiny), **_brief()},
         SAID: {"source": "replay:said.jsonl", "family": "qwen3", **_brief()},
         EMBEDS: {"source": str(tiny), "task": "embed", "matryoshka": True, **_brief()},
-        RANKS: {"source": str(tiny_reranker(folder / RANKS)), **_brief()},
+        RANKS: {"source": str(reranker), **_brief()},
     }
     server_settings = {
         "runtime_adapters": True,

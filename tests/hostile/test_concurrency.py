@@ -24,8 +24,9 @@ CHAT = "/v1/chat/completions"
 IDS = ("a", "b")
 RECEIVE_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0
-WAITING = 700
-"""Fewer than one address may have open: the others would be closed at once."""
+WAITING = 300
+"""Several times as many as are answered and wait, and fewer than one address may have open: the
+others would be closed at once."""
 STORM = "abbaabab" * 4
 
 

@@ -18,7 +18,7 @@ from tests.live.server import TINY, LiveServer, serving
 
 pytestmark = pytest.mark.alone
 
-LONG = 14 << 20
+LONG = 7 << 20
 PATTERN = "<<‹"
 TEXT = PATTERN * (LONG // len(PATTERN.encode()))
 ASTRAL = "a<" * (LONG // 2) + "\U0001f600"

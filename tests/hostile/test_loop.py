@@ -261,7 +261,7 @@ def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
     frame = {
         "type": "response.create",
         "model": TINY,
-        "input": [HI] * (limits.JSON_NODES.value - 99),
+        "input": [HI] * MANY,
     }
     address = url.replace("http", "ws", 1) + RESPONSES
     for _ in range(TRIES):

@@ -15,7 +15,7 @@ from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
 from tests.contract.answers import Completion, NotAnswered, asked
-from tests.contract.pairs import ADAPTED, FAMILIES, Row, all_pairs
+from tests.contract.pairs import ADAPTED, PAIRED, Row, all_pairs
 from tests.live.server import PLAIN, SHALLOW, LiveServer, serving
 from tests.worker.lora_files import mlx_adapter
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, shallow_path: Path) -> Iter
     folder = tmp_path_factory.mktemp("contract")
     mlx_adapter(folder / "adapters" / "other", shallow_path)
     models: dict[str, Any] = {SHALLOW: {"source": str(shallow_path)}}
-    for name in FAMILIES:
+    for name in PAIRED:
         (folder / f"{name}.jsonl").write_text(json.dumps(pairs.entry(name)))
         models[name] = {
             "source": f"replay:{name}.jsonl",
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, shallow_path: Path) -> Iter
 @pytest.fixture(scope="module")
 def banned(shallow_path: Path) -> dict[str, list[int]]:
     shallow = _spelling(Tokenizer.from_file(str(shallow_path / "tokenizer.json")))
-    own = {name: _spelling(built_in_tokenizer(family_named(name))) for name in FAMILIES}
+    own = {name: _spelling(built_in_tokenizer(family_named(name))) for name in PAIRED}
     return {**own, SHALLOW: shallow, ADAPTED: shallow}
 
 
@@ -120,7 +120,7 @@ def _fault(row: Row, found: Completion | Exception) -> str | None:
 
 
 def _changed(row: Row, together: Completion, alone: Completion | Exception) -> Iterator[str]:
-    size = None if row.model in FAMILIES else SAME
+    size = None if row.model in PAIRED else SAME
     if isinstance(alone, Exception):
         yield f"{row.name}, alone: {alone}"
         return

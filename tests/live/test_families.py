@@ -28,8 +28,8 @@ from tests.live.server import LiveServer, serving
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
 NAMES = [family.name for family in FAMILIES]
-SAMPLE = 4
-"""Cases of a family, or up to twice as many."""
+SAMPLE, LEAST = 4, 2
+"""Cases of a family, or up to twice as many: LEAST if another family of its kind has SAMPLE."""
 TOGETHER = 8
 CHAT, MESSAGES = "chat completions", "messages"
 
@@ -40,7 +40,7 @@ def cases(family: str) -> list[Case]:
     found: list[Case] = yaml.load(
         (GOLDEN / family / "outputs.yaml").read_text("utf-8"), yaml.CSafeLoader
     )
-    return found[:: max(1, len(found) // SAMPLE)]
+    return found[:: max(1, len(found) // (SAMPLE if family in KINDS else LEAST))]
 
 
 def entry(case: Case) -> dict[str, Any]:

@@ -215,8 +215,12 @@ def test_streams_of_several_answers(client: OpenAI) -> None:
 # Log probabilities
 
 
-@pytest.mark.parametrize("asked", [{"max_tokens": 6}, {}])
-@pytest.mark.parametrize("top", [0, 3])
+FEW = {"model": SHALLOW, "max_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    ("asked", "top"), [(FEW, 0), (FEW, 3), ({}, 3)], ids=["none", "three", "to the end"]
+)
 def test_log_probabilities(client: OpenAI, asked: dict[str, Any], top: int) -> None:
     whole = ask(client, logprobs=True, top_logprobs=top, **asked)
     entries = logprobs_of(whole)

@@ -22,7 +22,7 @@ from mlx_server.requests import GenerateRequest, SamplingChoices
 from tests.tiny import tiny_llama
 from tests.worker.batch_runs import a_prompt
 
-PROMPT, ANSWER, CLIENTS = 40, 240, 6
+PROMPT, ANSWER, CLIENTS = 40, 230, 4
 NO_END = {0: -100.0, 2: -100.0}
 SLACK = 0.05
 

@@ -16,12 +16,14 @@ from tests.live.server import LiveServer, eventually, serving
 CHAT, PLAIN = "fake-smollm2", "fake-plain"
 FAMILIES = {CHAT: "smollm2", PLAIN: "plain"}
 LONG = "No end. " * 400
+QUARTER = LONG[: len(LONG) // 4]
 POEM = "Grüezi, 世界! 🙂 1. <b>Un</b> 2. Deux\n\n3. Trois."
 """A character of several tokens, lines, and text that looks like markup."""
 
 ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": POEM},
     {"match": "regex:^long", "output": LONG},
+    {"match": "quarter", "output": QUARTER},
     {"match": "slow", "output": LONG, "delay_ms": 20},
     {"match": "cut", "output": "It was cut he", "finish": "length"},
     {"match": "nothing", "output": ""},
@@ -79,15 +81,19 @@ def assert_next(client: OpenAI, model: str, word: str) -> None:
     raise AssertionError(f"{word!r} never comes")
 
 
-@BOTH
+SAID = {
+    "poem": (POEM, "stop"),
+    "cut": ("It was cut he", "length"),
+    "nothing": ("", "stop"),
+    "primed": ("four", "stop"),
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "reported"),
+    ("model", "text", "reported"),
     [
-        ("poem", (POEM, "stop")),
-        ("longer", (LONG, "stop")),
-        ("cut", ("It was cut he", "length")),
-        ("nothing", ("", "stop")),
-        ("primed", ("four", "stop")),
+        *((model, *said) for model in FAMILIES for said in SAID.items()),
+        (CHAT, "longer", (LONG, "stop")),
     ],
 )
 def test_streaming_equals_not_streaming(
@@ -262,10 +268,15 @@ def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str
 
 @BOTH
 def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
-    texts = ("poem", "longest", "cut", "nothing")
+    texts = ("poem", "quarter", "cut", "nothing")
     streams = [asked(client, model, text, stream=True) for text in texts]
     reported = [said_streaming(stream)[0] for stream in streams]
-    assert reported == [(POEM, "stop"), (LONG, "stop"), ("It was cut he", "length"), ("", "stop")]
+    assert reported == [
+        (POEM, "stop"),
+        (QUARTER, "stop"),
+        ("It was cut he", "length"),
+        ("", "stop"),
+    ]
 
 
 def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:

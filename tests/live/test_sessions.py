@@ -2,25 +2,45 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from bench_parts.sessions.conversation import SyntheticSession
-from bench_parts.sessions.count import Interruption, Seen, common, counted
-from bench_parts.sessions.models import MODELS, save
+from bench_parts.sessions.conversation import SyntheticSession, two_agents
+from bench_parts.sessions.count import OWN, Interruption, Seen, asked, common, configuration
+from bench_parts.sessions.models import save
 
+from mlx_server.clients.bench.exchange import Target
 from tests.live.server import LiveServer, serving
+
+FEW_WORDS = (5, 10)
+"""Of each answer."""
+
+KINDS = ("llama", "gpt_oss", "qwen3_5")
+"""All tokens, windows and states: gemma3 and lfm2 have no other kind of cache."""
+
+
+@contextmanager
+def forked(model: Path, other: Path | None) -> Iterator[Target]:
+    with serving(model.parent / "server", configuration(model, other)) as live:
+        yield Target(live.url, OWN)
 
 
 @pytest.mark.parametrize(
-    ("model", "scenario"), [("gpt_oss", "two agents"), ("qwen3_5", "two chats")]
+    ("model", "rounds", "interruption"),  # windows with calls, and states without
+    [("gpt_oss", 1, "restart"), ("qwen3_5", 0, "swap")],
 )
-def test_two_sessions_with_one_system_prompt(model: str, scenario: str) -> None:
-    count = counted(model, scenario, "mlx-server", turns=2)
-    assert count.prompt_tokens > 6_000
-    assert count.again <= 0.02 * count.prompt_tokens
+def test_what_a_restart_or_another_model_costs(
+    model: str, rounds: int, interruption: Interruption
+) -> None:
+    """In the middle of the second of three turns of two sessions with one system prompt."""
+    bodies = list(two_agents(3, rounds, FEW_WORDS))
+    spans, again = asked(model, bodies, forked, interruption)
+    prompt_tokens = sum(tokens for _, tokens in spans)
+    assert prompt_tokens > 6_000
+    assert again <= 0.02 * prompt_tokens
 
 
 READ_SECONDS = 60.0
@@ -35,7 +55,7 @@ AHEAD, USED = "mlx_server_ahead_tokens_total", "mlx_server_used_ahead_tokens_tot
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A model of each kind of cache. All are loaded one after the other and none makes room."""
     folder = tmp_path_factory.mktemp("kinds")
-    models = {name: {"source": str(save(name, folder)), "family": "qwen3"} for name in MODELS}
+    models = {name: {"source": str(save(name, folder)), "family": "qwen3"} for name in KINDS}
     with serving(folder, {"models": models}) as live:
         yield live
 
@@ -48,14 +68,14 @@ def computed_ahead(live: LiveServer, tokens: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", KINDS)
 def test_only_the_new_message_is_left_for_the_next_turn(
     model: str, every_kind: LiveServer, demo_path: Path
 ) -> None:
     """The template drops the answer's thoughts, so that its tokens are not those of the prompt."""
     live = every_kind
     seen = Seen(tokenizers.Tokenizer.from_file(str(demo_path / "tokenizer.json")))
-    first, second = SyntheticSession(3, rounds=0).requests(2)
+    first, second = SyntheticSession(3, rounds=0, answer_words=(30, 30)).requests(2)
     other = {**second, "messages": [*second["messages"][:-1], {"role": "user", "content": "why"}]}
     prompt, following = seen.tokens(first), seen.tokens(second)
     known, end = common(prompt, following), common(following, seen.tokens(other))
@@ -120,16 +140,6 @@ def test_the_owner_keeps_a_volatile_line(tmp_path: Path, tiny_path: Path) -> Non
         assert ["normalized" in answer.get("mlx_server", {}) for answer in answers] == [False] * 5
         asked_with_billing(live, 2)
         assert live.counted("mlx_server_prompt_tokens_total") > 10 * (len(RULES) + len(BILLING))
-
-
-@pytest.mark.parametrize(
-    ("model", "interruption"),  # windows and states; every kind restarts in test_disk_tier.py
-    [("gpt_oss", "restart"), ("qwen3_5", "swap")],
-)
-def test_what_a_restart_or_another_model_costs(model: str, interruption: Interruption) -> None:
-    count = counted(model, "one agent", "mlx-server", turns=2, interruption=interruption)
-    assert count.prompt_tokens > 6_000
-    assert count.again <= 0.03 * count.prompt_tokens
 
 
 def test_no_key_uses_what_another_keys_client_has_asked(tmp_path: Path, tiny_path: Path) -> None:

@@ -22,7 +22,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(build, check=True, cwd=folder)
     [wheel] = folder.glob("mlx_local_server-*.whl")
     site = folder / "site"
-    subprocess.run([*PIP, "install", "--no-deps", f"--target={site}", str(wheel)], check=True)
+    subprocess.run(
+        [*PIP, "install", "--no-compile", "--no-deps", f"--target={site}", str(wheel)], check=True
+    )
     return site
 
 

@@ -1,6 +1,5 @@
 """What a PDF file's text is, in the process that reads it."""
 
-import msgspec
 import pytest
 
 from mlx_server.pdf.child import reply_to
@@ -72,8 +71,3 @@ def test_only_memory_that_runs_out_ends_the_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("mlx_server.pdf.child.PdfReader", exhausted)
     with pytest.raises(MemoryError):
         read(b"")
-
-
-def test_replies_can_be_sent() -> None:
-    for reply in (PdfText(3), Refused("is encrypted")):
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply) == reply

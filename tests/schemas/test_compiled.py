@@ -83,7 +83,7 @@ def test_a_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_large_schema_that_nothing_can_match_is_refused() -> None:
     wrong = {"type": "object", "properties": MANY | {"a": False}, "required": ["a"]}
-    with pytest.raises(InvalidGrammar, match="Unsatisfiable schema"):
+    with pytest.raises(InvalidGrammar, match="#/properties/a can't be met by any value"):
         compiled(wrong)
 
 

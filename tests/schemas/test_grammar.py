@@ -7,7 +7,8 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import on_one_line
+from mlx_server.schemas.grammar import on_one_line, text_of
+from mlx_server.schemas.view import Schema
 from tests.grammars.matching import compiled, matcher_of, matches
 
 
@@ -37,3 +38,26 @@ def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> No
     source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
     assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
     assert matches(compiled(on_one_line(source)), text) is is_on_one_line
+
+
+NAMED = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("options", [[NAMED], [{"type": "null"}, NAMED]])
+def test_a_choice_that_is_required_anyway_is_left_out(options: list[Schema]) -> None:
+    found = {"allOf": [NAMED], "anyOf": options}
+    assert "anyOf" not in text_of(found)
+    assert matches(matcher_of(JsonFormat(found)), '{"a": "x"}')
+    assert not matches(matcher_of(JsonFormat(found)), '{"a": "y"}')
+
+
+def test_a_choice_that_decides_is_kept() -> None:
+    found = {"allOf": [{"type": "string"}], "anyOf": [{"const": "x"}]}
+    assert not matches(matcher_of(JsonFormat(found)), '"y"')
+
+
+def test_a_choice_to_which_a_reference_leads_is_kept() -> None:
+    inner = {"allOf": [NAMED], "anyOf": [NAMED]}
+    found = {"properties": {"p": inner, "q": {"$ref": "#/properties/p/anyOf/0"}}}
+    assert matches(matcher_of(JsonFormat(found)), '{"p": {"a": "x"}, "q": {"a": "x"}}')
+    assert not matches(matcher_of(JsonFormat(found)), '{"q": {"a": "y"}}')

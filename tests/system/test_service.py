@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_server.cli import app
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.system import service
 
@@ -135,32 +133,10 @@ def test_a_system_without_the_command_is_told_so() -> None:
         service.run(["launchctl-or-the-like"])
 
 
-def test_the_commands_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = CliRunner()
-    result = commands.invoke(app, ["service", "status"])
-    assert (result.exit_code, "service install" in result.output) == (3, True)
-    assert "No service" in commands.invoke(app, ["service", "uninstall"]).output
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(service, "run", Recorder("is-active"))
-    file = service.install([], Recorder()).file
-    result = commands.invoke(app, ["service", "status"])
-    assert (result.exit_code, f"{file} is installed but not running" in result.output) == (
-        3,
-        True,
-    )
-
-
 def test_without_the_systems_command_no_file_is_left(home: Path) -> None:
     def missing(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         raise service.CommandMissing("it was not found")
 
     with pytest.raises(service.CommandMissing):
         service.install([], missing)
-    assert not service.system().file.exists()
-
-
-def test_a_wrong_port_is_named_before_anything_is_written(home: Path) -> None:
-    result = CliRunner().invoke(app, ["service", "install", "--port", "-5"])
-    assert isinstance(result.exception, SettingsError)
-    assert "--port" in result.exception.message
     assert not service.system().file.exists()

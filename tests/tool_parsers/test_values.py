@@ -128,9 +128,17 @@ def test_text_that_stays_text_streams_and_other_values_come_whole() -> None:
     assert deltas == ['{"s": "', "a", "b", "\\n", "c", '"', ', "n": [1, 2]', "}"]
 
 
-@pytest.mark.parametrize("written", ["x", "\\n", '\\"', "\\u00e9", "é", "🙂"])
-@pytest.mark.parametrize("key", ["s", "other"])
-@pytest.mark.parametrize("size", [4, 1 << 20], ids=["tokens", "whole"])
+LONG_STRINGS = [
+    pytest.param(size, key, written, id=f"{name}-{key}-{written}")
+    for name, size in (("tokens", 4), ("whole", 1 << 20))
+    for key in ("s", "other")
+    for written in ("x", "\\n", '\\"', "\\u00e9", "é", "🙂")
+    # the escapes and widths are read by the same code, whether or not the schema knows the key
+    if name == "whole" or key == "s" or written in ("x", '\\"')
+]
+
+
+@pytest.mark.parametrize(("size", "key", "written"), LONG_STRINGS)
 def test_a_long_string_takes_time_by_its_length(written: str, key: str, size: int) -> None:
     """Far under a second; a minute, if each piece were added to all that came before."""
     text = f'{{"{key}": "{written * (200_000 // len(written))}"}}'

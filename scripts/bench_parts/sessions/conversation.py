@@ -17,20 +17,22 @@ WORDS = ["file", "line", "test", "error", "value", "read", "write", "call", "nam
 
 TOOLS = ("read_file", "write_file", "run_tests", "search", "list_files", "git_log")
 
-SYSTEM_WORDS, RESULT_WORDS = 900, (40, 200)
+SYSTEM_WORDS, RESULT_WORDS, ANSWER_WORDS = 900, (40, 200), (20, 60)
 TURNS, ROUNDS = 8, 3
 
 THOUGHT_TOKENS, ANSWER_TOKENS = 16, 160
 
 
 class SyntheticSession:
-    def __init__(self, seed: int, rounds: int = ROUNDS) -> None:
+    def __init__(
+        self, seed: int, rounds: int = ROUNDS, answer_words: tuple[int, int] = ANSWER_WORDS
+    ) -> None:
         self._random = Random(seed)  # noqa: S311
         # sessions of one agent have the same system prompt
         shared = Random(0)  # noqa: S311
         system = {"role": "system", "content": _words(shared, SYSTEM_WORDS)}
         self.messages: list[Json] = [system]
-        self._rounds = rounds
+        self._rounds, self._answer_words = rounds, answer_words
         self.tools = [_tool(shared, name) for name in TOOLS]
 
     def requests(self, turns: int = TURNS) -> Iterator[Json]:
@@ -40,7 +42,7 @@ class SyntheticSession:
             for round in range(self._rounds):
                 yield self._body()
                 self._call(f"call_{turn}_{round}")
-            answer = self._words(20, 60)
+            answer = self._words(*self._answer_words)
             yield {**self._body(), **word_by_word(answer, has_tools=True)}
             self._add(role="assistant", content=answer, **self._thought())
 
@@ -91,9 +93,12 @@ def alone(turns: int = TURNS) -> Iterator[Json]:
     yield from SyntheticSession(1).requests(turns)
 
 
-def two_agents(turns: int = TURNS, rounds: int = ROUNDS) -> Iterator[Json]:
+def two_agents(
+    turns: int = TURNS, rounds: int = ROUNDS, answer_words: tuple[int, int] = ANSWER_WORDS
+) -> Iterator[Json]:
     """Yields the requests of two sessions with one system prompt, in turns."""
-    first, second = (SyntheticSession(seed, rounds).requests(turns) for seed in (1, 2))
+    sessions = (SyntheticSession(seed, rounds, answer_words) for seed in (1, 2))
+    first, second = (session.requests(turns) for session in sessions)
     for pair in zip(first, second, strict=True):
         yield from pair
 

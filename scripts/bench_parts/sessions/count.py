@@ -35,6 +35,9 @@ COLUMNS = (
     f"prefill of {PAIR}, s",
 )
 
+Start = Callable[[Path, Path | None], AbstractContextManager[Target]]
+"""Starts a server for the model in a folder, and perhaps for another one."""
+
 Interruption = Literal["", "restart", "swap"]
 """What happens in the middle of the sessions: nothing, the server starts anew, or another model is
 loaded for which the present one has to make room."""
@@ -49,6 +52,9 @@ OTHER_SHARE, OTHER_TOKENS = 0.01, 8
 expected, since servers trim white space."""
 
 SECONDS = 300.0
+
+OWN = "m"
+"""The first model's id in this project's server."""
 
 OTHER, OWN_OTHER = "llama", "other"
 """The model that the first one has to make room for, and its id."""
@@ -130,27 +136,37 @@ def counted(
     turns: int = TURNS,
     interruption: Interruption = "",
 ) -> Count:
+    bodies = list(SCENARIOS[scenario](turns))
+    spans, again = asked(model, bodies, SERVERS[server], interruption)
+    total = sum(tokens for _, tokens in spans)
+    computed = sum(tokens - cached for cached, tokens in spans)
+    return Count(model, scenario, server, total, again, computed, spans, interruption)
+
+
+def asked(
+    model: str, bodies: Sequence[Json], start: Start, interruption: Interruption = ""
+) -> tuple[list[tuple[int, int]], int]:
+    """Returns `spans` and `again` of the Count."""
     with TemporaryDirectory() as folder, ExitStack() as running:
         path = save(model, Path(folder))
         other = _other(Path(folder)) if interruption == "swap" else None
         seen = Seen(tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")))
         again = 0
         spans: list[tuple[int, int]] = []
-        target = running.enter_context(SERVERS[server](path, other))
-        bodies = list(SCENARIOS[scenario](turns))
+        target = running.enter_context(start(path, other))
         with httpx.Client(trust_env=False, timeout=SECONDS) as http:
             for at, body in enumerate(bodies):
                 if interruption and at == len(bodies) // 2:
                     if other:
-                        _ask(http, _swapped(server, target, other), bodies[0])
+                        _ask(http, _swapped(target, other), {**bodies[0], "max_tokens": 1})
                     else:
                         running.close()
-                        target = running.enter_context(SERVERS[server](path, None))
+                        target = running.enter_context(start(path, None))
                 usage = _ask(http, target, body)
                 prompt = seen.tokens(body)
                 trimmed = len(prompt) - usage["prompt_tokens"]
                 if abs(trimmed) > OTHER_TOKENS + OTHER_SHARE * len(prompt):
-                    raise RuntimeError(f"{server} renders another prompt: {usage}, {len(prompt)}")
+                    raise RuntimeError(f"another prompt is rendered: {usage}, {len(prompt)}")
                 # a server can't find in its cache what it trims
                 ideal = seen.add(prompt) - max(0, trimmed)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -158,14 +174,12 @@ def counted(
                 spans.append((cached, usage["prompt_tokens"]))
                 if is_last_of_turn(body):
                     time.sleep(READING_SECONDS)
-    total = sum(tokens for _, tokens in spans)
-    computed = sum(tokens - cached for cached, tokens in spans)
-    return Count(model, scenario, server, total, again, computed, spans, interruption)
+    return spans, again
 
 
-def _swapped(server: str, target: Target, other: Path) -> Target:
+def _swapped(target: Target, other: Path) -> Target:
     """Returns the same server with its name for the other model."""
-    return replace(target, model=OWN_OTHER if server == "mlx-server" else str(other))
+    return replace(target, model=OWN_OTHER if target.model == OWN else str(other))
 
 
 def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
@@ -179,17 +193,21 @@ def _ask(http: httpx.Client, target: Target, body: Json) -> Json:
 @contextmanager
 def _ours(folder: Path, other: Path | None, ahead: str = "auto") -> Iterator[Target]:
     config = folder.parent / "models.yaml"
-    # YAML includes JSON. The checkpoints' own families have tokenizers that these do not have.
-    models: Json = {"m": {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}}
+    config.write_text(json.dumps(configuration(folder, other, ahead)))  # YAML includes JSON
+    command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
+    with answering(command, OWN, folder, {}) as (_, target):
+        yield target
+
+
+def configuration(folder: Path, other: Path | None, ahead: str = "auto") -> Json:
+    # The checkpoints' own families have tokenizers that these do not have.
+    models: Json = {OWN: {"source": str(folder), "family": "qwen3", "compute_ahead": ahead}}
     server: Json = {}
     if other:
         models[OWN_OTHER] = {"source": str(other), "family": "qwen3"}
         server["memory_budget"] = _room_for_one(folder, other)
     data = {"data_dir": str(folder.parent / "data")}
-    config.write_text(json.dumps({"server": server, "store": data, "models": models}))
-    command = ["mlx_server", "serve", "--config", str(config), "--log-level", "error"]
-    with answering(command, "m", folder, {}) as (_, target):
-        yield target
+    return {"server": server, "store": data, "models": models}
 
 
 def _other(folder: Path) -> Path:
@@ -209,7 +227,7 @@ def _mlx_lm(folder: Path, other: Path | None) -> Iterator[Target]:
         yield target
 
 
-SERVERS: Mapping[str, Callable[[Path, Path | None], AbstractContextManager[Target]]] = {
+SERVERS: Mapping[str, Start] = {
     "mlx-server": _ours,
     "mlx-server (never ahead)": partial(_ours, ahead="never"),
     "mlx_lm.server": _mlx_lm,

@@ -1,20 +1,16 @@
 """Answers that fail, and clients that leave before their end."""
 
-import asyncio
-import json
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from starlette.types import Message
 
 from mlx_server.errors import GenerationFailed
 from tests.api import wire
-from tests.api.chat_completions.bodies import BODY, HI, PATH, post
-from tests.api.wire import TEXT, Json, ScriptedEngine, error, events
+from tests.api.chat_completions.bodies import BODY, HI, post
+from tests.api.leaving import Leaver, Stage
+from tests.api.wire import TEXT, ScriptedEngine, error, events
 
 pytestmark = pytest.mark.usefixtures("_as_before")
 
@@ -57,77 +53,6 @@ def test_a_mistake_of_ours_is_told_without_its_details(
     found = wire.error_of(events(response)[-1]) if stream else error(response, status=500)
     assert found["code"] == "internal_error"
     assert "secret" not in response.text
-
-
-class Leaver:
-    """A client, as the app sees it, that sends its request and leaves some time later.
-
-    leaves: when; None: as soon as it is sent something. stuck: nothing gets through to it.
-    """
-
-    def __init__(
-        self, body: Json, leaves: asyncio.Event | None = None, *, stuck: bool = False
-    ) -> None:
-        self.raw = json.dumps(body).encode()
-        self.sent: list[Message] = []
-        self._coming: list[Message] = [{"type": "http.request", "body": self.raw}]
-        self._sending = asyncio.Event()
-        self._leaves = leaves or self._sending
-        self._stuck = stuck
-
-    @property
-    def scope(self) -> dict[str, Any]:
-        length = str(len(self.raw)).encode()
-        return {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "headers": [
-                (b"host", b"localhost"),
-                (b"content-type", b"application/json"),
-                (b"content-length", length),
-            ],
-            "state": {},
-        }
-
-    async def receive(self) -> Message:
-        if self._coming:
-            return self._coming.pop()
-        await self._leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self._sending.set()
-        if self._stuck:
-            await asyncio.Event().wait()
-        self.sent.append(message)
-
-
-@dataclass
-class Stage:
-    """An app whose engine takes rows and says nothing, and whether they are free afterwards."""
-
-    model: Path
-    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    free: list[bool] = field(default_factory=list)
-
-    def play(self, *clients: Leaver) -> None:
-        self.engine.silent = True
-        asyncio.run(self._play(clients))
-
-    async def _play(self, clients: tuple[Leaver, ...]) -> None:
-        app = wire.app(self.model, self.engine)
-        async with app.router.lifespan_context(app):
-            for client in clients:
-                called = app(client.scope, client.receive, client.send)
-                await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
-                assert not self.engine.gave_up
-                self.free.append(not self.engine.running)
-                self.engine.took.clear()
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from mlx_server.cli import app
 from mlx_server.clients.bench import exchange, measure, numbers, run, words_for
 from mlx_server.clients.bench.exchange import Api, RequestTiming, Target
 from mlx_server.clients.bench.report import COLUMNS, report
@@ -366,10 +364,3 @@ def test_a_terminal_gets_a_table() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for cell in ("clients", "tokens/s", "12.3", "4.5", "2.0", "1/2", "1 failed: cut"):
         assert cell in shown
-
-
-def test_help_teaches_by_example() -> None:
-    shown = CliRunner().invoke(app, ["bench", "--help"])
-    examples = [line for line in shown.output.splitlines() if "mlx-server bench http" in line]
-    assert shown.exit_code == 0
-    assert 2 <= len(examples) <= 4

@@ -32,11 +32,16 @@ pytestmark = pytest.mark.tables
 PEOPLE = jsonschema.Draft202012Validator(PERSON)
 
 
-@every_way
-@pytest.mark.parametrize("inside", [False, True])
-def test_text_follows_its_schema_also_behind_reasoning(way: Way, inside: bool) -> None:
-    opens, _ = way.family.thinking_delimiters()
-    end = opens[0] if opens and inside else ""
+def ends_of(way: Way) -> list[str]:
+    """Of prompts: some open a thought, if the family has any."""
+    return ["", *way.family.thinking_delimiters()[0][:1]]
+
+
+ENDS = [pytest.param(way, end, id=f"{called(way)}-{end}") for way in WAYS for end in ends_of(way)]
+
+
+@pytest.mark.parametrize(("way", "end"), ENDS)
+def test_text_follows_its_schema_also_behind_reasoning(way: Way, end: str) -> None:
     wanted = OutputSpec(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
     for said, events in walked(way, wanted, 4):
         assert not calls_of(events)
@@ -52,8 +57,9 @@ FORMATS: dict[str, Format] = {
     "grammar": GrammarFormat('start: " yes" | "\\n\\nno" | "\\n" | "perhaps "'),
 }
 IN_FORMATS = [
-    pytest.param(way, format, id=f"{called(way)}-{name}")
+    pytest.param(way, end, format, id=f"{called(way)}-{end}-{name}")
     for way in WAYS
+    for end in ends_of(way)
     for name, format in FORMATS.items()
     # what stands before and after an answer is the family's, and its text the format's: one
     # format goes with every family, the others with one of each kind
@@ -61,11 +67,8 @@ IN_FORMATS = [
 ]
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(("way", "format"), IN_FORMATS)
-def test_text_keeps_the_white_space_of_its_format(way: Way, inside: bool, format: Format) -> None:
-    opens, _ = way.family.thinking_delimiters()
-    end = opens[0] if opens and inside else ""
+@pytest.mark.parametrize(("way", "end", "format"), IN_FORMATS)
+def test_text_keeps_the_white_space_of_its_format(way: Way, end: str, format: Format) -> None:
     wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
     for said, events in walked(way, wanted, 4):
         assert text_of(events) in BLANK, said

@@ -1,0 +1,77 @@
+"""The route of embeddings in the whole app: what its answer and its errors are."""
+
+import base64
+import logging
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.embeddings.router import PATH
+from mlx_server.errors import GenerationFailed
+from tests.api import wire
+from tests.api.leaving import Leaver, Stage
+from tests.api.vector_engine import VectorEngine
+from tests.tiny import tiny_embedder
+
+BODY: dict[str, Any] = {"model": wire.MODEL, "input": [[5, 6], [7]]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_embedder(tmp_path_factory.mktemp("embedder"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> VectorEngine:
+    return VectorEngine()
+
+
+@pytest.fixture(scope="module")
+def client(model: Path, engine: VectorEngine) -> Iterator[TestClient]:
+    with wire.client(model, engine) as client:
+        yield client
+
+
+def test_each_input_has_its_vector_in_the_form_that_was_asked_for(client: TestClient) -> None:
+    found = wire.ok(client.post(PATH, json=BODY))
+    assert [each["embedding"] for each in found["data"]] == [[0, 6], [0, 7]]
+    assert found["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert found["model"] == wire.MODEL
+    written = wire.ok(client.post(PATH, json={**BODY, "encoding_format": "base64"}))
+    vectors = [base64.b64decode(each["embedding"]) for each in written["data"]]
+    assert vectors == [struct.pack("<2f", 0, 6), struct.pack("<2f", 0, 7)]
+
+
+def test_fields_without_effect_are_named_in_the_header(client: TestClient) -> None:
+    response = client.post(PATH, json={**BODY, "late_chunking": True, "user": "me"})
+    assert response.headers["x-mlx-server-ignored"] == "late_chunking"
+    assert "x-mlx-server-ignored" not in client.post(PATH, json=BODY).headers
+
+
+def test_an_unknown_model_is_named(client: TestClient) -> None:
+    found = wire.error(client.post(PATH, json={**BODY, "model": "other"}), status=404)
+    assert (found["param"], found["code"]) == ("model", "model_not_found")
+    assert "other" in found["message"]
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_failure_of_the_engine_is_the_status(client: TestClient, engine: VectorEngine) -> None:
+    engine.failure = GenerationFailed("No more.")
+    found = wire.error(client.post(PATH, json=BODY), status=500)
+    assert found["code"] == "generation_failed"
+
+
+def test_a_client_that_leaves_ends_its_work(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = VectorEngine()
+    stage = Stage(model, engine)
+    with caplog.at_level(logging.INFO):
+        stage.play(Leaver(BODY, engine.took, path=PATH))
+    assert len(engine.embedded) == 1
+    assert stage.free == [True]
+    (access,) = [each.getMessage() for each in caplog.records if each.name == "mlx_server.access"]
+    assert " gone " in access
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]

@@ -1,0 +1,77 @@
+"""The route that ranks documents in the whole app: what its answer and its errors are."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server.api.rerank.router import PATH
+from mlx_server.errors import GenerationFailed
+from tests.api import wire
+from tests.api.leaving import Leaver, Stage
+from tests.api.vector_engine import VectorEngine
+from tests.tiny import tiny_reranker
+
+BODY: dict[str, Any] = {"model": wire.MODEL, "query": "q", "documents": ["a", {"text": "b"}]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_reranker(tmp_path_factory.mktemp("reranker"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> VectorEngine:
+    return VectorEngine()
+
+
+@pytest.fixture(scope="module")
+def client(model: Path, engine: VectorEngine) -> Iterator[TestClient]:
+    with wire.client(model, engine) as client:
+        yield client
+
+
+def test_the_documents_are_ranked_and_returned_if_that_was_asked_for(client: TestClient) -> None:
+    found = wire.ok(client.post(PATH, json={**BODY, "return_documents": True}))
+    results = found["results"]
+    assert [each["index"] for each in results] == [0, 1]
+    assert [each["document"] for each in results] == [{"text": "a"}, {"text": "b"}]
+    assert all(0 <= each["relevance_score"] <= 1 for each in results)
+    assert found["usage"]["prompt_tokens"] > 0
+    best = wire.ok(client.post(PATH, json={**BODY, "top_n": 1}))["results"]
+    assert [sorted(each) for each in best] == [["index", "relevance_score"]]
+
+
+def test_fields_without_effect_are_named_in_the_header(client: TestClient) -> None:
+    body = {**BODY, "documents": [{"text": "a", "id": 5}], "max_chunks_per_doc": 1}
+    response = client.post(PATH, json=body)
+    assert response.headers["x-mlx-server-ignored"] == "max_chunks_per_doc, documents.id"
+    assert "x-mlx-server-ignored" not in client.post(PATH, json=BODY).headers
+
+
+def test_an_unknown_model_is_named(client: TestClient) -> None:
+    found = wire.error(client.post(PATH, json={**BODY, "model": "other"}), status=404)
+    assert (found["param"], found["code"]) == ("model", "model_not_found")
+    assert "other" in found["message"]
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_failure_of_the_engine_is_the_status(client: TestClient, engine: VectorEngine) -> None:
+    engine.failure = GenerationFailed("No more.")
+    found = wire.error(client.post(PATH, json=BODY), status=500)
+    assert found["code"] == "generation_failed"
+
+
+def test_a_client_that_leaves_ends_its_work(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = VectorEngine()
+    stage = Stage(model, engine)
+    with caplog.at_level(logging.INFO):
+        stage.play(Leaver(BODY, engine.took, path=PATH))
+    assert len(engine.embedded) == 1
+    assert stage.free == [True]
+    (access,) = [each.getMessage() for each in caplog.records if each.name == "mlx_server.access"]
+    assert " gone " in access
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]

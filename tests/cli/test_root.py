@@ -1,0 +1,87 @@
+"""The app of all commands: its help, its version, mistakes on the command line and crashes."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+import typer.main
+from typer.testing import CliRunner, Result
+
+from mlx_server import __version__
+from mlx_server.cli import app
+from mlx_server.cli.root import app as registered
+
+NAME = "mlx-server"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name=NAME)
+
+
+def commands(command: Any, path: str = NAME) -> Iterator[tuple[str, str]]:
+    """Each command that can be run, with its help."""
+    if not hasattr(command, "commands"):
+        yield path, command.help
+        return
+    for name, child in command.commands.items():
+        yield from commands(child, f"{path} {name}")
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_commands_register_with_the_app_of_this_module() -> None:
+    assert app is registered
+    assert {f"{NAME} {name}" for name in ("serve", "chat", "bench")} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example_of_it(command: str) -> None:
+    lines = COMMANDS[command].splitlines()
+    assert any(line.startswith(command) for line in lines)
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    assert run().output == run("--help").output
+    for example in ("serve ", "chat ", "connect codex --write --run ", "doctor "):
+        assert f"\n  {NAME} {example}" in run().output
+
+
+def test_the_version_is_shown_before_anything_else_is_read() -> None:
+    for arguments in (["--version"], ["--version", "no-command"]):
+        shown = run(*arguments)
+        assert (shown.output, shown.exit_code) == (f"{NAME} {__version__}\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["srve"], "'srve'"),
+        (["serve", "--prot", "1"], "--prot"),
+        (["--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named(arguments: list[str], named: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+
+
+def test_a_crash_shows_no_local_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(registered, "registered_commands", [*registered.registered_commands])
+
+    @registered.command()
+    def boom() -> NoReturn:
+        key = "hunter" + "2"
+        raise ZeroDivisionError(len(key))
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        registered(["boom"])
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "hunter2" not in shown
