@@ -380,6 +380,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v41",
         "q_lora_rank": 32,
         "qk_rope_head_dim": 16,
+        "hc_sinkhorn_iters": 3,
         "o_groups": 2,
         "o_lora_rank": 16,
         "moe_intermediate_size": 64,

@@ -38,6 +38,7 @@ class Kind:
         model_class, args_class = model_classes(config)
         mx.random.seed(7)
         model = model_class(args_class.from_dict(config))
+        _weaken_tied_embeddings(model)
         if self.quantized:
             nn.quantize(model, **self.quantized, class_predicate=_fits)
             config["quantization"] = self.quantized
@@ -49,6 +50,16 @@ class Kind:
             part = dict(weights[i :: self.shards])
             mx.save_safetensors(str(folder / f"{name}.safetensors"), part, {"format": "mlx"})
         return folder
+
+
+def _weaken_tied_embeddings(model: nn.Module) -> None:
+    """Otherwise a model whose head is its embedding says the last token again and again, whatever
+    its cache holds."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = {len(embedding.weight) for embedding in embeddings}
+    if not any(isinstance(m, nn.Linear) and len(m.weight) in sizes for m in model.modules()):
+        for embedding in embeddings:
+            embedding.weight *= 0.02
 
 
 def _fits(path: str, module: nn.Module) -> bool:

@@ -1,21 +1,32 @@
 """A model of each architecture in an engine, and what mlx-lm answers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import generate_step
 
-from mlx_server.engine.messages import LimitCache
+from mlx_server.engine.messages import CancelRows, LimitCache
 from tests.worker.kinds import Kind
 from tests.worker.newer_architectures import WINDOW
-from tests.worker.test_kinds import Bench
+from tests.worker.one_pass import expected
+from tests.worker.test_kinds import Answers, Bench
 
 TOKENS = 8
 CACHE_BYTES = 1 << 30
 LENGTHS = (1, WINDOW + 1, 5, 2 * WINDOW + 6)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows that were computed together, and one more among them that was cancelled."""
+
+    answers: list[list[int]]
+    cancelled: int
+    after: Answers
+    """What came once it was."""
 
 
 class Served:
@@ -26,15 +37,39 @@ class Served:
         self.path = kind.save(folder / kind.name)
         self.bench = Bench(self.path, CACHE_BYTES)
         self.prompts = prompts(lengths)
-        self.expected = [generated(self.model, prompt) for prompt in self.prompts]
         self.remember(nothing=True)
 
     @property
     def model(self) -> Any:
         return self.bench.engine._batches["m"].model
 
+    @cached_property
+    def expected(self) -> list[list[int]]:
+        return self.mlx_lm_answers(self.prompts, self.ragged.answers)
+
+    def mlx_lm_answers(
+        self, prompts: Sequence[list[int]], answers: Sequence[list[int]], model: Any = None
+    ) -> list[list[int]]:
+        """answers: what the engine says."""
+        pairs = zip(prompts, answers, strict=True)
+        return [expected(model or self.model, *pair, TOKENS) for pair in pairs]
+
     def remember(self, *, nothing: bool) -> None:
         self.bench.engine.handle(LimitCache(0 if nothing else CACHE_BYTES))
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """Leaves the prompts in the cache."""
+        self.remember(nothing=False)
+        first, cancelled, *others = (
+            self.bench.begin(prompt, TOKENS)
+            for prompt in (self.prompts[0], self.prompts[1][::-1], *self.prompts[1:])
+        )
+        steps = [self.bench.step() for _ in range(4)]
+        self.bench.engine.handle(CancelRows([cancelled]))
+        steps.append(self.bench.finish())
+        answers = [[t for step in steps for t in step.get(row, [])] for row in (first, *others)]
+        return Ragged(answers, cancelled, steps[-1])
 
     def together(self, count: int = 4) -> list[list[int]]:
         rows = [self.bench.begin(prompt, TOKENS) for prompt in self.prompts[:count]]
@@ -45,9 +80,3 @@ class Served:
 def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     random = np.random.default_rng(3)
     return [random.integers(0, 256, n).tolist() for n in lengths]
-
-
-def generated(model: Any, prompt: list[int], step: int = 2048) -> list[int]:
-    """step: the most tokens of the prompt that are computed at a time."""
-    steps = generate_step(mx.array(prompt), model, max_tokens=TOKENS, prefill_step_size=step)
-    return [int(token) for token, _ in steps]

@@ -8,12 +8,13 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.checkpoints.architectures import module_of
-from mlx_server.engine.messages import AdapterLoaded, CancelRows, LoadAdapter
+from mlx_server.engine.messages import AdapterLoaded, LoadAdapter
 from mlx_server.families import FAMILIES
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapter
-from tests.worker.served import TOKENS, Served, generated, prompts
+from tests.worker.one_pass import generated, is_greedy
+from tests.worker.served import TOKENS, Served, prompts
 
 pytestmark = pytest.mark.tables
 
@@ -46,18 +47,14 @@ def test_it_is_known_which_can_batch(served: Served) -> None:
 
 
 def test_four_ragged_rows_say_what_mlx_lm_says(served: Served) -> None:
-    assert served.together() == served.expected
+    assert served.ragged.answers == served.expected
 
 
 def test_a_cancelled_row_leaves_the_others_as_they_were(served: Served) -> None:
-    rows = [served.bench.begin(prompt, TOKENS) for prompt in served.prompts]
-    begun = [served.bench.step() for _ in range(6)]
-    served.bench.engine.handle(CancelRows([rows[1]]))
-    steps = [*begun, served.bench.finish()]
-    for place in (0, 2, 3):
-        tokens = [token for step in steps for token in step.get(rows[place], [])]
-        assert tokens == served.expected[place]
-    assert rows[1] not in steps[-1]
+    ragged = served.ragged
+    assert ragged.after
+    assert ragged.cancelled not in ragged.after
+    assert ragged.answers == served.expected
 
 
 CUT_MATTERS = {"plamo3"}
@@ -68,37 +65,40 @@ prompt than in the cache."""
 def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
     if served.name in CUT_MATTERS:
         pytest.skip("mlx-lm gives other answers for a prompt in two parts")
-    served.remember(nothing=False)
     bench = served.bench
-    first, said = served.prompts[3], served.expected[3]
-    assert bench.answer(first, TOKENS) == said
-    for turn in ([*first, *said, 7, 8, 9], [*first[:-5], 1, 2, 3]):
-        assert bench.answer(turn, TOKENS) == generated(served.model, turn)
-    assert sum(bench.cached.values()) > 0
-    served.remember(nothing=True)
+    first, said = served.prompts[3], served.ragged.answers[3]
+    turns = [[*first, *said, 7, 8, 9], [*first[:-5], 1, 2, 3]]
+    rows = [bench.begin(turn, TOKENS) for turn in turns]
+    finished = bench.finish()
+    answers = [finished[row] for row in rows]
+    assert answers == served.mlx_lm_answers(turns, answers)
+    assert bench.cached[rows[0]] > 0
 
 
 def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> None:
+    plain = served.expected[:2]  # of mlx-lm, whose model is the one that adapters are loaded into
     linears = [
         name for name in linears_of(served.path) if name.endswith(ADAPTED) and "index" not in name
     ]
     folder = mlx_adapter(tmp_path / "adapter", served.path, keys=linears, scale=20.0)
+    served.remember(nothing=True)
     (report,) = served.bench.engine.handle(LoadAdapter("m", "a", str(folder)))
     assert isinstance(report, AdapterLoaded), report
+    asked = served.prompts[:2]
+    rows = [served.bench.begin(prompt, TOKENS) for prompt in asked]
+    adapted = [served.bench.begin(prompt, TOKENS, adapter="a") for prompt in asked]
+    finished = served.bench.finish()
+    assert [finished[row] for row in rows] == plain
+    answers = [finished[row] for row in adapted]
     theirs = with_adapter(served.path, folder)
-    rows = [served.bench.begin(p, TOKENS) for p in served.prompts[:2]]
-    adapted = [served.bench.begin(p, TOKENS, adapter="a") for p in served.prompts[:2]]
-    answers = served.bench.finish()
-    assert [answers[row] for row in rows] == served.expected[:2]
-    expected = [generated(theirs, prompt) for prompt in served.prompts[:2]]
-    assert [answers[row] for row in adapted] == expected
-    assert expected != served.expected[:2]
+    assert answers == served.mlx_lm_answers(asked, answers, theirs)
+    assert answers != plain
 
 
 @pytest.mark.parametrize("name", sorted(CUT_MATTERS))
 def test_mlx_lm_itself_depends_on_where_a_prompt_is_cut(name: str, tmp_path: Path) -> None:
     model, prompt = network(Kind(name, CONFIGS[name]).save(tmp_path / name)), prompts()[3]
-    assert generated(model, prompt) != generated(model, prompt, step=16)
+    assert not is_greedy(model, prompt, generated(model, prompt, TOKENS))
 
 
 def test_every_architecture_with_a_family_is_here() -> None:

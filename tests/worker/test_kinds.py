@@ -18,6 +18,8 @@ from mlx_server.engine.messages import (
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.worker import Engine
 from tests.worker.kinds import KINDS, Kind
+from tests.worker.lora_files import network
+from tests.worker.one_pass import expected
 
 pytestmark = pytest.mark.tables
 
@@ -25,6 +27,9 @@ GREEDY = SamplingParams(temperature=0.0)
 TOKENS = 12
 WINDOW = 32
 """Of the kinds that have one; prompts on both sides of it, and answers that cross it."""
+
+CACHES = [kind for kind in KINDS if not kind.name.startswith("llama-")]
+"""One of each kind of cache: how weights are kept makes no difference to it."""
 
 Answers = dict[int, list[int]]
 
@@ -86,29 +91,40 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return kind.save(tmp_path_factory.mktemp("kinds") / kind.name)
 
 
+@pytest.fixture(scope="module", params=CACHES, ids=lambda kind: kind.name)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind: Kind = request.param
+    return kind.save(tmp_path_factory.mktemp("caches") / kind.name)
+
+
+def alone(path: Path, asked: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
+    """What mlx-lm answers to each. answers: what the engine says."""
+    model = network(path)
+    return [expected(model, *pair, TOKENS) for pair in zip(asked, answers, strict=True)]
+
+
 def test_in_company_as_alone(path: Path) -> None:
     bench = Bench(path)
-    alone = [bench.answer(prompt) for prompt in prompts(8)]
     rows = [bench.begin(prompt) for prompt in prompts(8)]
-    together = bench.finish()
-    assert [together[row] for row in rows] == alone
+    finished = bench.finish()
+    together = [finished[row] for row in rows]
+    assert together == alone(path, prompts(8), together)
 
 
 def test_a_row_that_is_cancelled_leaves_the_others_as_they_were(path: Path) -> None:
     bench = Bench(path)
-    alone = [bench.answer(prompt) for prompt in prompts(6)]
     rows = [bench.begin(prompt) for prompt in prompts(6)]
     together = [bench.step() for _ in range(9)]
     bench.engine.handle(CancelRows([rows[1], rows[4]]))
     together.append(bench.finish())
-    for place in (0, 2, 3, 5):
-        tokens = [token for step in together for token in step.get(rows[place], [])]
-        assert tokens == alone[place]
+    others = [0, 2, 3, 5]
+    answers = [[t for step in together for t in step.get(rows[at], [])] for at in others]
+    assert answers == alone(path, [prompts(6)[at] for at in others], answers)
     assert rows[1] not in together[-1]
 
 
-def test_the_prompt_cache_changes_no_answer(path: Path) -> None:
-    fresh, cached = Bench(path), Bench(path, cache_bytes=1 << 30)
+def test_the_prompt_cache_changes_no_answer(kept: Path) -> None:
+    cached = Bench(kept, cache_bytes=1 << 30)
     for first in prompts(8)[2::2]:  # one too short for the window, one longer, one much longer
         said = cached.answer(first)
         turns = [
@@ -117,32 +133,32 @@ def test_the_prompt_cache_changes_no_answer(path: Path) -> None:
             [*first[:-5], 1, 2, 3, 4, 5, 6],  # the same beginning, another end
             [*first, *said[:-6], 11, 12, 13, 14],  # part of the answer dropped
         ]
-        for turn in turns:
-            assert cached.answer(turn) == fresh.answer(turn)
+        answers = [cached.answer(turn) for turn in turns]
+        assert answers == alone(kept, turns, answers)
     assert sum(cached.cached.values()) > 0
-    assert sum(fresh.cached.values()) == 0
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 1), (WINDOW + 1, 1, 2)], ids=str)
-def test_prompts_of_a_token_or_two_share_a_piece(path: Path, lengths: tuple[int, ...]) -> None:
-    bench = Bench(path)
+def test_prompts_of_a_token_or_two_share_a_piece(kept: Path, lengths: tuple[int, ...]) -> None:
+    bench = Bench(kept)
     random = np.random.default_rng(5)
     asked = [random.integers(0, 256, length).tolist() for length in lengths]
-    alone = [bench.answer(prompt) for prompt in asked]
     rows = [bench.begin(prompt) for prompt in asked]
-    together = bench.finish()
-    assert [together[row] for row in rows] == alone
+    finished = bench.finish()
+    together = [finished[row] for row in rows]
+    assert together == alone(kept, asked, together)
 
 
-def test_known_and_unknown_prompts_share_a_piece(path: Path) -> None:
+def test_known_and_unknown_prompts_share_a_piece(kept: Path) -> None:
     """What is left of them to compute differs: nothing, a token, some, all."""
-    fresh, cached = Bench(path), Bench(path, cache_bytes=1 << 30)
+    cached = Bench(kept, cache_bytes=1 << 30)
     known = prompts(8)[4:]
     rows = [cached.begin(prompt, 40) for prompt in known]
     while not all(row in cached.cached for row in rows):
         cached.step()
     asked = [known[0], [*known[1], 4, 5], [*known[2], *range(20)], [9], known[3][:200]]
     rows = [cached.begin(prompt) for prompt in asked]
-    together = cached.finish()
+    finished = cached.finish()
     assert any(cached.cached[row] for row in rows)
-    assert [together[row] for row in rows] == [fresh.answer(prompt) for prompt in asked]
+    together = [finished[row] for row in rows]
+    assert together == alone(kept, asked, together)

@@ -1,6 +1,7 @@
 """Rows that give their caches back and go on later, with the tokens of rows that never did."""
 
 import random
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mlx_server.engine.messages import (
     ResumeRows,
     RowFailed,
     Thinking,
+    Token,
     UnloadModel,
 )
 from mlx_server.requests import SamplingParams
@@ -37,9 +39,16 @@ ASKS = [
 ]
 
 
-def assert_as_alone(run: Run, model: Any, asks: list[Ask]) -> None:
-    for number, each in enumerate(asks):
-        expected = alone(model, each)
+SEEDED = [replace(ask, sampling=replace(ask.sampling, seed=n)) for n, ask in enumerate(ASKS)]
+
+
+@pytest.fixture(scope="module")
+def seeded_alone(tiny_model: Any) -> list[list[Token]]:
+    return [alone(tiny_model, each) for each in SEEDED]
+
+
+def assert_as_alone(run: Run, answers: Iterable[list[Token]]) -> None:
+    for number, expected in enumerate(answers):
         assert ids(run.answers[number]) == ids(expected), number
         for token, wanted in zip(run.answers[number], expected, strict=True):
             assert (token.logprobs is None) == (wanted.logprobs is None)
@@ -72,7 +81,7 @@ def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
     for number in preempted:
         run.batch.resume(number)
     run.finish()
-    assert_as_alone(run, tiny_model, ASKS)
+    assert_as_alone(run, (alone(tiny_model, each) for each in ASKS))
     run.assert_nothing_is_left()
 
 
@@ -107,7 +116,7 @@ def test_a_prompt_that_is_preempted_begins_anew_and_says_so_once(tiny_model: Any
     run.batch.resume(first)
     run.batch.resume(7)
     run.finish()
-    assert_as_alone(run, tiny_model, asks)
+    assert_as_alone(run, (alone(tiny_model, each) for each in asks))
     run.assert_nothing_is_left()
 
 
@@ -131,7 +140,9 @@ def test_what_is_preempted_can_be_cancelled(tiny_model: Any, stage: str) -> None
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_at_any_time_and_in_any_order(tiny_model: Any, seed: int) -> None:
+def test_at_any_time_and_in_any_order(
+    tiny_model: Any, seeded_alone: list[list[Token]], seed: int
+) -> None:
     dice = random.Random(seed)
     run = Run(
         tiny_model,
@@ -139,12 +150,11 @@ def test_at_any_time_and_in_any_order(tiny_model: Any, seed: int) -> None:
         piece=48,
         cache_bytes=dice.choice([0, 1 << 18, 1 << 30]),
     )
-    asks = [replace(ask, sampling=replace(ask.sampling, seed=n)) for n, ask in enumerate(ASKS)]
     away: list[int] = []
     joined = 0
-    while joined < len(asks) or run.batch.rows:
-        if joined < len(asks) and dice.random() < 0.3:
-            run.join(joined, asks[joined])
+    while joined < len(SEEDED) or run.batch.rows:
+        if joined < len(SEEDED) and dice.random() < 0.3:
+            run.join(joined, SEEDED[joined])
             joined += 1
         if run.batch.rows and dice.random() < 0.3:
             away.append(dice.choice(run.batch.rows))
@@ -153,7 +163,7 @@ def test_at_any_time_and_in_any_order(tiny_model: Any, seed: int) -> None:
             run.batch.resume(away.pop(dice.randrange(len(away))))
         if run.batch:
             run.step()
-    assert_as_alone(run, tiny_model, asks)
+    assert_as_alone(run, seeded_alone)
     run.assert_nothing_is_left()
 
 

@@ -14,7 +14,8 @@ from tests.worker.architectures import CONFIGS
 from tests.worker.engine_runs import ask, load, of, tokens_of, until
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import network
-from tests.worker.served import generated, prompts
+from tests.worker.one_pass import generated
+from tests.worker.served import TOKENS, prompts
 
 
 def test_a_load_reports_its_bytes_and_then_the_model(
@@ -64,9 +65,9 @@ SEEING = {
 @pytest.mark.parametrize("name", SEEING)
 def test_a_checkpoint_that_can_see_loads_as_one_of_text(name: str, tmp_path: Path) -> None:
     folder = Kind(name, CONFIGS[name]).save(tmp_path / name)
-    blind = generated(network(folder), prompts()[1])
+    blind = generated(network(folder), prompts()[1], TOKENS)
     weights: Any = mx.load(str(folder / "model.safetensors"))
     mx.eval(weights)
     weights[SEEING[name]] = mx.ones((8, 8))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
-    assert generated(network(folder), prompts()[1]) == blind
+    assert generated(network(folder), prompts()[1], TOKENS) == blind

@@ -6,6 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
 from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -111,6 +114,21 @@ class Reference:
 
     def answer(self, prompt: list[int], tokens: int = TOKENS) -> list[Token]:
         return alone(self.model, Ask(prompt, tokens, sampling=SEEN))
+
+    def assert_begins(self, prompt: list[int], answer: list[int]) -> None:
+        """Each token is the likeliest after those before it, or ties with it: then both are right.
+
+        So it is what mlx-lm would generate, found in one pass instead of one a token."""
+        if answer:
+            cache = make_prompt_cache(self.model)
+            (logits,) = self.model(mx.array([[*prompt, *answer[:-1]]]), cache=cache)
+            logits = logits[len(prompt) - 1 :]
+            chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=-1)[:, 0]
+            assert mx.all(logits.max(axis=-1) - chosen < CLOSE), answer
+
+    def assert_is(self, prompt: list[int], answer: list[int], tokens: int = TOKENS) -> None:
+        assert len(answer) == tokens
+        self.assert_begins(prompt, answer)
 
 
 def assert_same(answer: list[int], reference: list[Token]) -> None:

@@ -38,7 +38,7 @@ QWEN3_5 = Kind(
         },
     },
 )
-NAMES = ("llama", "llama-4bit", "gpt-oss", "gemma3", "mamba2", "lfm2")
+NAMES = ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")
 ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
 
 BLOCK = 64

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,13 +15,14 @@ from hypothesis import strategies as st
 from mlx_server.engine.messages import ComputeAhead, LimitCache
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
-from tests.worker.lora_files import mlx_adapter
+from tests.worker.lora_files import mlx_adapter, weakened, with_adapter
+from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
 
 pytestmark = pytest.mark.tables
 
 ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
-TOKENS = 4
+TOKENS = 2
 DISK = 350_000
 """Bytes: sessions push each other's files off it."""
 
@@ -63,7 +66,7 @@ turns = st.builds(
     follows=st.integers(0, 4),
     cut=st.one_of(st.just(1.0), shares),
     edit=st.one_of(st.none(), st.none(), shares),
-    new=st.integers(1, 90),
+    new=st.integers(1, 70),
     key=st.sampled_from(KEYS),
     branches=st.lists(shares, max_size=2).map(tuple),
     limit=st.sampled_from([None] * 6 + [1 << 30, 30_000, 0]),
@@ -81,18 +84,22 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Files:
     model: Path
     adapter: Path
-    cold: Process = field(init=False)
-    """An engine that keeps no prompts."""
+    weaker: Path
+    """The adapter at half its scale."""
 
-    def __post_init__(self) -> None:
-        self.cold = Process(self.model, None, adapter=self.adapter, cache_bytes=0)
+    @cached_property
+    def networks(self) -> dict[tuple[str | None, float], Any]:
+        """mlx-lm's, for each adapter and scale."""
+        adapters = {(None, 1.0): None, ("digest", 1.0): self.adapter, ("digest", 0.5): self.weaker}
+        return {key: with_adapter(self.model, adapter) for key, adapter in adapters.items()}
 
 
 @pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("any")
     model = Path(request.param.save(folder / request.param.name))
-    return Files(model, mlx_adapter(folder / "lora", model))
+    adapter = mlx_adapter(folder / "lora", model)
+    return Files(model, adapter, weakened(folder / "half", adapter, 0.5))
 
 
 @contextmanager
@@ -106,10 +113,10 @@ def running(files: Files, folder: Path) -> Iterator[Process]:
 
 @pytest.mark.soak
 @settings(
-    max_examples=6,
+    max_examples=4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(session=st.lists(turns, min_size=6, max_size=10))
+@given(session=st.lists(turns, min_size=8, max_size=10))
 def test_any_session_is_answered_as_by_a_cold_engine(files: Files, session: list[Turn]) -> None:
     asked: dict[Key, list[list[int]]] = {key: [] for key in KEYS}
     prompts = [words(0, 100)]
@@ -132,9 +139,8 @@ def until_a_restart(
             return session[at:]
         prompt = prompt_of(turn, prompts)
         answer = answered(process, turn, prompt)
-        assert answer == files.cold.answer(
-            prompt, TOKENS, adapter=turn.key.adapter, adapter_scale=turn.key.adapter_scale
-        )
+        model = files.networks[turn.key.adapter, turn.key.adapter_scale]
+        assert answer == expected(model, prompt, answer, TOKENS)
         seen = [*asked[turn.key], *([prompt] if turn.is_ahead else [])]
         assert process.cached <= max((common(prompt, each) for each in seen), default=0)
         asked[turn.key].append([*prompt, *answer])

@@ -19,7 +19,8 @@ from mlx_server.worker.mlx_lm_internals import KVCache
 from mlx_server.worker.prefill import cache_layout, disk_tier
 from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import KINDS, SIZES
-from tests.worker.lora_files import mlx_adapter
+from tests.worker.lora_files import mlx_adapter, network
+from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import BLOCK, MOST, Process, Start, words
 from tests.worker.test_kinds import GREEDY, Bench
 
@@ -42,7 +43,7 @@ def on_disk(folder: Path) -> int:
 def test_answers_after_a_restart_are_those_of_a_cold_engine(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
-    cold = start(path, None)
+    model = network(path)
     system = words(0, 150)
     first = [*system, *words(1, 150)]
     process = start(path, tmp_path)
@@ -59,7 +60,8 @@ def test_answers_after_a_restart_are_those_of_a_cold_engine(
     ]
     known = []
     for turn in turns:
-        assert after.answer(turn) == cold.answer(turn)
+        answer = after.answer(turn)
+        assert answer == expected(model, turn, answer, 8)
         known.append(after.cached)
     assert known[0] >= len(first)
     assert known[1] >= 150 // BLOCK * BLOCK
@@ -71,14 +73,14 @@ def test_answers_after_a_restart_are_those_of_a_cold_engine(
 @pytest.mark.tables
 def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start: Start) -> None:
     """Thoughts of earlier turns are dropped, so each prompt leaves the one before."""
-    cold, process = start(path, None), start(path, tmp_path)
+    model, process = network(path), start(path, tmp_path)
     history, prompt_tokens, seen, again = words(7, 200), 0, [0], 0
     for turn in range(6):
         last = len(history)
         history += words(20 + turn, 60)
         prompt = [*history, 301, 302]
         answer = process.answer(prompt, branches=[200, last, len(history)])
-        assert answer == cold.answer(prompt)
+        assert answer == expected(model, prompt, answer, 8)
         again += max(0, min(seen[-1], len(prompt)) - process.cached)
         prompt_tokens += len(prompt)
         seen.append(len(history))
@@ -92,7 +94,7 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
 @pytest.mark.tables
 def test_random_sessions(path: Path, tmp_path: Path, start: Start) -> None:
     """They branch anywhere, have keys, restart, and push each other off a small disk."""
-    random, cold = Random(0), start(path, None)
+    random, model = Random(0), network(path)
     process, prompts, hits = start(path, tmp_path, DISK), [words(0, 100)], 0
     for turn in range(14):
         before = random.choice(prompts)
@@ -100,9 +102,9 @@ def test_random_sessions(path: Path, tmp_path: Path, start: Start) -> None:
         prompt = [*before[:cut], *words(turn, random.randint(1, 90))]
         scope = random.choice(["", "", "key"])
         places = sorted(random.sample(range(len(prompt)), min(2, len(prompt))))
-        said = process.answer(prompt, branches=places, cache_scope=scope)
-        assert said == cold.answer(prompt)
-        prompts.append([*prompt, *said[: random.randint(0, 8)]])
+        said = process.answer(prompt, 4, branches=places, cache_scope=scope)
+        assert said == expected(model, prompt, said, 4)
+        prompts.append([*prompt, *said[: random.randint(0, 4)]])
         if random.random() < 0.4:
             hits += process.total("hits")
             process.stop()
@@ -116,7 +118,7 @@ def test_a_long_session_takes_the_disk_of_one_cache(
 ) -> None:
     process = start(path, tmp_path)
     history = words(1, 200)
-    for turn in range(30):
+    for turn in range(12):
         history += words(30 + turn, 36)
         said = process.answer(history, 2, branches=[200, len(history) - 36, len(history)])
         history += said

@@ -9,6 +9,8 @@ import pytest
 
 from mlx_server.engine.messages import CancelRows, Generate
 from tests.worker.kinds import KINDS
+from tests.worker.lora_files import network
+from tests.worker.one_pass import expected
 from tests.worker.test_kinds import GREEDY, Bench
 
 pytestmark = pytest.mark.tables
@@ -59,19 +61,20 @@ class Counted:
 
     def __init__(self, path: Path) -> None:
         self.bench = Bench(path, cache_bytes=1 << 30)
-        self._seen: list[list[int]] = []
         self.prompt_tokens = self.again = 0
+        self.answered: list[tuple[list[int], list[int]]] = []
+        """Each prompt and its answer."""
 
     def answer(self, request: Generate) -> list[int]:
         self.bench._next += 1
         request.row = self.bench._next
         self.bench.engine.handle(request)
         tokens = self.bench.finish()[request.row]
-        ideal = max((_common(request.prompt, seen) for seen in self._seen), default=0)
+        ideal = max((_common(request.prompt, [*p, *said]) for p, said in self.answered), default=0)
         computed = len(request.prompt) - self.bench.cached[request.row]
         self.prompt_tokens += len(request.prompt)
         self.again += computed - (len(request.prompt) - ideal)
-        self._seen.append([*request.prompt, *tokens])
+        self.answered.append((request.prompt, tokens))
         return tokens
 
 
@@ -89,52 +92,54 @@ def turns(seed: int, count: int) -> Iterator[Session]:
         yield sessions[turn % 2]
 
 
-def test_each_token_is_computed_once(path: Path) -> None:
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Counted:
+    """Has answered the turns of two sessions."""
     engine = Counted(path)
     for session in turns(seed=1, count=12):
         session.answered(engine.answer(session.prompt()))
+    return engine
+
+
+def test_each_token_is_computed_once(engine: Counted) -> None:
     # the prompt's last token is always computed, and no place is kept right before another one
     assert engine.again <= 0.02 * engine.prompt_tokens
 
 
 def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) -> None:
-    engine, cold = Counted(path), Bench(path)
+    engine, model = Counted(path), network(path)
     random = Random(3)
-    shared = [random.randrange(256) for _ in range(500)]
-    prompts = [[*shared, *(random.randrange(256) for _ in range(120))] for _ in range(4)]
+    shared = [random.randrange(256) for _ in range(250)]
+    prompts = [[*shared, *(random.randrange(256) for _ in range(60))] for _ in range(4)]
     for prompt in prompts:
         answer = engine.answer(Generate(0, "m", prompt, TOKENS, [], GREEDY))
-        assert answer == cold.answer(prompt, TOKENS)
+        assert answer == expected(model, prompt, answer, TOKENS)
     assert engine.again <= len(shared) + 4, "only the first parting computes them again"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_are_those_of_a_cold_engine(path: Path, seed: int) -> None:
-    warm, cold = Counted(path), Bench(path)
-    for session in turns(seed, count=8):
-        request = session.prompt()
-        tokens = warm.answer(request)
-        assert tokens == cold.answer(request.prompt, TOKENS)
-        session.answered(tokens)
+def test_answers_are_those_of_a_cold_engine(engine: Counted, path: Path) -> None:
+    model = network(path)
+    for prompt, answer in engine.answered:
+        assert answer == expected(model, prompt, answer, TOKENS)
 
 
 def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
-    cold = Bench(path)
-    sessions = list(turns(seed=5, count=2))
+    model, sessions = network(path), list(turns(seed=5, count=2))
     requests = [session.prompt() for session in (*sessions, *sessions)]
-    expected = [cold.answer(request.prompt, TOKENS) for request in requests]
     warm = Bench(path, cache_bytes=1 << 30)
     for number, request in enumerate(requests, 1):
         request.row = number
         warm.engine.handle(request)
     answers = warm.finish()
-    assert [answers[request.row] for request in requests] == expected
+    for request in requests:
+        answer = answers[request.row]
+        assert answer == expected(model, request.prompt, answer, TOKENS)
 
 
 def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
-    cold, warm = Bench(path), Bench(path, cache_bytes=1 << 30)
+    warm = Bench(path, cache_bytes=1 << 30)
     random = Random(4)
-    prompt = [random.randrange(256) for _ in range(1500)]
+    prompt = [random.randrange(256) for _ in range(600)]
     row = warm.begin(prompt, TOKENS)
     while not warm.cached:
         warm.step()
@@ -142,4 +147,4 @@ def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
     again = warm.begin(prompt, TOKENS)
     answer = warm.finish()[again]
     assert warm.cached[again] > 0
-    assert answer == cold.answer(prompt, TOKENS)
+    assert answer == expected(network(path), prompt, answer, TOKENS)
