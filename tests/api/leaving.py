@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.types import Message
 
 from tests.api import wire
@@ -87,3 +89,17 @@ class Stage:
                 assert not self.engine.gave_up
                 self.free.append(not self.engine.running)
                 self.engine.took.clear()
+
+
+def assert_its_work_ends(
+    model: Path, engine: ScriptedEngine, body: Json, path: str, log: pytest.LogCaptureFixture
+) -> None:
+    """If the client leaves while the engine computes: its rows are free, and only the access log
+    says that it is gone."""
+    stage = Stage(model, engine)
+    with log.at_level(logging.INFO):
+        stage.play(Leaver(body, engine.took, path=path))
+    assert stage.free == [True]
+    (access,) = [each.getMessage() for each in log.records if each.name == "mlx_server.access"]
+    assert " gone " in access
+    assert not [each for each in log.records if each.levelno > logging.INFO]

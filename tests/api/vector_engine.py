@@ -27,10 +27,5 @@ class VectorEngine(ScriptedEngine):
                 answers.put(Embedded(row.row, vectors))
         if self.failure:
             answers.fail(self.failure)
-        numbers = {row.row for row in rows}
-        self.running |= numbers
-        self.took.set()
-        try:
+        with self.computing(row.row for row in rows):
             yield answers
-        finally:
-            self.running -= numbers

@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,17 @@ class ScriptedEngine(StubEngine):
             answers.fail(self.failure)
         elif self.silent:
             asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._run_out, answers)
-        numbers = {row.row for row in rows}
+        with self.computing(row.row for row in rows):
+            yield answers
+
+    @contextmanager
+    def computing(self, rows: Iterable[int]) -> Iterator[None]:
+        """The rows are taken, and free at its end."""
+        numbers = {*rows}
         self.running |= numbers
         self.took.set()
         try:
-            yield answers
+            yield
         finally:
             self.running -= numbers
 

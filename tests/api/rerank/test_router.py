@@ -1,6 +1,5 @@
 """The route that ranks documents in the whole app: what its answer and its errors are."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from starlette.testclient import TestClient
 from mlx_server.api.rerank.router import PATH
 from mlx_server.errors import GenerationFailed
 from tests.api import wire
-from tests.api.leaving import Leaver, Stage
+from tests.api.leaving import assert_its_work_ends
 from tests.api.vector_engine import VectorEngine
 from tests.tiny import tiny_reranker
 
@@ -67,11 +66,5 @@ def test_a_failure_of_the_engine_is_the_status(client: TestClient, engine: Vecto
 
 def test_a_client_that_leaves_ends_its_work(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = VectorEngine()
-    stage = Stage(model, engine)
-    with caplog.at_level(logging.INFO):
-        stage.play(Leaver(BODY, engine.took, path=PATH))
+    assert_its_work_ends(model, engine, BODY, PATH, caplog)
     assert len(engine.embedded) == 1
-    assert stage.free == [True]
-    (access,) = [each.getMessage() for each in caplog.records if each.name == "mlx_server.access"]
-    assert " gone " in access
-    assert not [each for each in caplog.records if each.levelno > logging.INFO]
