@@ -12,17 +12,15 @@ member `,"age":0` fits next, and the grammar accepts the closing `}`: the ending
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from itertools import chain, islice
-
-from llguidance import LLMatcher
 
 from mlx_server.worker.constrained_decoding.completion_proposals import (
     CompletionProposals,
     TextProposals,
     TokenSequences,
 )
-from mlx_server.worker.constrained_decoding.token_classes import Mask, TokenClasses
+from mlx_server.worker.constrained_decoding.matcher_probe import Probe
+from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
 TAILS = 8
 """The known ending is tried again without its first 0 to TAILS - 1 tokens."""
@@ -37,140 +35,14 @@ SHORTEST = 24
 """The number of the shortest texts that are tried before the longest ones: a pattern's whole text
 often fits where none of its shorter ends does."""
 
-CONSUMED = 6
-"""The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
-them: one or two microseconds."""
-
-NARROW = 16
-"""The most members of an object at which a call costs 1. Where an object lists more, the matcher
-reads hundreds of items wherever a value may end, and a call takes up to half a millisecond."""
-
-MEMBERS = 5
-"""In an object with more than NARROW members a call costs 1 for every so many of them. After a
-digit, where anything but another digit ends a number, it costs 1 for each member."""
-
 FORCED = 256
 """The most bytes of forced text that are followed at once."""
-
-DIGITS = frozenset(b"0123456789")
 
 CONTINUATION = [b"\x80", b"\xa0", b"\x90"]
 """Bytes that continue a character which a token began; one of them always may."""
 
 ESCAPED = [b"n", b"u0000", b"0000", b"000", b"00"]
 """Texts that complete an escape in a JSON text."""
-
-
-class Probe:
-    """A matcher that the search advances and rolls back, within a limit on the cost."""
-
-    def __init__(self, matcher: LLMatcher, classes: TokenClasses, width: int = 0) -> None:
-        """width: the number of members of the object that lists the most."""
-        self.matcher = matcher
-        self.work = 0
-        self._until = 0
-        self._taken = 0
-        """The number of tokens that the search has consumed and not rolled back."""
-        self._classes = classes
-        self._call = width // MEMBERS if width > NARROW else 1
-        """The cost of a call for several tokens."""
-        self._after_digit = width if width > NARROW else 1
-        self._last: dict[int, int] = {}
-        """The last byte of the text, by the number of tokens that the search has consumed."""
-        self._allowed: bytes | None = None
-        """The mask of the tokens that may come next at the row's position, one bit each."""
-        self._begins: dict[int, dict[int, bool]] = {}
-        """Whether each byte may come next, by the number of tokens that the search has consumed."""
-
-    def allow(self, work: int) -> None:
-        """Sets the cost that may be spent from now on; once it is spent, nothing fits."""
-        self._until = self.work + work
-
-    @property
-    def left(self) -> int:
-        return max(0, self._until - self.work)
-
-    def fitting(self, tokens: list[int]) -> int:
-        """Returns how many of the tokens may come next, one after another."""
-        if self.work >= self._until:
-            return 0
-        if self._allowed and not self._taken:
-            first = bool(self._allowed[tokens[0] >> 3] >> (tokens[0] & 7) & 1)
-            if len(tokens) == 1 or not first:
-                return int(first)
-        count = self.matcher.validate_tokens(tokens)
-        least = self._after_digit if self.last_byte in DIGITS else 1
-        self.work += (least if len(tokens) == 1 else max(least, self._call)) + count // 8
-        return count
-
-    def fits(self, tokens: list[int]) -> bool:
-        return self.fitting(tokens) == len(tokens)
-
-    @property
-    def is_costly(self) -> bool:
-        """Whether asking for one token costs much here."""
-        return self._after_digit > NARROW and self.last_byte in DIGITS
-
-    @property
-    def last_byte(self) -> int:
-        """The last byte of the text so far; 0 at the beginning."""
-        return self._last.get(self._taken, 0)
-
-    def see(self, mask: Mask) -> None:
-        """Takes the mask at the row's position, which saves a call for each token."""
-        self._allowed = mask.tobytes()
-
-    def begins(self, byte: int) -> bool:
-        """Whether a byte may come next. Control tokens and bytes without a token always may."""
-        known = self._begins.get(self._taken)
-        if known is None:
-            known = self._begins[self._taken] = {}
-        found = known.get(byte)
-        if found is None:
-            token = self._classes.printable.get(byte)
-            if token is None or self.work >= self._until:
-                return token is None
-            found = known[byte] = self.fits([token])
-        return found
-
-    def excluded(self, some: Iterable[int]) -> AbstractSet[int]:
-        """Returns the bytes of `some` that may not come next."""
-        return frozenset(byte for byte in some if not self.begins(byte))
-
-    def take(self, tokens: list[int]) -> bool:
-        self.work += self._call + CONSUMED * len(tokens)
-        self._taken += len(tokens)
-        self._begins.pop(self._taken, None)
-        self._follow(tokens[-1])
-        return self.matcher.consume_tokens(tokens)
-
-    def back(self, count: int) -> None:
-        self._taken -= count
-        self.matcher.rollback(count)
-
-    def advance(self, token: int) -> None:
-        """Consumes a token of the row, which is never rolled back."""
-        self._taken, self._allowed, self._begins = 0, None, {}
-        self._follow(token)
-        self.matcher.consume_token(token)
-
-    def forced(self) -> bytes:
-        self.work += CONSUMED
-        # compute_ff_bytes makes the matcher keep the bytes, so that it could not be rolled back
-        # past them
-        return self.matcher.deep_copy().compute_ff_bytes()
-
-    @property
-    def accepts(self) -> bool:
-        return self.matcher.is_accepting()
-
-    @property
-    def failed(self) -> bool:
-        return self.matcher.is_error()
-
-    def _follow(self, token: int) -> None:
-        texts = self._classes.texts
-        self._last[self._taken] = next(reversed(texts[token]), 0) if token < len(texts) else 0
 
 
 class EndingSearch:

@@ -24,9 +24,18 @@ import numpy as np
 from llguidance import LLMatcher
 
 from mlx_server.worker.constrained_decoding.completion_proposals import CompletionProposals
-from mlx_server.worker.constrained_decoding.ending_search import CONSUMED, EndingSearch, Probe
+from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
 from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
+from mlx_server.worker.constrained_decoding.matcher_probe import CONSUMED, Probe
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
+from mlx_server.worker.constrained_decoding.token_judgement import (
+    Judgement,
+    allows,
+    forbid,
+    keep_only,
+    one_by_one,
+    sample_of,
+)
 
 FEW = 8
 """The size above which a class of tokens is represented by a sample of three."""
@@ -108,30 +117,6 @@ def known_hints(
     return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
 
 
-class Judgement:
-    """The number of tokens by which the tokens of a mask lengthen an ending, as far as they were
-    judged."""
-
-    def __init__(
-        self, waiting: list[Ids], plain: int | None, reserve: int, reads_text: bool
-    ) -> None:
-        """waiting: groups of tokens that are alike. plain: the growth of the plain tokens, None if
-        they are among these groups. reads_text: whether any text may stand here."""
-        self.waiting = waiting
-        self.changing: list[Ids] = []
-        """Groups of which some tokens change the ending."""
-        self.plain = plain
-        self.reserve = reserve
-        """Tokens by which the others of a group may lengthen the ending more than a sample."""
-        self.reads_text = reads_text
-        self.judged: list[tuple[Ids, int]] = []
-
-    def beyond(self, most: int) -> Ids:
-        """Returns the tokens that lengthen the ending more, or that were not judged yet."""
-        costly = [ids for ids, growth in self.judged if growth > most]
-        return np.concatenate([np.zeros(0, dtype=np.intp), *costly, *self.waiting, *self.changing])
-
-
 class GrammarCompletion:
     """Restricts one row's tokens so that its grammar can be completed within the token limit."""
 
@@ -208,8 +193,8 @@ class GrammarCompletion:
         if self._next < remaining:
             return
         most = remaining - 2 - len(self._tokens)
-        if most < 0 and self._tokens and _has(mask, self._tokens[0]):
-            _keep(mask, [self._tokens[0], *self._classes.stops])
+        if most < 0 and self._tokens and allows(mask, self._tokens[0]):
+            keep_only(mask, [self._tokens[0], *self._classes.stops])
             return
         self._restrict(mask, most, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
 
@@ -235,10 +220,10 @@ class GrammarCompletion:
 
     def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
         following = next(iter(self._tokens or ()), -1)
-        keeps = following >= 0 and _has(mask, following)
+        keeps = following >= 0 and allows(mask, following)
         if judged.plain is not None and judged.plain > most:
             np.bitwise_and(mask, ~self._classes.plain[: len(mask)], out=mask)
-        _forbid(mask, judged.beyond(most))
+        forbid(mask, judged.beyond(most))
         if keeps:
             mask.view(np.uint32)[following >> 5] |= np.uint32(1 << (following & 31))
 
@@ -252,7 +237,7 @@ class GrammarCompletion:
         may_end = judgement.reads_text and not ending  # anywhere in this text
         while judgement.waiting and probe.left:
             ids = judgement.waiting.pop(0)
-            some = ids if len(ids) <= FEW else ids[_sample(ids)]
+            some = ids if len(ids) <= FEW else ids[sample_of(ids)]
             if all(self._keeps(id, ending, judgement.reads_text) for id in some.tolist()):
                 reserve = -1 if may_end else judgement.reserve * (len(ids) > FEW)
                 judgement.judged.append((ids, reserve))
@@ -263,7 +248,7 @@ class GrammarCompletion:
         while judgement.changing and probe.left:
             ids = judgement.changing.pop(0)
             if 1 < len(ids) <= FEW:
-                judgement.changing[:0] = _each(ids)
+                judgement.changing[:0] = one_by_one(ids)
                 continue
             found = self._grown(ids, ending, limit, judgement.reserve)
             if not probe.left and judgement.judged and any(some[1] >= NEVER for some in found):
@@ -272,7 +257,7 @@ class GrammarCompletion:
             for some, growth in found:
                 judgement.judged.append((some, -1 if may_end and growth <= RESERVE else growth))
             if len(found) > 1:
-                judgement.changing[:0] = _each(np.delete(ids, _sample(ids)))
+                judgement.changing[:0] = one_by_one(np.delete(ids, sample_of(ids)))
         return judgement
 
     def _begun(self, mask: Mask, ending: list[int]) -> Judgement:
@@ -297,7 +282,7 @@ class GrammarCompletion:
         """Returns by how much a token or all of a class lengthen the ending, by a sample of three;
         that of each of these if they differ, and the class is small enough for its others to be
         judged one by one."""
-        some = _each(ids if len(ids) == 1 else ids[_sample(ids)])
+        some = one_by_one(ids if len(ids) == 1 else ids[sample_of(ids)])
         growths = [self._growth_after(int(id[0]), ending, limit) for id in some]
         if len({*growths}) == 1 or len(ids) > 4 * FEW:
             return [(ids, max(growths) + reserve * (len(ids) > 1))]
@@ -350,29 +335,3 @@ class GrammarCompletion:
         self._probe.back(1)
         self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
         return found
-
-
-def _sample(ids: Ids) -> list[int]:
-    """Returns the positions of three of a class's tokens."""
-    return [0, len(ids) // 2, -1]
-
-
-def _each(ids: Ids) -> list[Ids]:
-    return [ids[at : at + 1] for at in range(len(ids))]
-
-
-def _forbid(mask: Mask, ids: Ids) -> None:
-    bits = np.uint32(1) << (ids & 31).astype(np.uint32)
-    np.bitwise_and.at(mask.view(np.uint32), ids >> 5, ~bits)
-
-
-def _has(mask: Mask, id: int) -> bool:
-    return bool(mask[id >> 5] >> (id & 31) & 1)
-
-
-def _keep(mask: Mask, ids: list[int]) -> None:
-    """Removes all other tokens: no judgement is needed where the ending takes all that is left."""
-    kept = [id for id in ids if _has(mask, id)]
-    mask[:] = 0
-    for id in kept:
-        mask.view(np.uint32)[id >> 5] |= np.uint32(1 << (id & 31))

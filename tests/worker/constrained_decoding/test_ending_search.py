@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
-from mlx_server.worker.constrained_decoding.ending_search import EndingSearch, Probe
+from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
 from mlx_server.worker.constrained_decoding.grammar_completion import STEP_WORK
+from mlx_server.worker.constrained_decoding.matcher_probe import Probe
 from tests.worker.constrained_decoding.worlds import (
     SCHEMAS,
     WIDE,
