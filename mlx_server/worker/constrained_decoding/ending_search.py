@@ -25,8 +25,11 @@ from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 TAILS = 8
 """The known ending is tried again without its first 0 to TAILS - 1 tokens."""
 
-COSTLY_TAILS = 3
+COSTLY_TAILS = 2
 """The same limit after a digit in a wide object, where each attempt is costly."""
+
+CLOSING = 8
+"""The most places of the known ending at which an object that takes any name may end."""
 
 WIDTH = 6
 """Sequences of one kind that are tried before the search goes deeper along one of them."""
@@ -35,11 +38,20 @@ SHORTEST = 24
 """The number of the shortest texts that are tried before the longest ones: a pattern's whole text
 often fits where none of its shorter ends does."""
 
+SKIPPED = 8
+"""Sequences that are gone through at a cost of 1, as most are refused without a call of the
+matcher."""
+
 FORCED = 256
 """The most bytes of forced text that are followed at once."""
 
 CONTINUATION = [b"\x80", b"\xa0", b"\x90"]
 """Bytes that continue a character which a token began; one of them always may."""
+
+FREE_MEMBERS = [
+    name + value for name in (b'"":', b'":', b":") for value in (b'""', b"0", b"[]", b"{}", b"null")
+]
+"""Members of objects that take any name, from their beginning, inside their name and after it."""
 
 ESCAPED = [b"n", b"u0000", b"0000", b"000", b"00"]
 """Texts that complete an escape in a JSON text."""
@@ -59,6 +71,7 @@ class EndingSearch:
         self._single = _each(classes.single)
         self._continuation = _each(classes.known(CONTINUATION))
         self._escaped = [sequence for text in ESCAPED if (sequence := classes.cut(text))]
+        self._free_members = [sequence for text in FREE_MEMBERS if (sequence := classes.cut(text))]
 
     def continuations(self, token: int) -> TokenSequences:
         """Returns sequences that complete the last character of a token's text, or its escape."""
@@ -78,6 +91,9 @@ class EndingSearch:
         path: TokenSequences = []
         choices: list[Iterator[list[int]]] = []
         while (found := self._known_end(probe, tails)) is None:
+            ending = None if path else self._after_free_member(probe, known)
+            if ending is not None and len(ending) <= limit:
+                return ending
             choices.append(self._moves(probe, path, tails))
             while choices and not self._extend(path, choices[-1], probe, limit):
                 choices.pop()
@@ -92,6 +108,25 @@ class EndingSearch:
     def known_end(self, probe: Probe) -> list[int] | None:
         """Returns a known ending of the grammar without a search; None if no known one fits."""
         return self._known_end(probe, [])
+
+    def _after_free_member(self, probe: Probe, known: list[int]) -> list[int] | None:
+        """Returns the end of the known ending after a member of any name, which may have begun."""
+        member = next(self._fitting(probe, self._free_members), None) if known else None
+        if member is None or self._reads_quotes(probe):
+            return None
+        stop = self._classes.stop
+        endings = ([*member, *tail] for tail in self._closing_tails(known))
+        return next((ending for ending in endings if probe.fits([*ending, stop])), None)
+
+    def _closing_tails(self, known: list[int]) -> Iterator[list[int]]:
+        """Returns what is left of the known ending from each of its first brackets and commas, also
+        after one more brace: the known ending may have another value in place of the object."""
+        brace = self._classes.known([b"}"])
+        text = b"".join(self._classes.text_of(token) for token in known[:CLOSING])
+        for at in [at for at, byte in enumerate(text) if byte in b"}],"][:CLOSING]:
+            tail = self._classes.without(known, at)
+            yield tail
+            yield [*brace, *tail]
 
     def _tails(self, known: list[int], read: int, *, is_costly: bool = False) -> TokenSequences:
         """Returns what is left of the known ending, the shortest first. is_costly: whether each of
@@ -133,7 +168,7 @@ class EndingSearch:
         """Follows the next one of the choices; returns False if there is none."""
         size = sum(map(len, path))
         for step in choices:
-            if not probe.left:
+            if probe.is_spent:
                 return False
             if size + len(step) <= limit and probe.take(step):
                 path.append(step)
@@ -151,7 +186,7 @@ class EndingSearch:
         used = Counter(map(tuple, path))
 
         def unused_first(sequences: TokenSequences) -> TokenSequences:
-            return sorted(sequences, key=lambda sequence: used[tuple(sequence)])
+            return sorted(sequences, key=lambda found: used[tuple(found)]) if used else sequences
 
         own = unused_first(self._proposed_texts.own)
         if self.reads_text(probe):
@@ -174,6 +209,7 @@ class EndingSearch:
         texts = self._proposed_texts
         yield self._fitting(probe, self._continuation)
         yield self._fitting(probe, self._closers)
+        yield self._fitting(probe, self._colon)  # all that may come after a name in JSON
         for sequences in chain(
             self._proposed(probe, texts.required), self._proposed(probe, texts.following)
         ):
@@ -186,11 +222,10 @@ class EndingSearch:
         yield iter(self._forced(probe))
         for sequences in self._proposed(probe, texts.numbers):
             yield self._whole_values(probe, sequences)
-        yield self._fitting(probe, self._colon)
 
     def _ends(self, probe: Probe, sequence: list[int], tails: TokenSequences) -> bool:
         """Whether what ends the grammar after this sequence is known."""
-        if not probe.left or not probe.take(sequence):
+        if probe.is_spent or not probe.take(sequence):
             return False
         found = self._known_end(probe, tails)
         probe.back(len(sequence))
@@ -199,6 +234,11 @@ class EndingSearch:
     def reads_text(self, probe: Probe) -> bool:
         """Whether any text may stand here."""
         return bool(self._classes.prose) and all(probe.fits([id]) for id in self._classes.prose)
+
+    def _reads_quotes(self, probe: Probe) -> bool:
+        """Whether a text is read in which quotes mean nothing."""
+        quoted = [*self._classes.known([b'"']), *self._classes.prose[:1]]
+        return self.reads_text(probe) and probe.fits(quoted)
 
     def reads_plain_text(self, probe: Probe) -> bool:
         """Whether a quoted text is read that may end after any character."""
@@ -234,12 +274,14 @@ class EndingSearch:
     def _fitting(self, probe: Probe, sequences: Iterable[list[int]]) -> Iterator[list[int]]:
         first = self._classes.first
         refused: set[tuple[int, ...]] = set()
-        for sequence in sequences:
-            if not probe.left:
+        for at, sequence in enumerate(sequences):
+            if at % SKIPPED == 0:
+                probe.spend(1)
+            if probe.is_spent:
                 return
             if not sequence or not probe.begins(first[sequence[0]]):
                 continue
-            if (sequence[0],) in refused or (*sequence[:2],) in refused:
+            if refused and ((sequence[0],) in refused or (*sequence[:2],) in refused):
                 continue
             count = probe.fitting(sequence)
             if count == len(sequence):

@@ -53,9 +53,13 @@ BEGINNING = 16
 """The fewest tokens of an ending that are tried after a token that can't lead out of a text: free
 text takes all of them up to where the ending leaves it."""
 
-STEP_WORK = 700
+STEP_WORK = 400
 """The work that one row may spend between two of its tokens on finding an ending and on judging the
-tokens that may come next: a millisecond or two."""
+tokens that may come next: a millisecond or two, of which the matcher takes a third and Python the
+rest."""
+
+GROUPED = 30
+"""The work of dividing a mask's tokens into groups, which takes as long as so many calls."""
 
 TOKEN_WORK = 120
 """The work that the search after one of the allowed tokens may spend."""
@@ -66,6 +70,9 @@ follow the row."""
 
 FOLLOWED = 32
 """The most tokens by which the search's matcher catches up with the row in one step."""
+
+SHARED = 4
+"""The most endings of other tokens that are tried before a token's own is searched."""
 
 NEVER = 1 << 20
 """The cost of a token after which no ending was found."""
@@ -143,6 +150,10 @@ class GrammarCompletion:
         """The latest judgement, with the mask and the ending that it was made for."""
         self._endings: dict[int, list[int]] = {}
         """The endings that were found after some of the tokens that may come next."""
+        self._found: list[list[int]] = []
+        """Those of them that were searched, without repetitions, the latest first."""
+        self._changing = set[int]()
+        """The tokens that may come next after which the present ending does not fit."""
 
     @property
     def ending(self) -> list[int] | None:
@@ -160,7 +171,7 @@ class GrammarCompletion:
         else:
             self._fits = False
             self._read += self._classes.bytes_of(token)
-        self._endings = {}
+        self._endings, self._found, self._changing = {}, [], set()
 
     def extend(self) -> None:
         """Begins with a new token limit."""
@@ -237,9 +248,11 @@ class GrammarCompletion:
         may_end = judgement.reads_text and not ending  # anywhere in this text
         while judgement.waiting and probe.left:
             ids = judgement.waiting.pop(0)
-            some = ids if len(ids) <= FEW else ids[sample_of(ids)]
-            if all(self._keeps(id, ending, judgement.reads_text) for id in some.tolist()):
-                reserve = -1 if may_end else judgement.reserve * (len(ids) > FEW)
+            probe.spend(1)
+            same = self._is_same(ids, judgement)
+            some = ids[:1] if same else ids if len(ids) <= FEW else ids[sample_of(ids)]
+            if all(self._keeps(id, ending, judgement.reads_plain_text) for id in some.tolist()):
+                reserve = -1 if may_end else judgement.reserve * (len(ids) > FEW and not same)
                 judgement.judged.append((ids, reserve))
             else:
                 judgement.changing.append(ids)
@@ -247,10 +260,12 @@ class GrammarCompletion:
         judgement.changing.sort(key=lambda ids: ink[ids].min())
         while judgement.changing and probe.left:
             ids = judgement.changing.pop(0)
-            if 1 < len(ids) <= FEW:
+            probe.spend(1)
+            same = self._is_same(ids, judgement)
+            if 1 < len(ids) <= FEW and not same:
                 judgement.changing[:0] = one_by_one(ids)
                 continue
-            found = self._grown(ids, ending, limit, judgement.reserve)
+            found = self._grown(ids, ending, limit, judgement.reserve, same=same)
             if not probe.left and judgement.judged and any(some[1] >= NEVER for some in found):
                 judgement.changing.insert(0, ids)  # perhaps only the work has run out
                 break
@@ -262,39 +277,62 @@ class GrammarCompletion:
 
     def _begun(self, mask: Mask, ending: list[int]) -> Judgement:
         reads_text = self._search.reads_text(self._probe)
+        reads_plain_text = reads_text and self._search.reads_plain_text(self._probe)
+        self._probe.spend(GROUPED)
         plain, reserve = None, RESERVE
-        if reads_text and self._search.reads_plain_text(self._probe):
+        if reads_plain_text:
             plain = 0 if ending else -1
         elif reads_text and ending and self._proposals.reserve:
             reserve = max(RESERVE, self._proposals.reserve)
             plain = None if self._proposals.own else reserve
         others = mask if plain is None else mask & ~self._classes.plain[: len(mask)]
         if reads_text:
-            groups = sorted(self._classes.by_marks.of(others), key=len, reverse=True)
+            grouping = self._classes.by_exit if reads_plain_text else self._classes.by_marks
+            groups = sorted(grouping.of(others), key=len, reverse=True)
         else:
             size = self._classes.size
             groups = sorted(self._classes.by_kind.of(others), key=lambda ids: size[ids].min())
-        return Judgement(groups, plain, reserve, reads_text)
+        return Judgement(
+            groups, plain, reserve, reads_text=reads_text, reads_plain_text=reads_plain_text
+        )
+
+    def _is_same(self, ids: Ids, judgement: Judgement) -> bool:
+        """Whether these tokens end the text and go on alike: one of them shows what all do."""
+        return judgement.reads_plain_text and int(ids[0]) in self._classes.exits
+
+    def _growth_after_any(self, ids: Ids, ending: list[int], limit: int) -> int:
+        """Returns by how many tokens each of the tokens lengthens the ending, which do the same."""
+        growth = self._growth_after(int(ids[0]), ending, limit)
+        if (found := self._endings.get(int(ids[0]))) is not None:
+            self._endings.update(dict.fromkeys(ids.tolist(), found))
+        return growth
 
     def _grown(
-        self, ids: Ids, ending: list[int], limit: int, reserve: int
+        self, ids: Ids, ending: list[int], limit: int, reserve: int, *, same: bool
     ) -> list[tuple[Ids, int]]:
         """Returns by how much a token or all of a class lengthen the ending, by a sample of three;
         that of each of these if they differ, and the class is small enough for its others to be
-        judged one by one."""
+        judged one by one. same: whether one token shows what all do."""
+        if same:
+            return [(ids, self._growth_after_any(ids, ending, limit))]
         some = one_by_one(ids if len(ids) == 1 else ids[sample_of(ids)])
         growths = [self._growth_after(int(id[0]), ending, limit) for id in some]
         if len({*growths}) == 1 or len(ids) > 4 * FEW:
             return [(ids, max(growths) + reserve * (len(ids) > 1))]
         return [*zip(some, growths, strict=True)]
 
-    def _keeps(self, token: int, ending: list[int], reads_text: bool = False) -> bool:
-        """Whether the ending stays the same after this token. In a text, a token without marks
-        opens nothing: if the ending's beginning fits, so does the rest."""
-        if reads_text and not self._classes.opens[token]:
-            return self._probe.fits([token, *ending[: self._beginning(ending)]])
-        if fits := self._probe.fits([token, *ending, self._classes.stop]):
+    def _keeps(self, token: int, ending: list[int], reads_plain_text: bool = False) -> bool:
+        """Whether the ending stays the same after this token. In a plain text, a token without
+        marks opens nothing: if the ending's beginning fits, so does the rest. In another text the
+        token may break a delimiter that has begun, and the text take what should have ended it."""
+        if token in self._changing:
+            return False
+        if reads_plain_text and not self._classes.opens[token]:
+            fits = self._probe.fits([token, *ending[: self._beginning(ending)]])
+        elif fits := self._probe.fits([token, *ending, self._classes.stop]):
             self._endings[token] = ending
+        if not fits:
+            self._changing.add(token)
         return fits
 
     def _beginning(self, ending: list[int]) -> int:
@@ -311,10 +349,11 @@ class GrammarCompletion:
         if rest := self._rest_of_character(token, ending):
             self._endings[token] = [*rest, *ending]
             return len(rest)
-        found = self._ending_after(token, ending, limit)
+        found = self._shared_ending(token) or self._ending_after(token, ending, limit)
         if found is None:
             return NEVER
         self._endings[token] = found
+        self._found = [found, *(other for other in self._found if other != found)][:SHARED]
         return len(found) - len(ending)
 
     def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
@@ -324,6 +363,12 @@ class GrammarCompletion:
             if self._probe.fits([token, *rest, *ending, self._classes.stop]):
                 return rest
         return []
+
+    def _shared_ending(self, token: int) -> list[int] | None:
+        """Returns an ending that was found after another token and fits after this one, which is as
+        short as its own in 99 of 100 cases."""
+        fits, stop = self._probe.fits, self._classes.stop
+        return next((found for found in self._found if fits([token, *found, stop])), None)
 
     def _ending_after(self, token: int, ending: list[int], limit: int) -> list[int] | None:
         left = self._probe.left

@@ -47,9 +47,17 @@ class Probe:
         """Sets the cost that may be spent from now on; once it is spent, nothing fits."""
         self._until = self.work + work
 
+    def spend(self, work: int) -> None:
+        """Counts work that is no call of the matcher."""
+        self.work += work
+
     @property
     def left(self) -> int:
         return max(0, self._until - self.work)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.work >= self._until
 
     def fitting(self, tokens: list[int]) -> int:
         """Returns how many of the tokens may come next, one after another."""

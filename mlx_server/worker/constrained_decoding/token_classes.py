@@ -8,6 +8,7 @@ is asked for all of them. What the bits can't tell is left to a reserve of a few
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,9 +90,13 @@ class TokenClasses:
         self.opens = ((self.kind < 0) | (self.kind & _OPENING != 0)).tolist()
         """Whether a token may lead into or out of a text."""
         self.by_kind = Grouping(self.kind, self.usable)
-        self.by_marks = Grouping(
-            np.where(self.kind < 0, self.kind, self.kind & _MARKS_ONLY), self.usable
-        )
+        marks = np.where(self.kind < 0, self.kind, self.kind & _MARKS_ONLY)
+        self.by_marks = Grouping(marks, self.usable)
+        self.exits, exits = _exits(texts, self.kind)
+        """The tokens that end a quoted text."""
+        self.by_exit = Grouping(np.where(exits > 0, -len(texts) - exits, marks), self.usable)
+        """Groups for a quoted text that may end after any character: what a token has before its
+        quote does not matter there."""
         self.plain = self._plain()
         self.closers = self.known(sorted(CLOSERS, key=len, reverse=True))
         self.quotes = self.known(QUOTES)
@@ -151,9 +156,13 @@ class TokenClasses:
                 return [self.without(rest, quote + 1), self.without(rest, quote)]
         return []
 
+    def text_of(self, token: int) -> bytes:
+        """Returns a token's text, which is empty for a control token."""
+        return b"" if token in self.apart or token >= len(self.texts) else self.texts[token]
+
     def bytes_of(self, token: int) -> int:
         """Returns the size of a token's text in bytes, 0 for a control token."""
-        return 0 if token in self.apart or token >= len(self.texts) else len(self.texts[token])
+        return len(self.text_of(token))
 
     def missing(self, token: int) -> int:
         """Returns the number of bytes that the last character of a token's text lacks."""
@@ -191,6 +200,10 @@ def _sizes(texts: Iterable[bytes]) -> dict[bytes, list[int]]:
 _MARKS = [b'"', b"\\", b"{}", b"[]", b",", b":", b"<>", b"'()`", b"\n\r\t\x0b"]
 _MARKED = (1 << 0 | 1 << 1 | 1 << 8) << 4 | 15
 """The bits of quotes, backslashes, line ends and incomplete characters."""
+_QUOTED = 1 << 0 << 4
+"""The bit of double quotes."""
+_ENDING_BYTES = frozenset(b"'\\\n\r\t\x0b")
+"""What may end or change a quoted text, besides a double quote."""
 _OPENING = (1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 7) << 4
 """The bits of quotes, backslashes and brackets of all kinds."""
 _MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4 | 15
@@ -235,6 +248,20 @@ def _kinds(texts: Sequence[bytes]) -> NDArray[np.int64]:
         if whole.encode() != texts[id]:
             kinds[id] += next((n for n in range(1, 4) if _opens(texts[id], n)), 0)
     return kinds
+
+
+def _exits(
+    texts: Sequence[bytes], kind: NDArray[np.int64]
+) -> tuple[AbstractSet[int], NDArray[np.int64]]:
+    """Returns the tokens that have plain characters and then a double quote, and for each token a
+    number of its text from there on, 0 for the others."""
+    numbers: dict[bytes, int] = {}
+    found = np.zeros(len(texts), dtype=np.int64)
+    for id in np.flatnonzero((kind > 0) & (kind & _QUOTED != 0)).tolist():
+        before, quote, after = texts[id].partition(b'"')
+        if quote and not _ENDING_BYTES.intersection(before):
+            found[id] = numbers.setdefault(after, len(numbers) + 1)
+    return frozenset(np.flatnonzero(found).tolist()), found
 
 
 def _opens(text: bytes, missing: int) -> bool:

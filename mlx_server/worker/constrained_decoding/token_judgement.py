@@ -10,10 +10,17 @@ class Judgement:
     judged."""
 
     def __init__(
-        self, waiting: list[Ids], plain: int | None, reserve: int, reads_text: bool
+        self,
+        waiting: list[Ids],
+        plain: int | None,
+        reserve: int,
+        *,
+        reads_text: bool,
+        reads_plain_text: bool,
     ) -> None:
         """waiting: groups of tokens that are alike. plain: the growth of the plain tokens, None if
-        they are among these groups. reads_text: whether any text may stand here."""
+        they are among these groups. reads_text: whether any text may stand here.
+        reads_plain_text: whether it may end after any character."""
         self.waiting = waiting
         self.changing: list[Ids] = []
         """Groups of which some tokens change the ending."""
@@ -21,6 +28,7 @@ class Judgement:
         self.reserve = reserve
         """Tokens by which the others of a group may lengthen the ending more than a sample."""
         self.reads_text = reads_text
+        self.reads_plain_text = reads_plain_text
         self.judged: list[tuple[Ids, int]] = []
 
     def beyond(self, most: int) -> Ids:

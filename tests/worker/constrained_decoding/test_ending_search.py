@@ -141,6 +141,35 @@ def test_after_a_digit_in_a_wide_object_few_ends_are_tried(
     assert (len(tails) * len(WIDE["properties"]) > 2 * STEP_WORK) is not is_costly
 
 
+@pytest.mark.parametrize(
+    ("text", "known", "ending"),
+    [
+        (b'{"a":"",', b'"}', b'"":""}'),
+        (b'{"a":[{"na', b'""]}', b'":""}]}'),
+        (b'{"a":{"name"', b"{}}", b':""}}'),
+    ],
+)
+def test_a_member_of_any_name_is_ended_without_a_search(
+    demo: World, text: bytes, known: bytes, ending: bytes
+) -> None:
+    probe = Probe(demo.matcher(json_of({"type": "object"})), demo.pieces)
+    probe.take(demo.pieces.cut(text))
+    probe.allow(100)
+    search = EndingSearch(demo.pieces, proposals_of("", demo.pieces))
+    found = search.find(probe, demo.pieces.cut(known), 100)
+    assert found is not None
+    assert b"".join(demo.text[token] for token in found) == ending
+
+
+def test_texts_that_are_refused_unasked_are_not_free(demo: World) -> None:
+    """A grammar proposes thousands, and to go through them takes milliseconds."""
+    probe = Probe(demo.matcher(json_of({"type": "string"})), demo.pieces)
+    probe.allow(100)
+    search = EndingSearch(demo.pieces, proposals_of("", demo.pieces))
+    assert not [*search._fitting(probe, [demo.pieces.cut(b"{")] * 10_000)]
+    assert not probe.left
+
+
 EVERYDAY = (
     r"^[^@]+@[^@]+\.[^@]+$",
     "(foo|bar)",

@@ -84,6 +84,8 @@ def test_where_the_ending_takes_all_that_is_left_nothing_is_asked(bytewise: Worl
 
 ONE_MORE = 200
 """What the last call before the limit may cost."""
+SEARCHED = 130
+"""What a search costs where it is made dear."""
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -199,7 +201,7 @@ def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
     find = EndingSearch.find
 
     def dear(self: EndingSearch, probe: Any, *rest: Any) -> list[int] | None:
-        probe.work += 110
+        probe.work += SEARCHED
         return find(self, probe, *rest)
 
     monkeypatch.setattr(EndingSearch, "find", dear)
@@ -217,8 +219,71 @@ def test_what_a_step_can_not_judge_the_next_ones_do_and_not_again(
         spent.append(row._probe.work - before)
         found.append(len(demo.pieces.allowed(mask[0])))
     assert sum(work > STEP_WORK - ONE_MORE for work in spent) > 2  # it took several steps
-    assert max(spent[-4:]) < 120, spent
+    assert max(spent[-4:]) < SEARCHED + 10, spent
     assert found[-1] > found[2], (spent, found)
+
+
+def judged(
+    world: World, grammar: str, text: bytes, left: int
+) -> tuple[GrammarCompletion, np.ndarray[Any, np.dtype[np.int32]]]:
+    """Returns a row that has said a text and judged what may come next, and its mask."""
+    matcher = world.matcher(grammar)
+    known = completion_hints(world.pieces, matcher, grammar)
+    row = GrammarCompletion(world.pieces, known, lazy(world.matcher(grammar)))
+    for token in world.pieces.cut(text):
+        matcher.consume_token(token)
+        row.advance(token)
+    mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
+    fill_next_token_bitmask(matcher, mask)
+    row.allow(mask[0], left)
+    return row, mask[0]
+
+
+def test_an_ending_is_searched_once_for_tokens_that_share_it(
+    demo: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some 60 kinds of tokens begin a name, and none of them keeps the ending."""
+    searched = []
+    find = EndingSearch.find
+
+    def seen(self: EndingSearch, *rest: Any) -> list[int] | None:
+        searched.append(find(self, *rest))
+        return searched[-1]
+
+    monkeypatch.setattr(EndingSearch, "find", seen)
+    row, _ = judged(demo, json_of({"type": "object"}), b'{"a":0,', 10)
+    found = [row._endings[id] for id in row._changing if id in row._endings]
+    assert len(found) > 40
+    assert len(searched) < 12
+
+
+def test_what_stands_before_a_quote_is_not_judged(
+    demo: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    keeps = GrammarCompletion._keeps
+
+    def seen(self: GrammarCompletion, token: int, *rest: Any) -> bool:
+        asked.append(token)
+        return keeps(self, token, *rest)
+
+    monkeypatch.setattr(GrammarCompletion, "_keeps", seen)
+    _, mask = judged(demo, json_of(obj(name=STRING, other=STRING)), b'{"name":"A', 14)
+    ends = {id for id in demo.pieces.exits if id in demo.pieces.allowed(mask)}
+    said = [demo.text[id].partition(b'"')[2] for id in {*asked} & demo.pieces.exits]
+    assert 2 < len(said) == len({*said}) < len(ends) // 8, (said, len(ends))
+
+
+def test_a_delimiter_that_has_begun_is_not_broken_where_there_is_no_room(bytewise: World) -> None:
+    """Text takes what follows of the ending, so that only all of it shows that it ends nothing."""
+    lark = Lark(bytewise.control)
+    closing = "</parameter>\\n<parameter=how>\\n</parameter>"
+    grammar = lark.source(f'"<to>" {lark.up_to("</parameter>")} "{closing[12:]}"')
+    rest = closing.replace("\\n", "\n").encode()
+    for begun in range(2, 12):
+        row, mask = judged(bytewise, grammar, b"<to>" + rest[:begun], len(rest) - begun + 2)
+        assert row.ending == [*rest[begun:]]
+        assert ord(":") not in bytewise.pieces.allowed(mask), rest[:begun]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -46,3 +46,13 @@ def test_the_allowed_tokens_of_a_mask_are_without_stop_tokens() -> None:
 def test_control_tokens_have_no_bytes() -> None:
     assert (CLASSES.bytes_of(10), CLASSES.bytes_of(3)) == (0, 3)
     assert CLASSES.ink[7] == 1, "without the blank before it"
+
+
+def test_tokens_that_end_a_text_alike_are_one_group() -> None:
+    texts = [b'"', b'a"', b'",', b'b.",', b'\\"', b"'\"", b"a", b"b", b"<end>"]
+    classes = TokenClasses(texts, [8], [8])
+    groups = {tuple(sorted(ids.tolist())) for ids in classes.by_exit.of(mask_of(*range(8)))}
+    assert {(0, 1), (2, 3), (6, 7)} <= groups
+    assert classes.exits == {0, 1, 2, 3}, (
+        "an escaped quote, and one that another quote hides, end none"
+    )
