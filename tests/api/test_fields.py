@@ -139,6 +139,7 @@ def probes() -> Iterator[Any]:
             yield pytest.param(wire, path, body, id=f"{wire.__name__}-{'.'.join(path)}")
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("wire", "path", "body"), list(probes()))
 def test_an_unknown_field_is_listed_by_its_path(
     wire: type[WireModel], path: Path, body: Json
