@@ -201,15 +201,14 @@ def asking(server: LiveServer) -> Asking:
     return Asking(server)
 
 
-def asked_everywhere() -> Iterator[Any]:
-    """Each on one endpoint; on others that share it, some of them."""
-    for wire, name, case in shown(Case):
-        for number, path in enumerate(paths(wire)):
-            marks = [pytest.mark.tables] if number else []
-            yield pytest.param(path, case, id=f"{wire.__name__}.{name} {path}", marks=marks)
-
-
-@pytest.mark.parametrize(("path", "case"), [*asked_everywhere()])
+@pytest.mark.parametrize(
+    ("path", "case"),
+    [
+        pytest.param(path, case, id=f"{wire.__name__}.{name} {path}")
+        for wire, name, case in shown(Case)
+        for path in paths(wire)
+    ],
+)
 def test_it_changes_the_answer(asking: Asking, path: str, case: Case) -> None:
     without = asking.without(path, case.base)
     assert without.status == case.before, without.body
