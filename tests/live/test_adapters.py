@@ -127,6 +127,7 @@ def test_the_answer_says_which_adapter_gave_it(server: LiveServer, client: OpenA
     assert asked(client, "Spain", None, max_tokens=1).system_fingerprint == base.system_fingerprint
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("field", ["adapter", "adapters"])
 def test_by_a_field_of_its_own(
     client: OpenAI, alone: dict[tuple[str, str | None], str], field: str
@@ -143,6 +144,7 @@ def test_by_its_folder(
         assert text(found) == alone["France", PIRATE]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", ["adapter", "adapter_path", "lora_path", "adapter_id"])
 def test_by_its_folder_under_any_name(
     client: OpenAI, folder: Path, alone: dict[tuple[str, str | None], str], name: str
@@ -260,19 +262,20 @@ def test_load_and_unload_while_it_runs(
         asked(client, "France", "captain")
 
 
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_storm_of_loads_and_unloads_gives_the_right_answer_or_none(
-    server: LiveServer, folder: Path, alone: dict[tuple[str, str | None], str]
+    server: LiveServer, folder: Path, alone: dict[tuple[str, str | None], str], rounds: int
 ) -> None:
     body = {"lora_name": "storm", "lora_path": str(folder / "elsewhere" / "corsair")}
     pirate = alone["France", PIRATE]
 
     async def changing(http: httpx.AsyncClient, route: str) -> None:
-        for _ in range(40):
+        for _ in range(5 * rounds):
             answer = await http.post(f"/v1/{route}_lora_adapter", json=body)
             assert answer.status_code in (200, 404), answer.text
 
     async def asking_for_it(http: httpx.AsyncClient, name: str) -> None:
-        for _ in range(8):
+        for _ in range(rounds):
             question = asking("France", name, max_tokens=2)
             answer = await http.post("/v1/chat/completions", json=question)
             if answer.status_code == 200:
