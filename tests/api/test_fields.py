@@ -269,6 +269,7 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
 documents that they publish."""
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("wire", "body"), SDKS, ids=lambda each: each.__name__)
 def test_no_field_of_the_sdks_is_silent(wire: type[WireModel], body: Any) -> None:
     fates: dict[str, set[str]] = {}

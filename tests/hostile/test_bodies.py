@@ -41,6 +41,7 @@ def test_these_are_all_routes(target: Target) -> None:
     }
 
 
+@pytest.mark.tables
 @each_route
 def test_what_is_changed_is_valid_before(target: Target, route: Route) -> None:
     for body in route.valid:

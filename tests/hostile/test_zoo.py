@@ -148,6 +148,7 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
     engine.handle(UnloadModel("zoo"))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("beast", zoo.TEMPLATES)
 def test_templates_that_are_no_templates(
     monkeypatch: pytest.MonkeyPatch, cage: Path, beast: str
@@ -183,6 +184,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_stopped_once(
     cage: Path, monkeypatch: pytest.MonkeyPatch, name: str
