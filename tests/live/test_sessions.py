@@ -28,6 +28,7 @@ def forked(model: Path, other: Path | None) -> Iterator[Target]:
         yield Target(live.url, OWN)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("model", "rounds", "interruption"),  # windows with calls, and states without
     [("gpt_oss", 1, "restart"), ("qwen3_5", 0, "swap")],
