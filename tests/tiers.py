@@ -60,16 +60,20 @@ def _left_out(tier: Tier, test: str, cases: list[pytest.Item]) -> set[pytest.Ite
         for mark in marks:
             case.add_marker(mark)
     kept = [case for case in cases if tier.without.isdisjoint(m.name for m in case.iter_markers())]
-    return {*cases} - {*_part(tier, test, kept)}
+    return {*cases} - {*_part(tier, kept)}
 
 
-def _part(tier: Tier, test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
-    """The first case is another one for each test, so that the tests of a table of families run
-    with different families."""
+def _part(tier: Tier, cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Of so many cases of a table in a row one, not always the first: parameters that are combined
+    repeat themselves at even distances."""
     tables = [case for case in cases if case.get_closest_marker("tables")]
-    step = min(tier.one_in, len(tables)) or 1
-    without = {*tables} - {*tables[crc32(test.encode()) % step :: step]}
+    rows = [tables[at : at + tier.one_in] for at in range(0, len(tables), tier.one_in)]
+    without = {*tables} - {min(row, key=_by_chance) for row in rows}
     return [case for case in cases if case not in without]
+
+
+def _by_chance(case: pytest.Item) -> int:
+    return crc32(case.nodeid.encode())
 
 
 @cache
