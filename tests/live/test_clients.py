@@ -134,6 +134,7 @@ def test_one_by_one(client: OpenAI, model: str) -> None:
     converse(client, model, partial(client.responses.create, model=model, tools=[TOOL]))
 
 
+@pytest.mark.tables
 def test_streamed(client: OpenAI, model: str) -> None:
     def ask(**asked: Any) -> Response:
         stream: Any = client.responses.create(model=model, tools=[TOOL], stream=True, **asked)

@@ -94,6 +94,7 @@ def a_batch(model: str, tokens: int = 16) -> list[Generate]:
     return [ask(a_prompt(length), tokens, model) for length in (5, 40, 300)]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("mode", "ranks", "names"),
     [
