@@ -55,7 +55,7 @@ def test_a_part_of_a_long_table_and_nothing_slow(taken: Taken) -> None:
 
 @pytest.mark.parametrize("folder", ["api", "live", "hostile"])
 def test_every_test_with_more_of_a_long_table(taken: Taken, folder: str) -> None:
-    parts = {"long_table": 12, "short_table": 1, "lengths": 1, "slow": 1}
+    parts = {"long_table": 6, "short_table": 1, "lengths": 1, "slow": 1}
     assert taken(ALL, folder) == parts
     assert taken(EVERY_CASE, folder) == {
         "long_table": 96,

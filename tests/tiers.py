@@ -28,7 +28,7 @@ class Tier:
 
 
 DAILY = Tier(frozenset({*SLOW_FOLDERS, "slow", "soak"}), one_in=32)
-ALL = Tier(frozenset({"soak"}), one_in=8)
+ALL = Tier(frozenset({"soak"}), one_in=16)
 EVERY_CASE = Tier(frozenset(), one_in=1)
 
 
