@@ -36,7 +36,7 @@ ALLOCATOR = find_library("jemalloc") if sys.platform == "linux" else None
 RUN_AGAIN = 20
 """If more tests than this have failed, none is run again: chance does not break so many."""
 RECORD = "--record-slow"
-SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.3
+SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.2
 """The file of the test functions that scripts/test leaves out, which --record-slow writes, and how
 long a case of theirs takes on average."""
 MORE = ("--all", "--every-case")
