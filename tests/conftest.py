@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,13 @@ from hypothesis import settings
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
 from mlx_server.system.scheduling import keep_time_slices
+from tests import tiers
 from tests.hostile.outbound import sitecustomize as outbound
 from tests.live.fork_server import unchanged_environment
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("other", max_examples=1000, deadline=None)
 settings.load_profile("same")
-
-TESTS = Path(__file__).parent
-SLOW_FOLDERS = ("hostile", "live")
-SLOW = (*SLOW_FOLDERS, "soak")
-"""Marks of tests that run with --all only, or where a path names them."""
-ONE_IN = 16
-"""Of so many cases of a test that is marked `tables`, the others run with --all only."""
 
 COVERAGE = pytest.StashKey[dict[str, str]]()
 """The variables of the tool that measures coverage."""
@@ -41,13 +34,11 @@ gc.disable()  # until all tests are collected
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mlx-server")
-    group.addoption("--all", action="store_true", help="Also the slow tests, where no path is.")
+    tiers.add_options(group)
     group.addoption("--alone", choices=("only", "without"), help="Tests marked alone.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        config.option.all = True
     if hasattr(config, "workerinput"):
         _hide_coverage(config)
     else:
@@ -91,8 +82,8 @@ def _share_a_cache(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of which no test is wanted are not even imported."""
     if collection_path.is_dir():
-        is_slow = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
-        return (is_slow and not config.option.all) or None
+        is_at_the_top = collection_path.parent == tiers.TESTS
+        return (is_at_the_top and not tiers.tier_of(config).takes(collection_path.name)) or None
     if config.option.alone != "only" or collection_path.suffix != ".py":
         return None
     return "mark.alone" not in collection_path.read_text() or None
@@ -100,21 +91,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, left_out = list[pytest.Item](), list[pytest.Item]()
-    cases = Counter[str]()
+    without = tiers.left_out(tiers.tier_of(config), items)
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        if folder in SLOW_FOLDERS:
-            item.add_marker(folder)
-        marks = {mark.name for mark in item.iter_markers()}
-        test = item.nodeid.partition("[")[0]
-        is_slow = not marks.isdisjoint(SLOW) or ("tables" in marks and cases[test] % ONE_IN)
-        cases[test] += 1
-        in_other_part = config.option.alone == ("without" if "alone" in marks else "only")
-        is_left_out = (is_slow and not config.option.all) or in_other_part
-        (left_out if is_left_out else kept).append(item)
+        is_alone = item.get_closest_marker("alone") is not None
+        if config.option.alone == ("without" if is_alone else "only"):
+            without.add(item)
+    kept = [item for item in items if item not in without]
+    config.hook.pytest_deselected(items=[*without])
     items[:] = kept
-    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -47,7 +47,7 @@ TENSORS = {
 }
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 def stamp_of(folder: Path) -> Stamp:
@@ -55,12 +55,14 @@ def stamp_of(folder: Path) -> Stamp:
     return tuple(_stamp_of(folder / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS))
 
 
-def _stamp_of(file: Path) -> tuple[int, int, int] | None:
+def _stamp_of(file: Path) -> tuple[int, ...] | None:
+    """With the time of any change: a copy that keeps its times may get the number, the times and
+    the size of the file it replaces."""
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlx_server.checkpoints.folder_check import Stamp
 from mlx_server.errors import ServerError
 from mlx_server.lora.catalog import AdapterCatalog
-from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel
+from mlx_server.pool.prepare import (
+    Capabilities,
+    ModelSpec,
+    PreparedModel,
+    capabilities_on_disk,
+    stamp_on_disk,
+)
 from mlx_server.pool.upstreams import UpstreamModel
 
 OnProgress = Callable[[str, str, int, int], None]
@@ -79,5 +86,15 @@ class PoolEntry:
     """The adapters found on disk, which are shown until the model has been prepared."""
     capabilities: Capabilities | None = None
     """The capabilities found on disk, which are shown until the model has been prepared."""
+    unreadable: Stamp | None = None
+    """The files in which no capabilities were found."""
     upstream: UpstreamModel | None = None
     """The model on another server, if it is there and takes no memory here."""
+
+    def look_for_capabilities(self) -> None:
+        """Reads the files, unless they are those in which none were found: a template that does not
+        end takes its whole time limit whenever it is read."""
+        stamp = stamp_on_disk(self.spec)
+        if stamp is None or stamp != self.unreadable:
+            self.capabilities = capabilities_on_disk(self.spec)
+            self.unreadable = None if self.capabilities else stamp

@@ -45,7 +45,6 @@ from mlx_server.pool.prepare import (
     ModelSpec,
     PreparedModel,
     capabilities_of,
-    capabilities_on_disk,
 )
 from mlx_server.pool.scheduler import MemoryScheduler, now
 from mlx_server.pool.served_models import ServedModels
@@ -284,8 +283,7 @@ class Pool:
         if entry.prepared:
             return capabilities_of(entry.prepared)
         if entry.capabilities is None:
-            look = partial(capabilities_on_disk, entry.spec)
-            entry.capabilities = await self._disk.run_in_turn(id, look)
+            await self._disk.run_in_turn(id, entry.look_for_capabilities)
         return entry.capabilities
 
     @property

@@ -240,6 +240,17 @@ def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
         return None
 
 
+def stamp_on_disk(spec: ModelSpec) -> Stamp | None:
+    """A value that changes with the model's files; None if there are none."""
+    if spec.source.startswith(REPLAY):
+        return None
+    try:
+        path = on_disk(spec.source, spec.revision)
+        return None if path is None else stamp_of_model(path)
+    except (ServerError, OSError):
+        return None
+
+
 def _capabilities(
     spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily, size_bytes: int
 ) -> Capabilities:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,12 @@ ALLOCATOR = find_library("jemalloc") if sys.platform == "linux" else None
 """Faster than glibc's. Tests that run alone have the system's own, as some measure memory."""
 RUN_AGAIN = 20
 """If more tests than this have failed, none is run again: chance does not break so many."""
+RECORD = "--record-slow"
+SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.2
+"""The file of the test functions that scripts/test leaves out, which --record-slow writes, and how
+long a case of theirs takes on average."""
+MORE = ("--all", "--every-case")
+"""The options with which CI's tests run, or more."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 
 
@@ -52,6 +58,7 @@ class Run:
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     flaky: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
     before_alone: Callable[[], object] = lambda: None
@@ -84,11 +91,12 @@ class Run:
 
     def tests(self, arguments: Sequence[str]) -> int:
         """Runs the tests; returns the exit code."""
-        if "--all" in arguments and not COMPILED.exists():
+        is_daily = {*MORE}.isdisjoint(arguments)
+        if not is_daily and not COMPILED.exists():
             self._compile(arguments)
         codes = []
         paths: list[str] = []
-        measured = [*MEASURED, str(self.coverage)] if "--all" in arguments else []
+        measured = [] if is_daily else [*MEASURED, str(self.coverage)]
         side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
         if measured:  # this comes before our own plugin, which imports the measured modules
             side_by_side += ["-p", "slipcover"]
@@ -125,6 +133,7 @@ class Run:
     def _add(self, found: Outcomes) -> None:
         self.passed |= set(found.passed)
         self.failed |= set(found.failed)
+        self.seconds |= found.seconds
         for name, number in found.counts.items():
             self.counts[name] = self.counts.get(name, 0) + number
 
@@ -157,6 +166,11 @@ class Checks:
         return code
 
 
+def record_slow(seconds: Mapping[str, float]) -> None:
+    slow = sorted(test for test, each in seconds.items() if each >= SLOW_SECONDS)
+    SLOW.write_text("".join(f"{test}\n" for test in slow))
+
+
 def is_covered(measured: Path) -> bool:
     """Whether the tests ran as much of the packages as pyproject.toml requires. Prints the modules
     with less."""
@@ -167,8 +181,10 @@ def is_covered(measured: Path) -> bool:
     return subprocess.call(command) == PASSED
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: list[str]) -> int:
     began = time.monotonic()
+    records = RECORD in arguments
+    arguments = [each for each in arguments if each != RECORD]
     with tempfile.TemporaryDirectory() as folder:
         checks = Checks(Path(folder))
         run = Run(Path(folder), before_alone=checks.wait)
@@ -180,8 +196,10 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, interrupt)
         tests = run.tests(arguments)
         checked = checks.wait()
-        if "--all" in arguments and not run.interrupted:
+        if not run.interrupted and not {*MORE}.isdisjoint(arguments):
             checked = checked or not is_covered(run.coverage)
+    if records:
+        record_slow(run.seconds)
     if checked and not run.interrupted:
         sys.stdout.write("scripts/check failed or too little is covered, see above.\n")
     sys.stdout.write(run.summary(time.monotonic() - began) + "\n")

@@ -1,8 +1,11 @@
 """Collects the outcome of each test of one run of pytest in a file, for the run as a whole."""
 
 import json
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -18,6 +21,8 @@ class Outcomes:
     """The number of tests with each other outcome."""
     paths: list[str] = field(default_factory=list)
     """The arguments of pytest that name files, folders or tests."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long a case of each test function takes on average."""
 
     @classmethod
     def read(cls, path: Path) -> "Outcomes":
@@ -45,4 +50,12 @@ def pytest_terminal_summary(
     found.counts = {name: len(terminalreporter.stats.get(name, ())) for name in COUNTED}
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         found.paths = list(config.args)
+    found.seconds = _seconds(terminalreporter.stats.get("passed", ()))
     path.write_text(json.dumps(asdict(found)))
+
+
+def _seconds(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
+    durations = defaultdict[str, list[float]](list)
+    for report in reports:
+        durations[report.nodeid.partition("[")[0]].append(report.duration)
+    return {test: round(mean(each), 3) for test, each in durations.items()}

@@ -141,6 +141,7 @@ def test_these_are_all() -> None:
     assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED | ENDLESS | PAGE
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED | ENDLESS))
 @pytest.mark.parametrize(
     "headers",
@@ -168,6 +169,7 @@ def test_a_key_is_needed(
     assert response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("method", "path"), sorted(KEYED))
 @pytest.mark.parametrize(
     "headers",
@@ -217,6 +219,7 @@ def test_no_such_model(client: TestClient, path: str) -> None:
     assert (found["param"], found["code"]) == ("model", "model_not_found")
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
 @pytest.mark.parametrize(
     "path", sorted({path for _, path in OPEN | KEYED if not path.startswith("/v1/responses/")})

@@ -175,6 +175,7 @@ async def test_a_failed_request_says_so_as_often_as_it_is_asked(tiny_path: Path)
                 await feed.take()
 
 
+@pytest.mark.alone
 @asynchronous
 async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
     tiny_path: Path, tmp_path: Path

@@ -241,12 +241,14 @@ def assert_discreet(response: httpx.Response) -> None:
         assert_silent(said, WORD)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("changes", ANY_ROUTE, ids=str)
 @pytest.mark.parametrize("path", GOOD)
 def test_bodies_for_any_route(http: httpx.Client, path: str, changes: Json) -> None:
     assert_discreet(http.post(path, json={**GOOD[path], **changes}, params={WORD: WORD}))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(("path", "changes"), OWN_ROUTES, ids=range(len(OWN_ROUTES)))
 def test_bodies_for_one_route(http: httpx.Client, path: str, changes: Json) -> None:
     assert_discreet(http.post(path, json={**GOOD.get(path, {}), **changes}))

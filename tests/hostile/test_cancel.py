@@ -177,6 +177,7 @@ def tools() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("state", [decoding, queued, not_yet_taken, loading, in_a_tool])
 def test_a_client_that_leaves(

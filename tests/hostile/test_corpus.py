@@ -158,6 +158,7 @@ def test_what_is_streamed_is_beyond_doubt(server: LiveServer) -> None:
 
 
 def test_nobody_notices(server: LiveServer, run: Run) -> None:
+    """Of the attacks that were selected."""
     eventually(server.idle, "no row is left")
     assert len(run.before.tokens) > 20
     assert run.after == run.before
@@ -165,6 +166,7 @@ def test_nobody_notices(server: LiveServer, run: Run) -> None:
     assert all(got == run.before.tokens for got in run.meanwhile)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("attack", CORPUS, ids=str)
 def test_an_attack(run: Run, attack: Attack) -> None:
     outcome = run.outcomes[str(attack)]

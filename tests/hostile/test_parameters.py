@@ -201,6 +201,7 @@ def asking(server: LiveServer) -> Asking:
     return Asking(server)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("path", "case"),
     [
@@ -217,6 +218,7 @@ def test_it_changes_the_answer(asking: Asking, path: str, case: Case) -> None:
     assert case.sees(given) != case.sees(without)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("model", "setting"),
     [

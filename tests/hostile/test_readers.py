@@ -152,6 +152,7 @@ def test_what_is_kept(server: Inside, kind: str) -> None:
         assert kept < MOST_BYTES
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("kind", [*STREAMS, "whole"])
 def test_how_long(server: Inside, kind: str) -> None:
     """Then its connection is cut, and all that was held for it is free."""

@@ -6,11 +6,10 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ PLACE = "kanarienvogel"
 REPOSITORY = Path(__file__).parents[2]
 NOWHERE = (PLACE, str(REPOSITORY), sys.prefix, sys.base_prefix, os.path.expanduser("~") + "/")
 LEVELS = ("debug", "info", "warning", "error")
-AT_ONCE = 3
 
 Json = dict[str, Any]
 REPLAYED: Json = {"models": {"said": {"source": "replay:said.jsonl", "family": "plain"}}}
@@ -80,7 +78,7 @@ def failing(folder: Path, failure: Failure, *flags: str) -> Iterator[tuple[int, 
     """The exit code, and all that was written."""
     folder.mkdir(parents=True)
     (folder / "said.jsonl").write_text(json.dumps({"match": "regex:.", "output": "Yes."}))
-    with pytest.MonkeyPatch.context() as patched, PREPARING:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLX_SERVER_CACHE", str(folder / "cache"))
         failure.prepare(folder, patched)
         process, log = launch(folder, failure.config, *failure.flags, *flags)
@@ -92,22 +90,18 @@ def failing(folder: Path, failure: Failure, *flags: str) -> Iterator[tuple[int, 
         end(process)
 
 
-PREPARING = threading.Lock()
-"""The environment is one for all threads."""
+def at_levels() -> Iterator[Any]:
+    """The level at which most is said, and the others."""
+    first, *others = LEVELS
+    yield from ((name, first) for name in FAILURES)
+    for level, name in product(others, FAILURES):
+        yield pytest.param(name, level, marks=pytest.mark.tables)
 
 
-def run(folder: Path, name: str, level: str) -> tuple[int, str]:
-    failure = FAILURES[name]
+@pytest.mark.parametrize(("name", "level"), [*at_levels()])
+def test_it_says_why_and_not_where(tmp_path: Path, name: str, level: str) -> None:
     style = ("--log-format", "json") if level == "info" else ()
-    with failing(folder / name / level / PLACE, failure, "--log-level", level, *style) as found:
-        return found
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_it_says_why_and_not_where(tmp_path: Path, name: str) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        found = list(threads.map(lambda level: run(tmp_path, name, level), LEVELS))
-    for code, said in found:
+    with failing(tmp_path / PLACE, FAILURES[name], "--log-level", level, *style) as (code, said):
         assert code not in {0, None}
         assert FAILURES[name].says in said, said
         assert not [place for place in NOWHERE if place in said], said

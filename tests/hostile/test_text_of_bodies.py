@@ -226,11 +226,18 @@ EVERY = len(BODIES)
 on the family."""
 
 
+def turn(name: str) -> int:
+    """Every eighth family has another one too."""
+    number = NAMES.index(name)
+    return (number + number // 8) % EVERY
+
+
+@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_of_a_body_is_control(name: str) -> None:
     prompted = checkpoint_of(name)
     for text, length in attacks(name):
-        bodies = [*BODIES][NAMES.index(name) % EVERY :: EVERY] if length == LONG else ["MCP"]
+        bodies = [*BODIES][turn(name) :: EVERY] if length == LONG else ["MCP"]
         for each in bodies:
             reader, body, _ = BODIES[each]
             found, harmless = (

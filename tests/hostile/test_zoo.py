@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mlx_server.worker.worker import Engine
 from tests.hostile import zoo
 from tests.hostile.lowered import lower
 from tests.hostile.watch import watching
-from tests.live.server import serving
+from tests.live.server import LiveServer, serving
 from tests.lora.adapter_files import mlx_adapter, read
 from tests.lora.test_reader import HOSTILE
 from tests.worker.engine_runs import ask, drain, failures, run, tokens_of
@@ -147,6 +148,7 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
     engine.handle(UnloadModel("zoo"))
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("beast", zoo.TEMPLATES)
 def test_templates_that_are_no_templates(
     monkeypatch: pytest.MonkeyPatch, cage: Path, beast: str
@@ -182,6 +184,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_stopped_once(
     cage: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -207,26 +210,57 @@ def seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_a_server_outlives_the_zoo(tiny_path: Path, tmp_path: Path) -> None:
-    """As its owner would meet it: listed, and asked for."""
-    beasts = {**zoo.REFUSED, **zoo.UNLOADABLE, **zoo.UNANSWERING}
+BEASTS = {**zoo.REFUSED, **zoo.UNLOADABLE, **zoo.UNANSWERING}
+NUMBERS = {name: number for number, name in enumerate(BEASTS)}
+OUTLIVED = "test_a_server_outlives_it"
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tiny_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """Its models are those that were selected, in cages of their own, and a good one."""
+    folder = tmp_path_factory.mktemp("zoo")
+    wanted = {item.name for item in request.session.items}
     models: dict[str, Any] = {"tiny": {"source": str(tiny_path), "preload": True}}
-    for number, (tease, _) in enumerate(beasts.values()):
-        home = tmp_path / f"home-{number}"
-        tease(Path(shutil.copytree(tiny_path, home / "cage")))
-        models[f"beast-{number}"] = {"source": str(home / "cage")}
-    with serving(tmp_path / "server", {"models": models}) as server, server.http() as http:
-
-        def asked(model: str) -> httpx.Response:
-            body = {"model": model, "prompt": "Hi", "max_tokens": 4, "temperature": 0}
-            return http.post("/v1/completions", json=body)
-
-        engine, before = server.engine.pid, asked("tiny").json()["choices"]
-        for number, name in enumerate(beasts):
-            answered = asked(f"beast-{number}")
-            assert answered.json()["error"]["code"] in CODES, name
-        assert len(http.get("/v1/models").json()["data"]) >= len(models)
-        assert asked("tiny").json()["choices"] == before
-        assert server.engine.pid == engine
+    for name, number in NUMBERS.items():
+        if f"{OUTLIVED}[{name}]" in wanted:
+            home = folder / f"home-{number}"
+            BEASTS[name][0](Path(shutil.copytree(tiny_path, home / "cage")))
+            models[f"beast-{number}"] = {"source": str(home / "cage")}
+    with serving(folder / "server", {"models": models}) as server:
+        yield server
+        with server.http() as http:
+            assert len(http.get("/v1/models").json()["data"]) >= len(models)
         assert "Fatal" not in server.log
-    assert not list(tmp_path.glob(f"*/{zoo.MARK}"))
+    assert not list(folder.glob(f"*/{zoo.MARK}"))
+
+
+@dataclass(frozen=True)
+class Unharmed:
+    engine: int
+    answer: Any
+
+
+@pytest.fixture(scope="module")
+def unharmed(server: LiveServer) -> Unharmed:
+    return looked_after(server)
+
+
+def looked_after(server: LiveServer) -> Unharmed:
+    return Unharmed(server.engine.pid, asked(server, "tiny").json()["choices"])
+
+
+def asked(server: LiveServer, model: str) -> httpx.Response:
+    body = {"model": model, "prompt": "Hi", "max_tokens": 4, "temperature": 0}
+    with server.http() as http:
+        return http.post("/v1/completions", json=body)
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("beast", BEASTS)
+def test_a_server_outlives_it(server: LiveServer, unharmed: Unharmed, beast: str) -> None:
+    """As its owner would meet it: listed, and asked for."""
+    answered = asked(server, f"beast-{NUMBERS[beast]}")
+    assert answered.json()["error"]["code"] in CODES
+    assert looked_after(server) == unharmed

@@ -139,7 +139,7 @@ LOWERED: dict[str, tuple[object, str]] = {
     "GRAMMAR_SIZE": (PARSER.max_grammar_size, "grammars/test_hostile.py"),
     "FRAME_BYTES": (
         StrictWebSockets.budget._most_bytes,
-        "live/test_socket_limits.py::test_large_frames_of_many_take_little_memory",
+        "api/transport/test_web_sockets.py::test_large_messages_of_many_are_not_all_read",
     ),
 }
 """Name: what the product has it as, and the test that passes it."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.live.server import DEMO, DEMO_MODEL, SHALLOW, TINY, LiveServer, serving
+from tests.live.server import DEMO, DEMO_MODEL, SAMPLES, SHALLOW, TINY, LiveServer, serving
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +14,10 @@ def server(
     """One for all tests that leave it as it was: what they do is no error to its log."""
     tiny = {"source": str(tiny_path), "aliases": ["small"]}
     shallow = {"source": str(shallow_path)}
-    config = {"models": {DEMO: DEMO_MODEL, TINY: tiny, SHALLOW: shallow}}
+    config = {
+        "server": {"adapter_dirs": [str(SAMPLES)]},
+        "models": {DEMO: DEMO_MODEL, TINY: tiny, SHALLOW: shallow},
+    }
     with serving(tmp_path_factory.mktemp("server"), config) as server:
         yield server
         assert "Traceback" not in server.log

@@ -29,6 +29,8 @@ DEMO, TINY, SHALLOW = "smollm2-135m", "tiny", "smollm2-shallow"
 """Of the common server: the demo model, which is real and dear, one with random weights and tokens
 of a byte, and one that talks nonsense in the demo model's tokens."""
 DEMO_MODEL = {"source": "demo:smollm2", "preload": True}
+SAMPLES = Path(__file__).parents[2] / "adapters"
+"""Adapters of the demo model."""
 
 PLAIN: Any = {"trust_env": False, "verify": False}
 """For a client of loopback: each would take 15 ms to read the certificates of the world."""

@@ -33,6 +33,7 @@ class Step:
     """The likeliest tokens at this place."""
 
 
+@pytest.mark.soak
 def test_prompts_of_one_request(client: OpenAI) -> None:
     """All eight are in one batch from the first step to the last."""
 

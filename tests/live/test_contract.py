@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ TOGETHER = 48
 """Requests under way. Nearly each has a grammar of its own, and two are compiled at a time."""
 ALONE = 6
 """Of so many answers with a seed, one is asked for again by itself, which takes longest."""
+ROWS = pairs.rows()
+CASES = sorted(ROWS, key=lambda row: row.name.partition(", ")[2])
+"""By format and tool choice, so that a few of them, evenly spread, ask for each."""
+SEEDED = [row for row in ROWS if row.has("seed")][::ALONE]
+
+HOLDS = "every_pair_of_what_may_be_asked_holds_at_once"
+IS_THE_SAME = "an_answer_with_a_seed_is_the_same_by_itself"
+
+Banned = dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, shallow_path: Path) -> Iter
 
 
 @pytest.fixture(scope="module")
-def banned(shallow_path: Path) -> dict[str, list[int]]:
+def banned(shallow_path: Path) -> Banned:
     shallow = _spelling(Tokenizer.from_file(str(shallow_path / "tokenizer.json")))
     own = {name: _spelling(built_in_tokenizer(family_named(name))) for name in PAIRED}
     return {**own, SHALLOW: shallow, ADAPTED: shallow}
@@ -75,55 +85,61 @@ def test_every_pair_is_in_the_table() -> None:
     assert table == list(all_pairs(sizes))
 
 
-def test_every_pair_of_what_may_be_asked_holds_at_once(
-    server: LiveServer, banned: dict[str, list[int]]
-) -> None:
-    table = pairs.rows()
-
-    async def run() -> list[str]:
-        async with httpx.AsyncClient(
-            base_url=server.url,
-            **PLAIN,
-            timeout=300,
-            limits=httpx.Limits(max_connections=None),
-        ) as http:
-            places = asyncio.Semaphore(TOGETHER)
-
-            async def one(row: Row) -> Completion | Exception:
-                async with places:
-                    try:
-                        return await asked(http, row.body(banned))
-                    except NotAnswered as error:
-                        return error
-
-            together = await asyncio.gather(*map(one, table))
-            beside = list(zip(table, together, strict=True))
-            faults = [fault for row, found in beside if (fault := _fault(row, found))]
-            seeded = [each for each in beside if each[0].has("seed")]
-            for row, found in seeded[::ALONE]:
-                if isinstance(found, Completion):
-                    faults += _changed(row, found, await one(row))
-            return faults
-
-    faults = asyncio.run(run())
-    assert not faults, f"{len(faults)} of {len(table)}:\n" + "\n".join(faults)
+Found = Completion | Exception
 
 
-def _fault(row: Row, found: Completion | Exception) -> str | None:
-    try:
-        if isinstance(found, Exception):
-            raise found
-        row.check(found)
-    except Exception as error:
-        return f"{row.name}: {str(error) or error!r}"[:600]
-    return None
+@dataclass(frozen=True)
+class Run:
+    together: Mapping[str, Found]
+    alone: Mapping[str, Found]
 
 
-def _changed(row: Row, together: Completion, alone: Completion | Exception) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def run(server: LiveServer, banned: Banned, request: pytest.FixtureRequest) -> Run:
+    """Of the rows that were selected: all of them at once, and then some by themselves."""
+    wanted = {item.name for item in request.session.items}
+    alone = [row for row in SEEDED if f"test_{IS_THE_SAME}[{row.name}]" in wanted]
+    together = [row for row in ROWS if row in alone or f"test_{HOLDS}[{row.name}]" in wanted]
+    return asyncio.run(ran(server, banned, together, alone))
+
+
+async def ran(server: LiveServer, banned: Banned, together: list[Row], alone: list[Row]) -> Run:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, **PLAIN, timeout=300, limits=limits) as http:
+        places = asyncio.Semaphore(TOGETHER)
+
+        async def one(row: Row) -> Found:
+            async with places:
+                try:
+                    return await asked(http, row.body(banned))
+                except NotAnswered as error:
+                    return error
+
+        at_once = await asyncio.gather(*map(one, together))
+        later = [await one(row) for row in alone]
+    return Run(by_name(together, at_once), by_name(alone, later))
+
+
+def by_name(rows: list[Row], found: list[Found]) -> Mapping[str, Found]:
+    return {row.name: each for row, each in zip(rows, found, strict=True)}
+
+
+def completed(found: Found) -> Completion:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
+def test_every_pair_of_what_may_be_asked_holds_at_once(run: Run, row: Row) -> None:
+    row.check(completed(run.together[row.name]))
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("row", SEEDED, ids=lambda row: row.name)
+def test_an_answer_with_a_seed_is_the_same_by_itself(run: Run, row: Row) -> None:
+    together, alone = completed(run.together[row.name]), completed(run.alone[row.name])
     size = None if row.model in PAIRED else SAME
-    if isinstance(alone, Exception):
-        yield f"{row.name}, alone: {alone}"
-        return
     for one, other in zip(together.answers, alone.answers, strict=True):
-        if (one.text[:size], one.calls and size) != (other.text[:size], other.calls and size):
-            yield f"{row.name}: {other} alone, {one} beside others"
+        assert (one.text[:size], one.calls and size) == (other.text[:size], other.calls and size)

@@ -78,8 +78,9 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     link.remove()
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
-    ("stage", "mode"), [("load", "tensor"), ("prefill", "tensor"), ("decode", "tensor")]
+    ("stage", "mode"), [("decode", "tensor"), ("load", "tensor"), ("prefill", "tensor")]
 )
 @asynchronous
 async def test_a_cut_link_is_an_error_and_leaves_nothing_running(

@@ -99,6 +99,7 @@ def test_so_does_the_asynchronous_client(server: LiveServer, client: OpenAI) -> 
     assert "Paris" in answered_streaming(chunks)[0]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 5}, {"stop": " is"}])
 def test_streaming_equals_not_streaming(client: OpenAI, asked: dict[str, Any]) -> None:
     whole = ask(client, **asked)
@@ -183,6 +184,7 @@ def four(client: OpenAI, model: str) -> list[str]:
     return [choice.message.content or "" for choice in found.choices]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("model", [DEMO, TINY])
 def test_four_answers_to_one_seed(client: OpenAI, model: str) -> None:
     answers = four(client, model)

@@ -143,6 +143,7 @@ def refused(client: OpenAI, text: str, **more: Any) -> dict[str, Any]:
     return caught.value.body
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "entry", "reported"),
@@ -183,6 +184,7 @@ def test_an_answer_at_its_limit_is_closed_in_one_way_only(client: OpenAI) -> Non
     assert json.loads(closed).keys() == {"city", "people"}
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("budget", [None, 0, 4, 1000])
 @pytest.mark.parametrize("model", [QWEN, OSS])
 def test_a_recording_follows_a_budget_and_a_format_together(
@@ -318,6 +320,7 @@ def test_what_matched_is_logged_and_no_text_of_the_request(
     assert "secret" not in log
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("transcript", "reported"),
     [

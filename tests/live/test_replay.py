@@ -89,6 +89,7 @@ SAID = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("model", "text", "reported"),
     [

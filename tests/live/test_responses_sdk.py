@@ -89,6 +89,7 @@ def plain(found: Any) -> Json:
     return reported
 
 
+@pytest.mark.tables
 @BOTH
 @pytest.mark.parametrize("asked", ["think", "add", "cut"])
 def test_streaming_equals_not_streaming(client: OpenAI, model: str, asked: str) -> None:

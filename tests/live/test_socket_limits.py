@@ -1,6 +1,5 @@
 """What clients may let wait on WebSockets, and how many of those they may open."""
 
-import asyncio
 import json
 import resource
 import socket
@@ -51,42 +50,6 @@ def handshake(server: LiveServer) -> tuple[socket.socket, bytes]:
     line = socket.create_connection(("127.0.0.1", server.port), timeout=20)
     line.sendall(HANDSHAKE)
     return line, line.recv(65536)
-
-
-async def flood(server: LiveServer, data: bytes) -> None:
-    """Eight frames at once, as far as they are read, next to an answer that takes its time."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(HANDSHAKE)
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(frame(data) * 8)
-    draining = asyncio.create_task(writer.drain())
-    await asyncio.wait({draining}, timeout=4)
-    draining.cancel()
-    await asyncio.gather(draining, return_exceptions=True)
-    writer.transport.abort()
-
-
-def test_large_frames_of_many_take_little_memory(server: LiveServer) -> None:
-    """Each has a character that would make it four times as large as text."""
-    process = psutil.Process(server.process.pid)
-    before = peak = process.memory_info().rss
-    data = asked("slow", client_metadata="\U0001f600" + "x" * (LARGEST - 1000))
-    assert len(data) <= LARGEST
-
-    async def attack() -> None:
-        nonlocal peak
-        flooding = asyncio.gather(*(flood(server, data) for _ in range(20)))
-        while not flooding.done():
-            peak = max(peak, process.memory_info().rss)
-            await asyncio.sleep(0.02)
-        await flooding
-
-    asyncio.run(attack())
-    # 20 x 8 x 16 MB were sent: 2.5 GB as bytes, and ten as text
-    assert peak - before < 700 * MEGABYTE
-    eventually(lambda: process.memory_info().rss - before < 150 * MEGABYTE, "it is given back")
-    with connected(server) as line:
-        assert answer(line)["status"] == "completed"
 
 
 def test_a_client_that_leaves_behind_unread_frames_cancels(server: LiveServer) -> None:

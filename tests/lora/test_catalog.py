@@ -1,6 +1,7 @@
 """What the catalog says of adapters: which there are, which fit, and which have changed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,19 @@ def replaced(file: Path, content: bytes) -> None:
     new = file.with_suffix(".new")
     new.write_bytes(content)
     new.rename(file)
+
+
+def test_a_file_that_is_replaced_with_its_times_is_read_again(tmp_path: Path) -> None:
+    """As an archive or a copy writes it, which may get the old file's number too."""
+    weights = mlx_adapter(tmp_path / "a") / MLX_WEIGHTS
+    catalog = AdapterCatalog(TINY, folder=tmp_path)
+    first, before = catalog.find("a"), weights.stat()
+    weights.write_bytes(save({name: 2 * tensor for name, tensor in mlx_tensors().items()}))
+    while weights.stat().st_ctime_ns == before.st_ctime_ns:
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    assert catalog.find("a").digest != first.digest
 
 
 def test_adapters_come_and_go_while_the_server_runs(tmp_path: Path) -> None:

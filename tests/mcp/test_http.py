@@ -121,6 +121,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("status", [302, 308])
 @pytest.mark.parametrize("target", ELSEWHERE)
 async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None:

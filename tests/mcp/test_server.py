@@ -34,6 +34,7 @@ async def test_a_command_that_is_not_there() -> None:
     await connectors.stop()
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("habit", "said"),
     [

@@ -71,7 +71,7 @@ def test_what_is_refused_is_said_next_to_the_model(now: Tab) -> None:
         "? Promise.resolve(new Response(JSON.stringify({error: {message: '<b>no</b>'}}),"
         "{status: 400})) : real(path, options) })()"
     )
-    now.click("button[aria-label$=' tiny']")
+    now.click("button[aria-label$=' tiny']:not(:disabled)")
     now.until(f"{TINY}.querySelector('.error')?.innerText === '<b>no</b>'")
 
 

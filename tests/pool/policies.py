@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mlx_server.pool.actions import LoadAction, ModelFacts
 from mlx_server.pool.policy import Policy
-from tests.pool.policy_machine import WAIT
+from tests.pool.policy_books import WAIT
 
 BUDGET = 10
 

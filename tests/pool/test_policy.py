@@ -21,7 +21,8 @@ from mlx_server.pool.actions import (
 )
 from mlx_server.pool.policy import Policy
 from tests.pool.policies import policy_of
-from tests.pool.policy_machine import WAIT, PolicyMachine
+from tests.pool.policy_books import WAIT
+from tests.pool.policy_machine import PolicyMachine
 
 MANY = settings(
     max_examples=350,

@@ -65,6 +65,7 @@ def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None
         assert len(text) < len(closed)
 
 
+@pytest.mark.tables
 @EVERY
 def test_it_is_the_beginning_of_the_prompt_with_the_whole_message(family: ModelFamily) -> None:
     prompted = checkpoint_of(family.name)

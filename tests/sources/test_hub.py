@@ -236,6 +236,7 @@ def test_no_network_and_not_cached(tmp_path: Path) -> None:
     assert "Check the network" in answer["message"]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("source", "fix"),
     [
@@ -270,6 +271,7 @@ def nothing_heavy_was_asked() -> bool:
     return all(path.startswith("HEAD ") for path in weights)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("file", "body", "says"),
     [

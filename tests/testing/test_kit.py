@@ -29,6 +29,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "paramete
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("family", "choice"),
     [("gpt_oss", "required"), ("qwen3", "required"), ("kimi_k3", "auto"), ("llama4", "auto")],

@@ -111,6 +111,7 @@ def _tokenized(wrote: Written) -> Written:
     return Written(wrote.family, filled, wrote.prompt_end, wrote.cut)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), size=st.integers(2, 9))
@@ -124,6 +125,7 @@ def test_nothing_raises_and_no_cut_changes_what_is_read(
             assert shown(found, Reads()) == shown(at_once, Reads())
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10)
 @given(text=st.text(st.characters(exclude_characters="<>[](){}`|｜\"'")), size=st.integers(1, 9))
@@ -142,6 +144,7 @@ REPEATED = ("<", "{", "[", " ", "<think>")
 REPEATED_IN_CALLS = ("{", "[", '"', "\\", "</", "\n")
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 def test_long_answers_take_time_in_proportion(name: str) -> None:
     """A family of a kind that another one stands for repeats its own delimiters alone."""

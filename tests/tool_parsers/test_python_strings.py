@@ -13,14 +13,22 @@ PIECES = ("'", '"', "'", '"', " ", "a", "it's", ",", ", b", "=", ")", "(", "]", 
 commands = st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)
 
 
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("family", WRITERS)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(text=commands, quote=st.sampled_from("'\""), size=st.integers(1, 7), cut=st.booleans())
-def test_a_command_with_quotes_in_it_is_whole_or_no_call(
-    family: str, text: str, quote: str, size: int, cut: bool
-) -> None:
+def test_a_command_with_quotes_in_it_is_whole_or_no_call(family: str, examples: int) -> None:
     """Models and templates forget to escape: what is run must be all that was written."""
-    assume(not text.startswith(quote * 2))  # which opens a string of Python's that is closed there
+
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(text=commands, quote=st.sampled_from("'\""), size=st.integers(1, 7), cut=st.booleans())
+    def any_command(text: str, quote: str, size: int, cut: bool) -> None:
+        # which opens a string of Python's that is closed there
+        assume(not text.startswith(quote * 2))
+        check(family, text, quote, size, cut=cut)
+
+    any_command()
+
+
+def check(family: str, text: str, quote: str, size: int, *, cut: bool) -> None:
     output = WRITERS[family](quote, text)
     found = read(family, output, size)
     for call in found.calls:

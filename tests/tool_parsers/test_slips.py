@@ -88,6 +88,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

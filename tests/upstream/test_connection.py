@@ -171,6 +171,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("sent", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
 def test_an_answer_nevertheless(

@@ -91,6 +91,7 @@ def test_what_an_upstream_needs_back_comes_with_the_result_of_a_server(
     assert call["extra_content"] == found["output"][1]["extra_content"] == SIGNED
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("approve", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "approval alone"])

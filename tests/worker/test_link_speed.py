@@ -14,6 +14,7 @@ from tests.live.ranks import loopback_group
 
 
 @pytest.mark.live
+@pytest.mark.soak
 def test_each_rank_prints_what_it_measured_as_one_line_of_json() -> None:
     group = loopback_group(2)
     running = [

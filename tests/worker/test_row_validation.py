@@ -20,6 +20,7 @@ def named(command: Generate) -> str:
     return f"{command.prompt[:2]} {command.max_tokens} {unusual or ''}"
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize("score", [False, True])
 @pytest.mark.parametrize(
     "command",

@@ -1,10 +1,26 @@
 """WebSockets of one client, and of all."""
 
-import pytest
+import asyncio
+from typing import Any
+from unittest.mock import Mock
 
-from mlx_server.api.transport.web_sockets import OpenSockets
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from mlx_server.api.transport.web_sockets import OpenSockets, StrictWebSockets, web_sockets
 from mlx_server.errors import Overloaded
 from tests.store.make import limit
+
+MESSAGE = 1 << 20
+PIECE = 64 << 10
+CLIENTS, MESSAGES = 8, 4
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+FRAME = b"\x81\xff" + MESSAGE.to_bytes(8, "big") + bytes(4) + b"x" * MESSAGE
 
 
 def test_no_client_takes_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +43,65 @@ def test_no_client_takes_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in open_:
         each.__exit__(None, None, None)
     assert not sockets._of
+
+
+async def answers_slowly(scope: Any, receive: Any, send: Any) -> None:
+    """It reads its first message to no end."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    kept = await receive()
+    await asyncio.Event().wait()
+    del kept
+
+
+async def connected(kind: type[StrictWebSockets], config: Config) -> StrictWebSockets:
+    socket = kind(config, ServerState(), {})
+    transport = Mock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    socket.connection_made(transport)
+    socket.data_received(HANDSHAKE)
+    await turns()
+    assert socket.handshake_complete
+    return socket
+
+
+async def turns() -> None:
+    """All that is under way has gone as far as it goes."""
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+async def read_of(sockets: list[StrictWebSockets], data: bytes) -> int:
+    """Bytes that are taken in of clients that send in turn, each as long as it is read."""
+    taken = dict.fromkeys(sockets, 0)
+    for _ in range(0, len(data), PIECE):
+        for socket in sockets:
+            if not socket.read_paused:
+                piece = data[taken[socket] : taken[socket] + PIECE]
+                socket.data_received(piece)
+                taken[socket] += len(piece)
+        await turns()
+    return sum(taken.values())
+
+
+def test_large_messages_of_many_are_not_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fit into what all share. Of each other client no more is read than may always wait."""
+    limit(monkeypatch, "FRAME_BYTES", 2 * MESSAGE)
+    limit(monkeypatch, "SOCKET_BYTES", PIECE)
+
+    async def attack() -> int:
+        kind = web_sockets(receive_seconds=30, max_bytes=MESSAGE)
+        config = Config(answers_slowly, ws_max_size=MESSAGE, ws_ping_interval=None, log_config=None)
+        config.load()
+        sockets = [await connected(kind, config) for _ in range(CLIENTS)]
+        try:
+            return await read_of(sockets, FRAME * MESSAGES)
+        finally:
+            for socket in sockets:
+                for task in socket.tasks:
+                    task.cancel()
+                socket.connection_lost(None)
+
+    taken = asyncio.run(attack())
+    assert 2 * MESSAGE < taken <= 2 * MESSAGE + CLIENTS * 3 * PIECE

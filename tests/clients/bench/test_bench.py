@@ -337,6 +337,7 @@ def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> Non
     assert result.stdout.splitlines()[2:] == ["4 failed: The answer was cut off."]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
