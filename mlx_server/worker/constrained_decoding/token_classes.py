@@ -202,7 +202,7 @@ _MARKED = (1 << 0 | 1 << 1 | 1 << 8) << 4 | 15
 """The bits of quotes, backslashes, line ends and incomplete characters."""
 _QUOTED = 1 << 0 << 4
 """The bit of double quotes."""
-_ENDING_BYTES = frozenset(b"'\\\n\r\t\x0b")
+_ENDS_A_TEXT = frozenset(b"'\\\n\r\t\x0b")
 """What may end or change a quoted text, besides a double quote."""
 _OPENING = (1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 7) << 4
 """The bits of quotes, backslashes and brackets of all kinds."""
@@ -259,7 +259,7 @@ def _exits(
     found = np.zeros(len(texts), dtype=np.int64)
     for id in np.flatnonzero((kind > 0) & (kind & _QUOTED != 0)).tolist():
         before, quote, after = texts[id].partition(b'"')
-        if quote and not _ENDING_BYTES.intersection(before):
+        if quote and not _ENDS_A_TEXT.intersection(before):
             found[id] = numbers.setdefault(after, len(numbers) + 1)
     return frozenset(np.flatnonzero(found).tolist()), found
 
