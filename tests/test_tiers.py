@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import test_parts.__main__ as runner
+from test_parts.outcomes import seconds_of
 
 from tests import tiers
 from tests.tiers import ALL, DAILY, EVERY_CASE, SLOW_FILE, Tier, left_out
@@ -63,6 +65,17 @@ def test_every_test_with_more_of_a_long_table(taken: Taken, folder: str) -> None
         "lengths": 2,
         "slow": 1,
     }
+
+
+def test_slow_tests_are_recorded_by_the_average_of_their_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SLOW", tmp_path / "slow.txt")
+    slow, quick = "tests/api/test_x.py::test_slow", "tests/api/test_x.py::test_quick"
+    taken = {f"{slow}[a]": 0.5, f"{slow}[b]": 0.1, f"{quick}[a]": 0.25, f"{quick}[b]": 0.0}
+    taken |= {"tests/live/test_x.py::test_slow": 9.0, "tests/hostile/test_x.py::test_slow": 9.0}
+    runner.record_slow(seconds_of(taken.items()))
+    assert (tmp_path / "slow.txt").read_text() == f"{slow}\n"
 
 
 def test_slow_tests_exist() -> None:

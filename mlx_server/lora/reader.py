@@ -56,8 +56,8 @@ def stamp_of(folder: Path) -> Stamp:
 
 
 def _stamp_of(file: Path) -> tuple[int, ...] | None:
-    """With the time of any change: a copy that keeps its times may get the number, the times and
-    the size of the file it replaces."""
+    """Returns None if there is no file. The time of the last change is in it, since a copy that
+    keeps its times may get the inode, the times and the size of the file that it replaces."""
     try:
         found = file.stat()
     except OSError:

@@ -35,12 +35,11 @@ ALLOCATOR = find_library("jemalloc") if sys.platform == "linux" else None
 """Faster than glibc's. Tests that run alone have the system's own, as some measure memory."""
 RUN_AGAIN = 20
 """If more tests than this have failed, none is run again: chance does not break so many."""
-RECORD = "--record-slow"
+EVERY_CASE, RECORD = "--every-case", "--record-slow"
+"""Options that run all tests; the second one also writes SLOW."""
 SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.2
-"""The file of the test functions that scripts/test leaves out, which --record-slow writes, and how
-long a case of theirs takes on average."""
-MORE = ("--all", "--every-case")
-"""The options with which CI's tests run, or more."""
+"""The file of the test functions that scripts/test leaves out, and how long a case of theirs takes
+on average."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 
 
@@ -91,12 +90,11 @@ class Run:
 
     def tests(self, arguments: Sequence[str]) -> int:
         """Runs the tests; returns the exit code."""
-        is_daily = {*MORE}.isdisjoint(arguments)
-        if not is_daily and not COMPILED.exists():
+        if not is_daily(arguments) and not COMPILED.exists():
             self._compile(arguments)
         codes = []
         paths: list[str] = []
-        measured = [] if is_daily else [*MEASURED, str(self.coverage)]
+        measured = [] if is_daily(arguments) else [*MEASURED, str(self.coverage)]
         side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
         if measured:  # this comes before our own plugin, which imports the measured modules
             side_by_side += ["-p", "slipcover"]
@@ -166,9 +164,15 @@ class Checks:
         return code
 
 
+def is_daily(arguments: Sequence[str]) -> bool:
+    return {"--all", EVERY_CASE}.isdisjoint(arguments)
+
+
 def record_slow(seconds: Mapping[str, float]) -> None:
+    """Writes SLOW, without what is in folders that scripts/test leaves out as a whole."""
     slow = sorted(test for test, each in seconds.items() if each >= SLOW_SECONDS)
-    SLOW.write_text("".join(f"{test}\n" for test in slow))
+    elsewhere = [test for test in slow if not test.startswith(("tests/hostile/", "tests/live/"))]
+    SLOW.write_text("".join(f"{test}\n" for test in elsewhere))
 
 
 def is_covered(measured: Path) -> bool:
@@ -184,7 +188,7 @@ def is_covered(measured: Path) -> bool:
 def main(arguments: list[str]) -> int:
     began = time.monotonic()
     records = RECORD in arguments
-    arguments = [each for each in arguments if each != RECORD]
+    arguments = [EVERY_CASE if each == RECORD else each for each in arguments]
     with tempfile.TemporaryDirectory() as folder:
         checks = Checks(Path(folder))
         run = Run(Path(folder), before_alone=checks.wait)
@@ -196,9 +200,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, interrupt)
         tests = run.tests(arguments)
         checked = checks.wait()
-        if not run.interrupted and not {*MORE}.isdisjoint(arguments):
+        if not run.interrupted and not is_daily(arguments):
             checked = checked or not is_covered(run.coverage)
-    if records:
+    if records and not run.interrupted:
         record_slow(run.seconds)
     if checked and not run.interrupted:
         sys.stdout.write("scripts/check failed or too little is covered, see above.\n")

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise, product
 from typing import Any
@@ -17,9 +17,10 @@ from mlx_server.errors import Overloaded
 from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
-from tests.contract.answers import Answer, Completion, NotAnswered, asked, stream
+from tests.contract.answers import Completion, NotAnswered, asked, stream
 from tests.contract.pairs import NAMED, SAID, SCHEMA, TOOLS
-from tests.live.server import PLAIN, LiveServer, eventually, serving
+from tests.live.contract_requests import answered, body, refused, run
+from tests.live.server import LiveServer, eventually, serving
 
 THINKING = ("qwen3", "gpt_oss", "seed_oss", "glm4_5", "gemma4")
 OTHERS = ("qwen3_coder", "mistral", "deepseek_v3", "smollm2")
@@ -31,10 +32,6 @@ DELAY = 10
 LONGEST_GAP = 5.0
 """Seconds between two tokens of a stream, of which others know nothing."""
 
-FREE, HELD = "free", "held"
-"""Of one that calls: its calls are its own, or held to their schemas."""
-CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'
-UNABLE = "gemma3"
 THOUGHTLESS = "thoughtless"
 
 JSON_SCHEMA = {
@@ -54,43 +51,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
         models[name] = {"source": f"replay:{name}.jsonl", "family": name}
-    (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED, "off_grammar": "noise"}))
-    models[FREE] = {"source": "replay:calls.jsonl", "family": "qwen3"}
-    models[HELD] = {**models[FREE], "constrain_calls": True}
-    models[UNABLE] = {**models[FREE], "family": UNABLE}
-    models[THOUGHTLESS] = {
-        **models["qwen3"],
-        "template_kwargs": {"reasoning_effort": "none"},
-    }
+    models[THOUGHTLESS] = {**models["qwen3"], "template_kwargs": {"reasoning_effort": "none"}}
     with serving(folder, {"models": models}) as server:
         yield server
         assert "Traceback" not in server.log
         assert " ERROR " not in server.log
-
-
-def body(model: str, text: str = "Well?", **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 120, **more}
-
-
-def run(server: LiveServer, ask: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
-    async def with_client() -> Any:
-        async with httpx.AsyncClient(**PLAIN, base_url=server.url, timeout=60) as http:
-            return await ask(http)
-
-    return asyncio.run(with_client())
-
-
-def answered(server: LiveServer, asking: dict[str, Any]) -> tuple[Answer, Completion]:
-    found: Completion = run(server, lambda http: asked(http, asking))
-    (answer,) = found.answers
-    return answer, found
-
-
-def refused(server: LiveServer, asking: dict[str, Any]) -> NotAnswered:
-    with pytest.raises(NotAnswered) as caught:
-        run(server, lambda http: asked(http, asking))
-    return caught.value
 
 
 @pytest.mark.tables
@@ -414,90 +379,6 @@ async def asked_again(http: httpx.AsyncClient, asking: dict[str, Any]) -> Comple
             if turned_away.status != 503:
                 raise
             await asyncio.sleep(RETRY_AFTER)
-
-
-UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-NOT_UNIQUE = "tools.f: uniqueItems at #/properties/a"
-UNREADABLE = {"type": "string", "pattern": "(a"}
-IMPOSSIBLE = {"type": "integer", "allOf": [{"minimum": 2}, {"maximum": 1}]}
-"""Only the compiler knows."""
-TOO_LONG = {"type": "string", "minLength": 10**6}
-
-
-def tool(a: Any, name: str = "f", *, strict: bool = False) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": {"a": a},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    function = {"name": name, "parameters": parameters, "strict": strict}
-    return {"type": "function", "function": function}
-
-
-def remarks(server: LiveServer, asking: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The arguments of its calls, and what was not enforced."""
-    with server.http() as http:
-        found = http.post("/v1/chat/completions", json=asking).json()
-    calls = found["choices"][0]["message"].get("tool_calls", ())
-    arguments = [json.loads(call["function"]["arguments"]) for call in calls]
-    return arguments, found.get("mlx_server", {}).get("unenforced", [])
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("bad", [UNREADABLE, IMPOSSIBLE, TOO_LONG, {"not": {}}])
-@pytest.mark.parametrize("model", [FREE, HELD])
-def test_a_strict_tool_is_kept_to_or_refused(
-    server: LiveServer, model: str, bad: Any, choice: str
-) -> None:
-    asking = body(model, tools=[tool({}, "g"), tool(bad, strict=True)], tool_choice=choice)
-    found = refused(server, asking)
-    assert (found.status, found.error["code"]) == (400, "invalid_json_schema")
-    assert found.error["param"].startswith("tools")
-
-
-@pytest.mark.parametrize("bad", [IMPOSSIBLE, TOO_LONG])
-def test_calls_that_no_grammar_can_hold_are_the_models_own(server: LiveServer, bad: Any) -> None:
-    asking = body(HELD, tools=[tool(bad), tool(UNIQUE, "g")])
-    assert remarks(server, asking) == ([{"a": [1, 1]}], ["tools"])
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "reported"),
-    [
-        ([tool(UNIQUE)], "auto", [NOT_UNIQUE]),
-        ([tool(UNIQUE)], "required", [NOT_UNIQUE]),
-        ([tool(UNIQUE), tool({}, "g")], "required", [NOT_UNIQUE]),
-        ([tool({}), tool(UNIQUE, "g")], NAMED, []),
-        ([tool(UNIQUE)], "none", []),
-        ([tool({"type": "array"}, strict=True)], "auto", []),
-    ],
-)
-def test_what_a_grammar_leaves_out_of_a_tool_is_told(
-    server: LiveServer, tools: list[Any], choice: Any, reported: list[str]
-) -> None:
-    named = {"type": "function", "function": {"name": "f"}}
-    asking = body(HELD, tools=tools, tool_choice=named if choice == NAMED else choice)
-    calls, unenforced = remarks(server, asking)
-    assert calls == ([] if choice == "none" else [{"a": [1, 1]}])
-    assert unenforced == reported
-
-
-def test_of_calls_that_nobody_wants_held_nothing_is_told(server: LiveServer) -> None:
-    asking = body(FREE, tools=[tool(UNIQUE)])
-    assert remarks(server, asking) == ([{"a": [1, 1]}], [])
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_a_family_that_can_not_call_says_so(server: LiveServer, choice: Any) -> None:
-    found = refused(server, body(UNABLE, tools=[tool({})], tool_choice=choice))
-    assert (found.status, found.error["param"]) == (400, "tool_choice")
-    assert UNABLE in found.error["message"]
-    answer, _ = answered(server, body(UNABLE, tools=[tool({})], tool_choice="none"))
-    assert (answer.text, answer.calls) == (CALLED, [])
-    # a call in the delimiters of another family is made, where calls are wanted
-    answer, _ = answered(server, body(UNABLE, tools=[tool({})], tool_choice="auto"))
-    assert (answer.text, answer.calls) == ("", [["f", '{"a": [1, 1]}']])
 
 
 @pytest.mark.parametrize(

@@ -1,81 +1,34 @@
 """The server as OpenAI's own client sees it. What need not be true, the shallow model says."""
 
 import asyncio
-import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI, Stream
-from openai.types import Completion
+from openai import OpenAI
 from openai.types.chat import (
     ChatCompletion,
     ChatCompletionChunk,
-    ChatCompletionMessageParam,
-    ChatCompletionTokenLogprob,
 )
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
-from tests.live.server import DEMO, SHALLOW, TINY, LiveServer, eventually, serving
-
-CAPITAL: list[ChatCompletionMessageParam] = [
-    {"role": "user", "content": "What is the capital of France?"}
-]
-COUNT: list[ChatCompletionMessageParam] = [
-    {"role": "user", "content": "Count from one to ten, in words."}
-]
-STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
-FRANCE = "The capital of France is"
-ENDLESS: dict[str, Any] = {"max_tokens": 4000, "logit_bias": {"0": -100, "2": -100}}
-"""Neither of the demo model's end tokens can come."""
-
-Answered = tuple[str, str | None]
-
-
-def ask(client: OpenAI, **asked: Any) -> ChatCompletion:
-    found: ChatCompletion = client.chat.completions.create(
-        **{"model": DEMO, "messages": CAPITAL, "temperature": 0, **asked}
-    )
-    return found
-
-
-def ask_streaming(client: OpenAI, **asked: Any) -> Stream[ChatCompletionChunk]:
-    found: Stream[ChatCompletionChunk] = client.chat.completions.create(
-        **{"model": DEMO, "messages": CAPITAL, "temperature": 0, "stream": True, **asked}
-    )
-    return found
-
-
-def complete(client: OpenAI, **asked: Any) -> Completion:
-    found: Completion = client.completions.create(
-        **{"model": SHALLOW, "prompt": FRANCE, "temperature": 0, "max_tokens": 5, **asked}
-    )
-    return found
-
-
-def text_of(completion: ChatCompletion) -> str:
-    return completion.choices[0].message.content or ""
-
-
-def answered(completion: ChatCompletion) -> Answered:
-    return text_of(completion), completion.choices[0].finish_reason
-
-
-def answered_streaming(chunks: Sequence[ChatCompletionChunk]) -> Answered:
-    choices = [choice for chunk in chunks for choice in chunk.choices]
-    return "".join(c.delta.content or "" for c in choices), choices[-1].finish_reason
-
-
-def logprobs_of(completion: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
-    logprobs = completion.choices[0].logprobs
-    assert logprobs
-    assert logprobs.content is not None
-    return logprobs.content
+from tests.live.chats import (
+    CAPITAL,
+    COUNT,
+    ENDLESS,
+    STORY,
+    Answered,
+    answered,
+    answered_streaming,
+    ask,
+    ask_streaming,
+    logprobs_of,
+    text_of,
+)
+from tests.live.server import DEMO, SHALLOW, TINY, LiveServer, serving
 
 
 def test_it_knows_the_capital_of_france(client: OpenAI) -> None:
@@ -118,60 +71,6 @@ def test_the_sdks_own_accumulator_likes_the_stream(client: OpenAI) -> None:
 def test_pieces_come_as_they_are_made(client: OpenAI) -> None:
     contents = [c.choices[0].delta.content for c in ask_streaming(client, max_tokens=5)]
     assert [bool(content) for content in contents] == [False] + [True] * 5 + [False]
-
-
-# Leaving
-
-
-@contextmanager
-def endless(client: OpenAI, **asked: Any) -> Iterator[Stream[ChatCompletionChunk]]:
-    with closing(
-        ask_streaming(client, model=SHALLOW, messages=STORY, **ENDLESS, **asked)
-    ) as stream:
-        next(stream)
-        yield stream
-
-
-@contextmanager
-def endless_unstreamed(server: LiveServer, **asked: Any) -> Iterator[None]:
-    """By hand, since the SDK can't leave a request that it waits for."""
-    body = {"model": SHALLOW, "messages": STORY, **ENDLESS, **asked}
-    raw = json.dumps(body).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + raw)
-        yield
-
-
-def batch_of(server: LiveServer, size: int) -> Callable[[], bool]:
-    return lambda: server.gauge("mlx_server_batch_size") == size
-
-
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_rows(
-    server: LiveServer, client: OpenAI, stream: bool, n: int
-) -> None:
-    eventually(server.idle, "the engine is idle before")
-    with ExitStack() as stack:
-        # As long as this one runs, it is the engine that tells how many rows it has.
-        stack.enter_context(endless(client))
-        leaving = endless(client, n=n) if stream else endless_unstreamed(server, n=n)
-        with leaving:
-            eventually(batch_of(server, 1 + n), "all rows run")
-        eventually(batch_of(server, 1), "the rows are gone")
-    eventually(server.idle, "the engine is idle afterwards")
-
-
-def test_a_client_that_runs_out_of_patience_frees_its_row(
-    server: LiveServer, client: OpenAI
-) -> None:
-    with pytest.raises(openai.APITimeoutError):
-        ask(client.with_options(timeout=0.5), model=SHALLOW, messages=STORY, **ENDLESS)
-    eventually(server.idle, "the row is gone")
 
 
 # Several answers, seeds
@@ -276,11 +175,6 @@ def test_stop_strings_are_never_leaked(client: OpenAI) -> None:
         assert answered_streaming(list(ask_streaming(client, **asked))) == expected, name
 
 
-def test_a_stop_string_given_as_such(client: OpenAI) -> None:
-    found = complete(client, model=DEMO, stop=" Paris")
-    assert (found.choices[0].text, found.choices[0].finish_reason) == ("", "stop")
-
-
 # Lengths and usage
 
 
@@ -312,63 +206,6 @@ def test_usage(client: OpenAI) -> None:
     longer = ask(client, **{**common, "messages": [*CAPITAL, *COUNT]}).usage
     assert longer
     assert longer.prompt_tokens > one.prompt_tokens
-
-
-# Completions
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_path: Path) -> Tokenizer:
-    return Tokenizer(demo_path / "tokenizer.json")
-
-
-def test_completions_of_all_kinds_of_prompts(client: OpenAI, tokenizer: Tokenizer) -> None:
-    expected = complete(client, model=DEMO).choices[0].text
-    assert "Paris" in expected
-    ids = tokenizer.encode(FRANCE)
-    prompts: list[Any] = [[FRANCE], ids, [ids]]
-    for prompt in prompts:
-        (choice,) = complete(client, model=DEMO, prompt=prompt).choices
-        assert choice.text == expected
-
-
-@pytest.mark.parametrize("as_ids", [True, False])
-def test_several_prompts(client: OpenAI, tokenizer: Tokenizer, as_ids: bool) -> None:
-    texts = [FRANCE, "One, two, three,"]
-    prompt = [tokenizer.encode(text) for text in texts] if as_ids else texts
-    found = complete(client, prompt=prompt, n=2)
-    alone = [complete(client, prompt=text).choices[0].text for text in texts]
-    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
-    assert [choice.text for choice in found.choices] == [alone[0], alone[0], alone[1], alone[1]]
-    assert found.usage
-    assert found.usage.prompt_tokens == sum(len(tokenizer.encode(text)) for text in texts)
-
-
-def test_echo(client: OpenAI) -> None:
-    text = complete(client).choices[0].text
-    assert complete(client, echo=True).choices[0].text == FRANCE + text
-    assert complete(client, echo=True, max_tokens=0).choices[0].text == FRANCE
-    chunks = client.completions.create(
-        model=SHALLOW, prompt=FRANCE, temperature=0, max_tokens=5, echo=True, stream=True
-    )
-    assert "".join(chunk.choices[0].text for chunk in chunks) == FRANCE + text
-
-
-def test_echo_scores_the_prompt_as_generation_did(client: OpenAI, tokenizer: Tokenizer) -> None:
-    asked: dict[str, Any] = {"model": DEMO, "echo": True, "logprobs": 1}
-    generated = complete(client, **asked).choices[0]
-    scored = complete(client, **{**asked, "prompt": generated.text, "max_tokens": 0}).choices[0]
-    assert generated.logprobs
-    assert scored.logprobs
-    assert scored.text == generated.text
-    assert scored.logprobs.tokens == generated.logprobs.tokens
-    assert scored.logprobs.text_offset == generated.logprobs.text_offset
-    one, other = scored.logprobs.token_logprobs, generated.logprobs.token_logprobs
-    assert one
-    assert other
-    assert len(one) == len(tokenizer.encode(generated.text))
-    assert [one[0], other[0]] == [None, None]
-    assert one[1:] == pytest.approx(other[1:], abs=0.02)
 
 
 # Models and errors
@@ -431,9 +268,6 @@ def test_errors_of_the_other_routes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as no_route:
         client.images.generate(prompt="x")
     assert no_route.value.code == "not_found"
-    with pytest.raises(openai.BadRequestError) as no_prompt:
-        complete(client, prompt="")
-    assert no_prompt.value.param == "prompt"
 
 
 def test_keys(tmp_path: Path, tiny_path: Path) -> None:

@@ -147,7 +147,7 @@ def replaced(file: Path, content: bytes) -> None:
 
 
 def test_a_file_that_is_replaced_with_its_times_is_read_again(tmp_path: Path) -> None:
-    """As an archive or a copy writes it, which may get the old file's number too."""
+    """An archive or a copy writes it so, and it may get the old file's inode too."""
     weights = mlx_adapter(tmp_path / "a") / MLX_WEIGHTS
     catalog = AdapterCatalog(TINY, folder=tmp_path)
     first, before = catalog.find("a"), weights.stat()

@@ -1,0 +1,118 @@
+"""The Hugging Face hub, as much of it as a download uses, on loopback."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from tests.sources.test_source import BODIES, BODY
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+STATUSES = {"broken": 500, "busy": 429, "private": 401}
+"""By the names of repositories whose owner is org."""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A commit, its file list, the files."""
+
+    files: ClassVar[list[str]] = []
+    asked: ClassVar[list[str]] = []
+    bodies: ClassVar[dict[str, bytes]] = {}
+    """In place of those that files have by themselves."""
+    sizes: ClassVar[dict[str, int]] = {}
+    """That the list tells, where a file is not as large."""
+    cut_off: ClassVar[set[str]] = set()
+    """Files of which the connection brings a half, once."""
+    refused: ClassVar[int | None] = None
+    """The status in place of any file, where it needs a token."""
+    ranges: ClassVar[list[str]] = []
+    revisions: ClassVar[tuple[str, ...]] = ("main", "v2")
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.asked.append(path if self.command == "GET" else f"HEAD {path}")
+        revision = path.removeprefix("/api/models/org/name/revision/")
+        if revision in (*self.revisions, COMMIT):
+            self.answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
+        elif path.startswith("/api/models/org/name/revision/"):
+            self.answer(b"", status=404, code="RevisionNotFound")
+        elif path == "/api/models/org/name/refs":
+            refs = [{"name": n, "ref": n, "targetCommit": COMMIT} for n in self.revisions]
+            self.answer(json.dumps({"branches": refs, "tags": [], "converts": []}).encode())
+        elif path == "/api/models":
+            self.answer(json.dumps([{"id": "org/name"}, {"id": "org/other"}]).encode())
+        elif path == f"/api/models/org/name/tree/{COMMIT}":
+            self.answer(json.dumps([self.listed(name) for name in self.files]).encode())
+        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            self.send(path.rpartition("/")[2])
+        elif status := STATUSES.get(path.split("/")[-3]):
+            self.answer(b"", status=status)
+        elif path.startswith("/api/models/org/gated/"):
+            self.answer(b"", status=403, code="GatedRepo")
+        else:
+            self.answer(b"", status=404, code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def listed(self, name: str) -> dict[str, Any]:
+        size = self.sizes.get(name, len(self.body(name)))
+        return {"type": "file", "path": name, "size": size, "oid": name}
+
+    def body(self, name: str) -> bytes:
+        return self.bodies.get(name, BODIES.get(name, BODY))
+
+    def send(self, name: str) -> None:
+        body = self.body(name)
+        if self.refused and self.headers["Authorization"] != "Bearer good":
+            self.answer(b"", status=self.refused, code="GatedRepo" if self.refused == 403 else "")
+        elif self.command == "GET" and name in self.cut_off:
+            self.cut_off.remove(name)
+            self.answer(body, etag=name, sent=len(body) // 2)
+        elif (begins := self.headers["Range"]) and self.command == "GET":
+            self.ranges.append(begins)
+            start = int(begins.removeprefix("bytes=").partition("-")[0])
+            self.answer(body[start:], 206, name, span=f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.answer(body, etag=name)
+
+    def answer(
+        self,
+        body: bytes,
+        status: int = 200,
+        etag: str = "-",
+        code: str = "",
+        span: str = "",
+        sent: int | None = None,
+    ) -> None:
+        self.send_response(status)
+        size = self.sizes.get(etag, len(body)) if self.command == "HEAD" else len(body)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if span:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:sent])
+        self.close_connection = sent is not None
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def serving_hub() -> Iterator[ThreadingHTTPServer]:
+    Hub.files, Hub.asked, Hub.ranges = [], [], []
+    Hub.bodies, Hub.sizes, Hub.cut_off, Hub.refused = {}, {}, set(), None
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
