@@ -79,7 +79,9 @@ MIDDLE = """(() => {
   node.scrollIntoView({block: "nearest", behavior: "instant"});
   const box = node.getBoundingClientRect();
   const at = [box.x + box.width / 2, box.y + box.height / 2];
-  return node.contains(document.elementFromPoint(...at)) && at;
+  const stays = String(at) === node.dataset.middle;
+  node.dataset.middle = at;
+  return stays && node.contains(document.elementFromPoint(...at)) && at;
 })()"""
 
 
@@ -147,8 +149,8 @@ class Tab:
         return found
 
     def click(self, selector: str) -> None:
-        """A real click in the middle of the first element that the selector finds, once it is there
-        and nothing covers it."""
+        """A real click in the middle of the first element that the selector finds, once it is$
+        there, stays where it is, and nothing covers it."""
         x, y = self.until(MIDDLE % json.dumps(selector))
         for kind in ("mousePressed", "mouseReleased"):
             event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}

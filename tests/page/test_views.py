@@ -17,7 +17,7 @@ TINY = "[...document.querySelectorAll('.models li')].find(li => li.innerText.sta
 @pytest.fixture
 def now(new_tab: Tab, server: LiveServer) -> Iterator[Tab]:
     new_tab.goto(server.url)
-    new_tab.until("document.querySelector('.models h3')")
+    new_tab.until(f"{TINY}?.innerText.includes('tokens of context')")  # nothing moves any more
     yield new_tab
     assert foreign(new_tab.requests, server.url) == []
 
