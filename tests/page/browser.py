@@ -149,7 +149,7 @@ class Tab:
         return found
 
     def click(self, selector: str) -> None:
-        """A real click in the middle of the first element that the selector finds, once it is$
+        """A real click in the middle of the first element that the selector finds, once it is
         there, stays where it is, and nothing covers it."""
         x, y = self.until(MIDDLE % json.dumps(selector))
         for kind in ("mousePressed", "mouseReleased"):
