@@ -37,7 +37,7 @@ RUN_AGAIN = 20
 """If more tests than this have failed, none is run again: chance does not break so many."""
 EVERY_CASE, RECORD = "--every-case", "--record-slow"
 """Options that run all tests; the second one also writes SLOW."""
-SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.2
+SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.1
 """The file of the test functions that scripts/test leaves out, and how long a case of theirs takes
 on average."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
@@ -90,7 +90,7 @@ class Run:
 
     def tests(self, arguments: Sequence[str]) -> int:
         """Runs the tests; returns the exit code."""
-        if not is_daily(arguments) and not COMPILED.exists():
+        if not COMPILED.exists():
             self._compile(arguments)
         codes = []
         paths: list[str] = []
