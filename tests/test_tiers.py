@@ -72,7 +72,7 @@ def test_slow_tests_are_recorded_by_the_average_of_their_cases(
 ) -> None:
     monkeypatch.setattr(runner, "SLOW", tmp_path / "slow.txt")
     slow, quick = "tests/api/test_x.py::test_slow", "tests/api/test_x.py::test_quick"
-    taken = {f"{slow}[a]": 0.5, f"{slow}[b]": 0.1, f"{quick}[a]": 0.25, f"{quick}[b]": 0.0}
+    taken = {f"{slow}[a]": 0.5, f"{slow}[b]": 0.1, f"{quick}[a]": 0.15, f"{quick}[b]": 0.0}
     taken |= {"tests/live/test_x.py::test_slow": 9.0, "tests/hostile/test_x.py::test_slow": 9.0}
     runner.record_slow(seconds_of(taken.items()))
     assert (tmp_path / "slow.txt").read_text() == f"{slow}\n"

@@ -44,9 +44,9 @@ PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
 
 
 def processes() -> tuple[str, str]:
-    """Returns options of xdist: a process for each core and one more, as some tests wait for
-    others."""
-    return "--numprocesses", str(min(1 + (os.cpu_count() or 1), MOST_PROCESSES))
+    """Returns options of xdist: a process for each core. One more would wait less, but collects all
+    tests once more."""
+    return "--numprocesses", str(min(os.cpu_count() or 1, MOST_PROCESSES))
 
 
 @dataclass
