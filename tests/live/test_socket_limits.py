@@ -36,6 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         assert "Traceback" not in server.log
 
 
+EMPTY = b"\x81\x80\0\0\0\0"
+"""A frame without text."""
+
+
 def frame(data: bytes, opcode: int = 0x1, *, last: bool = True) -> bytes:
     head = bytes([(0x80 if last else 0) | opcode, 0xFF]) + len(data).to_bytes(8, "big")
     return head + bytes(4) + data
@@ -108,11 +112,33 @@ def test_a_message_in_a_million_fragments(server: LiveServer) -> None:
 def test_tiny_frames_in_crowds_close_it(server: LiveServer) -> None:
     line, _ = handshake(server)
     with line:
-        line.sendall(b"\x81\x80\0\0\0\0" * 1000)
+        line.sendall(EMPTY * 1000)
         reported = b""
         while more := line.recv(65536):
             reported += more
     assert reported == b"\x88\x1f\x03\xf0too many messages are waiting"  # 1008
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (EMPTY * 1000, b"\x03\xf0too many messages are waiting"),
+        (b"\x81\x01x", b"\x03\xeaincorrect masking"),
+    ],
+)
+def test_a_client_that_sends_on_reads_why_it_was_closed(
+    server: LiveServer, sent: bytes, why: bytes
+) -> None:
+    """With bytes that nobody has read, a socket that is closed is reset."""
+    line, _ = handshake(server)
+    with line:
+        line.sendall(sent)
+        for _ in range(16):
+            line.sendall(EMPTY * 100_000)
+        reported = b""
+        while more := line.recv(65536):
+            reported += more
+    assert reported == bytes([0x88, len(why)]) + why
 
 
 def test_text_that_is_none_closes_it(server: LiveServer) -> None:

@@ -190,6 +190,21 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         if self.writable.is_set():
             self.transport.write(b"".join(pong))
 
+    def handle_parser_exception(self) -> None:
+        """Sends the close frame and then only discards, until the client closes too or its time is
+        up: a socket that is closed with unread bytes is reset, and the frame may be lost."""
+        if self.close_sent:
+            return
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.transport.can_write_eof():  # TLS can't
+            self.transport.write_eof()
+        self._go_on()
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+
     def keepalive_timeout(self) -> None:
         """Ignores a missing pong while reading is paused, since it could not have been read."""
         if self.read_paused:
