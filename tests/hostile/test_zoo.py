@@ -230,8 +230,9 @@ def server(
             models[f"beast-{number}"] = {"source": str(home / "cage")}
     with serving(folder / "server", {"models": models}) as server:
         yield server
-        with server.http() as http:
-            assert len(http.get("/v1/models").json()["data"]) >= len(models)
+        with server.http() as http:  # up to a hundred are read here for the first time
+            listed = http.get("/v1/models", timeout=120).json()["data"]
+            assert len(listed) >= len(models)
         assert "Fatal" not in server.log
     assert not list(folder.glob(f"*/{zoo.MARK}"))
 
