@@ -31,7 +31,7 @@ async def read(http: Request, wire_type: type[Body]) -> Body:
 
 
 def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
-    found = strict_json.parse_object(raw)
+    found = strict_json.parse_request(raw)
     try:
         return wire_type.model_validate(found)
     except ValidationError as error:

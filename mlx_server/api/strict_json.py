@@ -1,5 +1,8 @@
 """A strict JSON parser: refuses text that two parsers could read in two ways.
 
+Half of a surrogate pair becomes U+FFFD: clients that cut a text within an emoji send the half again
+with every turn.
+
 Pure and synchronous. It raises BadRequest with code `invalid_json`; the message has the problem and
 its place, and quotes at most 60 characters of the client's text.
 """
@@ -22,9 +25,11 @@ OPENING, CLOSING, QUOTE = b"[{", b"]}", b'"'
 NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 # Raw surrogates are not valid UTF-8, so a lone surrogate can only come from an escape.
-LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
-)
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+REPLACEMENT = rb"\ufffd"
+LONE_SURROGATES = "lone_surrogates"
+"""The member that `parse_request` adds."""
 
 PIECE = 256 << 10
 LONGEST_ESCAPE = len(r"\ud83d\ude42")
@@ -40,7 +45,32 @@ class _BadLiteral(Exception):
 
 
 def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
-    """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`."""
+    """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`, with
+    U+FFFD for halves of surrogate pairs."""
+    return _parsed(_without_lone_surrogates(body), max_depth)
+
+
+def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> dict[str, Any]:
+    """Like `parse`, for a body that must be an object."""
+    return _an_object(parse(body, max_depth=max_depth))
+
+
+def parse_request(body: bytes) -> dict[str, Any]:
+    """Like `parse_object`, for the body of a request. If half of a surrogate pair was replaced, the
+    object has one more member, which no wire type knows: it is reported as a field without
+    effect."""
+    whole = _without_lone_surrogates(body)
+    found = _an_object(_parsed(whole, limits.JSON_DEPTH.value))
+    return found if whole is body else {**found, LONE_SURROGATES: True}
+
+
+def _an_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _invalid("the body is not a JSON object")
+    return value
+
+
+def _parsed(body: bytes, max_depth: int) -> Any:
     if not body or body.isspace():
         raise _invalid("the body is empty, but should be a JSON value")
     if body.startswith(codecs.BOM_UTF8):
@@ -50,18 +80,7 @@ def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
     _check_strings(masked)
     _check_nodes(body, masked, max_depth)
     del masked  # the copies of a large body add up
-    value = _load(text, body)
-    del text
-    _check_surrogates(body)
-    return value
-
-
-def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> dict[str, Any]:
-    """Like `parse`, for a body that must be an object."""
-    value = parse(body, max_depth=max_depth)
-    if not isinstance(value, dict):
-        raise _invalid("the body is not a JSON object")
-    return value
+    return _load(text, body)
 
 
 def check_size(body: bytes) -> None:
@@ -136,16 +155,25 @@ def _nth_opening(masked: bytes, n: int) -> int:
     return next(islice(found, n - 1, None))
 
 
-def _check_surrogates(body: bytes) -> None:
+def _lone_surrogates(body: bytes) -> Iterator[int]:
     """Searches in pieces: `re` holds the GIL during a search."""
-    if rb"\u" not in body:
-        return
     masked = _mask_escapes(body)
     for start in range(0, len(masked), PIECE):
         end = start + PIECE
-        lone = LONE_SURROGATE.search(masked, start, end + LONGEST_ESCAPE)
-        if lone and lone.start() < end:
-            raise _invalid(f"a surrogate without its pair {_place(body, lone.start())}")
+        for lone in LONE_SURROGATE.finditer(masked, start, end + LONGEST_ESCAPE):
+            if lone.start() < end:
+                yield lone.start()
+
+
+def _without_lone_surrogates(body: bytes) -> bytes:
+    """The body with U+FFFD for each, as an escape of the same length: all places stay the same."""
+    if rb"\u" not in body:
+        return body
+    replaced: bytearray | None = None
+    for at in _lone_surrogates(body):
+        replaced = replaced or bytearray(body)
+        replaced[at : at + len(REPLACEMENT)] = REPLACEMENT
+    return bytes(replaced) if replaced else body
 
 
 def _load(text: str, body: bytes) -> Any:

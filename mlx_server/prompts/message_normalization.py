@@ -6,6 +6,7 @@ moved silently.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,6 +76,8 @@ class TemplateCapabilities:
 
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 EMPTY_TURN = " "
 """Content of an inserted turn, not "" because some templates refuse an empty one."""
@@ -294,7 +297,7 @@ def arguments_object(arguments: str) -> Any:
     try:
         found = json.loads(arguments)
         if "\\u" in arguments:  # an escape can be a lone surrogate
-            json.dumps(found, ensure_ascii=False).encode()
+            found = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
     return found

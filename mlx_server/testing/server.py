@@ -67,8 +67,8 @@ class TestRunServer:
         import httpx2  # while the process starts
 
         try:
-            # as ASCII, so that it is the server that refuses half a surrogate pair
-            content = None if body is None else json.dumps(body)
+            # in UTF-8, which has no half of a surrogate pair: the server would replace its escape
+            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
             response = self._http().request(method, GIVEN, content=content)
         except httpx2.HTTPError as error:
             raise ServerGone(self._why(f"does not answer: {error!r}")) from None

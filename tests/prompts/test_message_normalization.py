@@ -18,6 +18,7 @@ from mlx_server.prompts.message_normalization import (
     Part,
     TemplateCapabilities,
     Turn,
+    arguments_object,
     fallbacks,
     fit_to_template,
     think_delimiters,
@@ -369,6 +370,11 @@ def test_reasoning_stays_with_the_calls() -> None:
         to_turns([message], ROLES, as_given), TemplateCapabilities(text_with_calls="split")
     )
     assert (text.reasoning, calls.reasoning) == ("", "hm")
+
+
+def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
+    assert arguments_object(r'{"\ude00": "x\ud83d"}') == {"\ufffd": "x\ufffd"}
+    assert arguments_object(r'{"a": "\ud83d\ude00"}') == {"a": "😀"}
 
 
 def test_arguments_left_out_are_an_empty_object() -> None:

@@ -296,7 +296,7 @@ async def _parsed(frame: ReceivedMessage) -> Wire:
 def _parse_json(data: bytes) -> Wire:
     if not _is_utf8(data):
         raise InvalidText
-    return strict_json.parse_object(data)
+    return strict_json.parse_request(data)
 
 
 def _is_utf8(data: bytes) -> bool:
