@@ -84,9 +84,8 @@ class OutputReader:
 
     def finish(self, *, cut: bool = False) -> list[Event]:
         """The last events, and `Finished`."""
-        rest = self._detokenizer.finish() if self._detokenizer else ""
         parser = self._parser_of(AS_TEXT.get(self._family, self._family))
-        events = self._counted(parser.finish(rest, cut=cut))
+        events = self._counted(parser.finish(cut=cut))
         reason: FinishReason = "length" if cut else "tool_calls" if self._calls else "stop"
         return [*events, Finished(self._index, reason, self._tokens, 0)]
 

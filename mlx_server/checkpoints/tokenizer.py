@@ -296,7 +296,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Converts token ids to text one at a time, holding back the bytes of incomplete characters."""
+    """Converts token ids to text one at a time, holding back the bytes of incomplete characters.
+
+    A character that the end of the answer, or a control token, cuts off is no part of the text.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -304,15 +307,13 @@ class Detokenizer:
         self._begun = False
 
     def feed(self, token: int) -> str:
+        if token in self._tokenizer.control_tokens:
+            self._characters.reset()
         if self._tokenizer.is_silent(token):
             return ""
         own = self._tokenizer.bytes_of(token, first=not self._begun)
         self._begun = True
         return self._characters.decode(own)
-
-    def finish(self) -> str:
-        """The rest of an answer that ended within a character."""
-        return self._characters.decode(b"", final=True)
 
 
 def _places(text: str, near: int) -> Iterator[int]:

@@ -75,7 +75,7 @@ def _parsed(
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
     events = [event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))]
-    return _AnswerParts.of_events([*events, *parser.finish(text.finish(), cut=False)])
+    return _AnswerParts.of_events([*events, *parser.finish(cut=False)])
 
 
 def _tool_names(calls: Sequence[ToolCall]) -> Iterable[str]:

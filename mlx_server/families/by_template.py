@@ -42,7 +42,7 @@ class ReadBack:
 
 def read_back(family: ModelFamily, sample: CallSample) -> ReadBack:
     parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
-    events = [*parser.feed(-1, sample.written), *parser.finish("", cut=False)]
+    events = [*parser.feed(-1, sample.written), *parser.finish(cut=False)]
     names = [event.name for event in events if isinstance(event, ToolCallStarted)]
     texts = [""] * len(names)
     for event in events:

@@ -289,9 +289,7 @@ class OutputProcessor:
 
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         section = self._parser.section
-        yield from self._forward(
-            self._parser.finish(self._detokenizer.finish(), cut=reason == "length")
-        )
+        yield from self._forward(self._parser.finish(cut=reason == "length"))
         # the last tokens may have log probabilities but no text, for example an incomplete emoji
         if (
             self._logprobs

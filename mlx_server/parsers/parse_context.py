@@ -76,8 +76,8 @@ class Parser(Protocol):
         """Returns the output so far as messages of the family's own library; empty if it has
         none."""
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
-        """Ends the answer. `text` is the detokenizer's rest; `cut` if a limit ended the answer."""
+    def finish(self, *, cut: bool) -> list[Event]:
+        """Ends the answer. `cut`: whether a limit ended it."""
 
 
 class DelegatingParser:

@@ -20,5 +20,5 @@ class TextParser:
     def feed(self, token: int, text: str) -> list[Event]:
         return [TextDelta(self._index, text)] if text else []
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
-        return [TextDelta(self._index, text)] if text else []
+    def finish(self, *, cut: bool) -> list[Event]:
+        return []

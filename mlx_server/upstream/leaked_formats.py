@@ -82,8 +82,8 @@ class LeakedFormatParser(DelegatingParser):
         self._is_certain = self._is_certain or not self._calls
         return events
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
-        return [*self._released(-1, len(self._held)), *self._parser.finish(text, cut=cut)]
+    def finish(self, *, cut: bool) -> list[Event]:
+        return [*self._released(-1, len(self._held)), *self._parser.finish(cut=cut)]
 
     def _until_calls(self, token: int) -> list[Event]:
         """The events of the held text. The beginning of a delimiter at its end, and the white space
@@ -95,7 +95,7 @@ class LeakedFormatParser(DelegatingParser):
             if found := _at_the_beginning(rest, self._calls):
                 if self._parser.section == "text":
                     self._held = rest
-                    ended = self._parser.finish("", cut=False)
+                    ended = self._parser.finish(cut=False)
                     return [*events, *ended, *self._switch(token, found)]
             elif _may_become(rest, self._calls):
                 return events

@@ -190,7 +190,7 @@ class AnswerReader:
             self._is_unterminated = self._thoughts.is_unterminated and cut
             is_all = not (self._said or self._collected.calls)
             yield from self._end_thoughts(cut=cut or not is_all)
-        yield from self._forward("content", self._content.finish("", cut=cut))
+        yield from self._forward("content", self._content.finish(cut=cut))
         self._is_unterminated = self._is_unterminated or self._content.is_unterminated
         yield from self._structured_calls(cut=cut)
         yield from self._stops.finish()
@@ -234,7 +234,7 @@ class AnswerReader:
     def _end_thoughts(self, *, cut: bool) -> Iterator[Event]:
         thoughts, self._thoughts = self._thoughts, None
         if thoughts:
-            yield from self._forward("thoughts", thoughts.finish("", cut=cut))
+            yield from self._forward("thoughts", thoughts.finish(cut=cut))
 
     def _structured_calls(self, *, cut: bool) -> Iterator[Event]:
         for number, call in enumerate(self._collected.calls):

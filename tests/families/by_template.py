@@ -151,7 +151,7 @@ def read(family: ModelFamily, said: str, size: int) -> list[Event]:
     parser = family.make_parser(ParseContext(tools=tools()))
     pieces = (said[at : at + size] for at in range(0, len(said), size))
     events = [event for piece in pieces for event in parser.feed(-1, piece)]
-    return events + parser.finish("", cut=False)
+    return events + parser.finish(cut=False)
 
 
 def calls_in(events: list[Event]) -> list[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -196,15 +196,12 @@ class Player:
     def _heard(self, ids: Iterable[int]) -> list[Event]:
         detokenizer = self.tokenizer.detokenizer()
         units = ((id, detokenizer.feed(id)) for id in ids)
-        return self._played(self.tokenizer.control_tokens, units, detokenizer.finish)
+        return self._played(self.tokenizer.control_tokens, units)
 
-    def _played(
-        self, control: dict[int, str], units: Iterable[Unit], rest: Callable[[], str] = str
-    ) -> list[Event]:
-        """rest: what the detokenizer holds in the end."""
+    def _played(self, control: dict[int, str], units: Iterable[Unit]) -> list[Event]:
         parser = self._parser(control)
         events = [event for token, text in units for event in parser.feed(token, text)]
-        return events + parser.finish(rest(), cut=self.case.cut)
+        return events + parser.finish(cut=self.case.cut)
 
     def places(self) -> set[Section]:
         """Where its tokens are said to belong."""

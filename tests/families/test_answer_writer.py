@@ -62,7 +62,7 @@ def read(family: ModelFamily, output: str, offered: tuple[Tool, ...]) -> list[Ev
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
     events = [e for id in tokenizer.encode(output) for e in parser.feed(id, text.feed(id))]
-    return [*events, *parser.finish(text.finish(), cut=False)]
+    return [*events, *parser.finish(cut=False)]
 
 
 @pytest.mark.parametrize(

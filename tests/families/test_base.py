@@ -83,11 +83,11 @@ def test_tags_of_the_owner_come_after_the_familys_own() -> None:
     family = replace(QWEN3, reasoning_tags=(("<plan>", "</plan>"), ("<think>", "</think>")))
     assert family.thinking_delimiters() == (("<think>", "<plan>"), ("</think>", "</plan>"))
     parser = family.make_parser(ParseContext())
-    events = parser.feed(-1, "<plan>Hm.</plan>Yes.") + parser.finish("", cut=False)
+    events = parser.feed(-1, "<plan>Hm.</plan>Yes.") + parser.finish(cut=False)
     assert events == [ReasoningDelta(0, "Hm."), TextDelta(0, "Yes.")], "and are no repair"
     parser = replace(QWEN3, reasoning_tags=()).make_parser(ParseContext())
     usual = "<thinking>Hm.</thinking>Yes."
-    events = parser.feed(-1, usual) + parser.finish("", cut=False)
+    events = parser.feed(-1, usual) + parser.finish(cut=False)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == usual
 
 

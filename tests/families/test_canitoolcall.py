@@ -129,7 +129,7 @@ def parse(fixture: Fixture, seed: int, misplaced: MisplacedCalls = "make") -> Pa
     events: list[Event] = []
     for token, text in output_units(fixture, control, seed):
         events += parser.feed(token, text)
-    events += parser.finish("", cut="truncated" in fixture.tags)
+    events += parser.finish(cut="truncated" in fixture.tags)
     return result(events)
 
 

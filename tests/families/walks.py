@@ -152,4 +152,4 @@ class Way:
         parser = self.family.make_parser(reading)
         text = self.tokenizer.detokenizer()
         events = [event for id in said for event in parser.feed(id, text.feed(id))]
-        return events + parser.finish(text.finish(), cut=False)
+        return events + parser.finish(cut=False)

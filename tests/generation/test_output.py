@@ -99,12 +99,16 @@ def test_characters_in_several_tokens_come_whole(spec: ModelSpec, tokenizer: Tok
     assert b"".join(entry.bytes for d in deltas for entry in d.logprobs) == "é🙂".encode()
 
 
-def test_an_answer_that_ends_inside_a_character_says_so(
+def test_an_answer_that_ends_inside_a_character_has_no_piece_of_it(
     spec: ModelSpec, tokenizer: Tokenizer
 ) -> None:
     ids = [byte_id(tokenizer, byte) for byte in "a🙂".encode()[:3]]
-    events, _ = answered(spec, ASKED, admitted(), said(ids, finish="length"))
-    assert text_of(events) == "a�"
+    asked = replace(ASKED, logprobs=0)
+    report = said(ids, finish="length", logprobs=Logprobs(-1.0, []))
+    events, _ = answered(spec, asked, admitted(), report)
+    assert text_of(events) == "a"
+    entries = [e for d in events if isinstance(d, TextDelta) for e in d.logprobs]
+    assert b"".join(entry.bytes for entry in entries) == "a🙂".encode()[:3]
 
 
 def test_every_tokens_logprob_is_told_also_of_those_without_text(

@@ -48,7 +48,7 @@ def read(
     parser = MarkupParser(layout, context)
     pieces = (output[at : at + size] for at in range(0, len(output), size))
     events = [event for piece in pieces for event in parser.feed(-1, piece)]
-    events += parser.finish("", cut=cut)
+    events += parser.finish(cut=cut)
     calls = [(call["name"], call["arguments"]) for call in finished_calls(events)]
     return calls, text_of(events)
 
@@ -199,7 +199,7 @@ def test_text_is_held_only_while_it_may_be_a_call(text: str, is_held: bool) -> N
 def test_a_call_is_shown_at_once_or_not_at_all() -> None:
     parser = MarkupParser(MarkupLayout(reasoning=()), ParseContext(tools=TOOLS))
     assert not [e for c in call() for e in parser.feed(-1, c) if not isinstance(e, TextDelta)]
-    found = [type(event) for event in parser.finish("", cut=False)]
+    found = [type(event) for event in parser.finish(cut=False)]
     assert ToolCallStarted in found
     assert ToolCallDelta in found
 

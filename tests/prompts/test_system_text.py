@@ -237,7 +237,7 @@ HERMES = '<tool_call>\n{"name": "look", "arguments": {"at": "here"}}\n</tool_cal
 
 def read(family: ModelFamily, output: str) -> list[dict[str, Any]]:
     parser = family.make_parser(ParseContext(tools=TOOLS))
-    return finished_calls([*parser.feed(-1, output), *parser.finish("", cut=False)])
+    return finished_calls([*parser.feed(-1, output), *parser.finish(cut=False)])
 
 
 @pytest.mark.parametrize("family", [GEMMA3, LLAMA3, PLAIN, SMOLLM2], ids=lambda f: f.name)

@@ -81,7 +81,7 @@ def test_any_text_comes_back_a_byte_a_token(
     assert family.replay_tokenizer or len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
     detokenizer = tokenizer.detokenizer()
-    assert "".join([detokenizer.feed(id) for id in ids]) + detokenizer.finish() == text
+    assert "".join([detokenizer.feed(id) for id in ids]) == text
 
 
 @EVERY_FAMILY

@@ -31,7 +31,7 @@ def read(
     parser = family_named(family).make_parser(context)
     pieces = [output[at : at + size] for at in range(0, len(output), size)]
     events: list[Event] = [event for text in pieces for event in parser.feed(NO_TOKEN, text)]
-    return folded([*events, *parser.finish("", cut=cut)], offered)
+    return folded([*events, *parser.finish(cut=cut)], offered)
 
 
 def hermes(quote: str, text: str) -> str:

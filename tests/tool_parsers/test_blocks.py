@@ -26,7 +26,7 @@ def read(family: str, ids: list[int], tools: tuple[Tool, ...]) -> list[Event]:
     control = tokenizer.control_tokens
     parser = family_named(family).make_parser(ParseContext(tools=tools, control=control))
     events = [event for id in ids for event in parser.feed(id, text.feed(id))]
-    return events + parser.finish(text.finish(), cut=False)
+    return events + parser.finish(cut=False)
 
 
 @pytest.mark.parametrize("family", NOTATED)

@@ -70,7 +70,7 @@ def test_the_same_call_again_is_made_as_often_as_is_allowed(
         )
         text = "".join(map(block, written))
         events = [event for letter in text for event in parser.feed(-1, letter)]
-        events += parser.finish("", cut=False)
+        events += parser.finish(cut=False)
         calls = [call["arguments"]["path"] for call in finished_calls(events)]
         assert "".join(calls) == made
         numbers = [event.call for event in events if isinstance(event, ToolCallStarted)]

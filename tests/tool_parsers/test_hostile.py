@@ -48,7 +48,7 @@ class Written:
         reading = ParseContext(tools=tools(), ends_with=self.prompt_end, control=control)
         parser = self.family.make_parser(reading)
         events = [event for token, text in units for event in parser.feed(token, text)]
-        return events + parser.finish("", cut=self.cut)
+        return events + parser.finish(cut=self.cut)
 
     def as_cut(self, size: int) -> list[Unit]:
         """With the text between control tokens in tokens of this size."""

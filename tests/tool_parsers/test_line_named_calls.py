@@ -17,5 +17,5 @@ from tests.tool_parsers.written_tools import TOOLS
 def test_old_glm4(text: str, arguments: dict[str, Any]) -> None:
     layout = MarkupLayout(call_formats=line_named_calls.glm4(TOOLS))
     parser = MarkupParser(layout, ParseContext(tools=TOOLS))
-    (call,) = finished_calls([*parser.feed(-1, text), *parser.finish("", cut=False)])
+    (call,) = finished_calls([*parser.feed(-1, text), *parser.finish(cut=False)])
     assert call["arguments"] == arguments

@@ -80,8 +80,8 @@ class HarmonyMessageReader:
         (self._read,) = self._parser.messages
         (content,) = self._read.content
         assert isinstance(content, TextContent)
-        # bytes of an incomplete character are decoded only now
-        if rest := str(content.text)[self._length :]:
+        # Bytes that are no character are decoded only now. Those at the end begin one that was cut.
+        if rest := str(content.text)[self._length :].removesuffix("\ufffd"):
             self._forward(rest)
         self._sink.end(cut=cut)
 

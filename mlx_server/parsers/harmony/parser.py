@@ -155,7 +155,7 @@ class HarmonyParser:
                 self._begin_broken()
         return self._take_events()
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
+    def finish(self, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
         if not cut:
             self._misplaced().emit(self._calls_in_reasoning(), "reasoning")

@@ -54,10 +54,9 @@ class HarmonyTextParser(DelegatingParser):
         self._source.feed(text)
         return self._advance()
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
-        self._source.feed(text)
+    def finish(self, *, cut: bool) -> list[Event]:
         self._source.close(cut=cut)
-        return self._advance() + self._parser.finish("", cut=cut)
+        return self._advance() + self._parser.finish(cut=cut)
 
     def _advance(self) -> list[Event]:
         next(self._steps, None)

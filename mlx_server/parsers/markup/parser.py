@@ -90,8 +90,7 @@ class MarkupParser:
             self._source.feed(text)
         return self._advance()
 
-    def finish(self, text: str, *, cut: bool) -> list[Event]:
-        self._source.feed(text)
+    def finish(self, *, cut: bool) -> list[Event]:
         self._source.close(cut=cut)
         return self._advance()
 

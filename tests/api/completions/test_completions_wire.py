@@ -194,7 +194,7 @@ def test_wrong_items_deep_in_a_prompt_are_reported_once(prompt: Any, value: Any)
 
 def test_an_echo_without_log_probabilities_begins_the_text(client: TestClient) -> None:
     choice = answer(client, echo=True, max_tokens=4)
-    assert (choice["text"], choice["finish_reason"]) == ("abSal\ufffd", "length")
+    assert (choice["text"], choice["finish_reason"]) == ("abSal", "length")
 
 
 def test_an_echo_with_log_probabilities_has_the_prompts_own(client: TestClient) -> None:
@@ -225,7 +225,7 @@ def test_alternatives_are_there_only_if_asked_for(client: TestClient) -> None:
 def test_null_means_unset(client: TestClient, name: str) -> None:
     response = post(client, **{name: None})
     text = ok(response)["choices"][0]["text"]
-    assert TEXT.startswith(text.rstrip("\ufffd"))
+    assert TEXT.startswith(text)
     assert "x-mlx-server-ignored" not in response.headers
 
 

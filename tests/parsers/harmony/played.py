@@ -36,7 +36,7 @@ def parser(tools: tuple[Tool, ...] = TOOLS) -> HarmonyParser:
 def played(tokens: list[int], tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Event]:
     reading = parser(tools)
     events = [event for token in tokens for event in reading.feed(token, "")]
-    return events + reading.finish("", cut=cut)
+    return events + reading.finish(cut=cut)
 
 
 def heard(output: str, tools: tuple[Tool, ...] = TOOLS, *, cut: bool = False) -> list[Any]:

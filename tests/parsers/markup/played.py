@@ -74,7 +74,7 @@ def units(output: str, size: int, control: dict[int, str]) -> list[tuple[int, st
 
 def heard(parser: MarkupParser, said: Sequence[tuple[int, str]], *, cut: bool) -> list[Event]:
     events = [event for token, text in said for event in parser.feed(token, text)]
-    return events + parser.finish("", cut=cut)
+    return events + parser.finish(cut=cut)
 
 
 def reading(
