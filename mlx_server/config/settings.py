@@ -56,6 +56,14 @@ def located(source: str, info: ValidationInfo | None) -> str:
     return source if is_hub_id else path
 
 
+def _number_or_off(value: object) -> object:
+    if value in ("off", False):  # YAML reads a bare `off` as false
+        return None
+    if value is None or value is True:
+        raise ValueError("should be a number of repeats, or off")
+    return value
+
+
 def _wired(size: object) -> object:
     if size in ("auto", "never"):
         return size
@@ -249,6 +257,9 @@ class RepairSettings(_Frozen):
     promote_reasoning: bool = True
     retries: int = Field(default=1, ge=0, le=4)
     repeats: int | None = Field(default=None, ge=1, le=1000)
+    loops: Annotated[
+        Annotated[int, Field(ge=2, le=1000)] | None, BeforeValidator(_number_or_off)
+    ] = 6
     continuations: int = Field(default=1, ge=0, le=4)
     streaming: Literal["live", "accumulate"] = "live"
 

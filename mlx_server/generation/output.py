@@ -131,6 +131,10 @@ class OutputProcessor:
         if self._request.continuous_usage:
             id = token.id if self._request.token_ids else None
             yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning, id)
+        if token.looped:
+            place = "reasoning_content" if self._parser.section == "reasoning" else "content"
+            what = f"{place}: it repeated the same {token.looped} tokens, so it was ended"
+            yield Violation(self._index, what)
         if token.finish == "stop":  # the stop token itself is not part of the answer
             yield from self._force_answer() if self._is_only_reasoning() else self._finish("stop")
             return

@@ -293,6 +293,7 @@ def _row(
         client=request.client,
         cache_scope=request.cache_scope,
         on_disk=request.on_disk,
+        loops=prepared.spec.repair.loops,
     )
     if prepared.transcript:
         recording = prepared.transcript.pick(source, (request.model, prepared.id))

@@ -25,6 +25,9 @@ class RepairPolicy:
     repeats: int | None = None
     """The number of identical calls in a row that are made; further ones are dropped. None makes
     all of them."""
+    loops: int | None = 6
+    """How often the same tokens come in a row until the answer is ended. Less than 256 tokens count
+    as that many. None never ends it."""
     continuations: int = 1
     """The number of times that JSON which the server's token limit cut off is continued, by the
     same limit."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from msgspec import structs
 
 from mlx_server import limits
 from mlx_server.engine.messages import (
@@ -308,6 +309,7 @@ class Batch:
         ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
+        done.tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
         self._budget.stepped(count, self._clock() - self._began)
 
     def _drop_failed(self, rows: list[Row], done: StepResult) -> None:
@@ -325,6 +327,16 @@ class Batch:
             cache = response.prompt_cache
             self._cache.store(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
+
+    def _unlooped(self, row: Row, token: Token) -> Token:
+        """Ends a row that repeats itself, or its reasoning where a grammar demands an answer."""
+        if token.finish or row.loops is None or not row.loops.add(token.id):
+            return token
+        if row.constraint and row.constraint.demands_more:
+            is_ended = row.constraint.end_reasoning()
+            return structs.replace(token, looped=row.loops.period) if is_ended else token
+        self.cancel(row.number)
+        return structs.replace(token, finish="stop", looped=row.loops.period)
 
     def _begin(
         self, following: WaitingPrompt | PrefillGroup, tokens: int, done: StepResult

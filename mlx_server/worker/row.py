@@ -10,6 +10,7 @@ import numpy as np
 from mlx_server.engine.messages import ComputeAhead, Generate, RowFailed, RowLeftGrammar
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.loops import LoopDetector
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 
 Fault = Callable[[], str | None]
@@ -37,6 +38,7 @@ class Row:
         """Whether its cache may be written to disk."""
         self.row_adapter: RowAdapter = NO_ADAPTER
         self.constraint: LogitConstraint | None = None
+        self.loops: LoopDetector | None = None
         self.sampled = 0
         self.fault: Fault = _none
         """The fault of the latest draw, which may not be computed yet."""
@@ -80,6 +82,7 @@ def row_of(request: Generate, vocabulary: int) -> Row:
     row.continued_from = request.continued_from
     row.shared = request.shared
     row.on_disk = request.on_disk
+    row.loops = None if request.loops is None else LoopDetector(request.loops)
     row.row_adapter = row_adapter_of(request)
     return row
 

@@ -130,6 +130,11 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
             "models.a.repair.streaming: should be 'live' or 'accumulate'",
         ),
         (
+            "models:\n  a:\n    source: x/y\n    repair: {loops: yes}\n",
+            4,
+            "models.a.repair.loops: should be a number of repeats, or off",
+        ),
+        (
             "models:\n  a:\n    source: x/y\n    repair: {retries: 99}\n",
             4,
             "models.a.repair.retries: should be less than or equal to 4",

@@ -42,6 +42,13 @@ def test_sixteen_bits_are_no_quantisation(bits: int, found: int | None) -> None:
     assert spec_of(kv_cache={"bits": bits}).kv_bits == found
 
 
+@pytest.mark.parametrize(("loops", "found"), [("4", 4), ("off", None), ("'off'", None)])
+def test_loops_are_counted_or_left_alone(loops: str, found: int | None) -> None:
+    text = f"models:\n  a: {{source: demo:smollm2, repair: {{loops: {loops}}}}}\n"
+    settings = load(written(text))
+    assert model_spec("a", settings.models["a"]).repair.loops == found
+
+
 def test_what_has_another_name_in_the_record() -> None:
     found = spec_of(lead_on=False, repair={"json": False, "retries": 3}, adapters={"x": "./x"})
     assert found.force_answer is False

@@ -62,6 +62,8 @@ BROKEN = [
     {"index": 0, "what": "tool_calls[0].function.arguments.days: it should be of type integer"},
 ]
 
+SENTENCE = "I said it once. I say it again. "
+
 SAID = [
     {"match": QUESTION, "output": "<think>\nEasy.\n</think>\n\n[1, 1]"},
     {"match": "Thought", "output": "<think>\nIt is 4.\n</think>\n\n"},
@@ -73,6 +75,8 @@ SAID = [
     {"match": "regex:^Any town", "output": LONG},
     {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
+    {"match": "Loop", "output": "<think>\nHm.\n</think>\n\n" + SENTENCE * 200},
+    {"match": "Circle", "output": "<think>\n" + SENTENCE * 200},
     # by the model that gets the error of that
     {"match": "regex:unique", "output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
 ]
@@ -90,6 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         "stubborn": {**model, "source": "replay:insists.jsonl"},
         "held": {**model, "repair": {"streaming": "accumulate"}},
         "once": {**model, "repair": {"retries": 0, "promote_reasoning": False}},
+        "patient": {**model, "repair": {"loops": "off"}},
         "short": model,
         "short_held": {**model, "repair": {"streaming": "accumulate"}},
         "short_narrow": {**model, "context_length": CONTEXT},
@@ -359,3 +364,28 @@ def test_a_call_is_the_same_in_a_stream_that_is_held_back(client: OpenAI) -> Non
     for model in ("live", "held"):
         calls, text = streamed_calls(client, model, "Whole")
         assert (calls, text) == ('weather{"city": "Oslo", "days": 2}', "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("question", "field", "place"),
+    [("Loop", "content", "content"), ("Circle", "reasoning", "reasoning_content")],
+)
+def test_a_loop_is_ended_and_reported(
+    client: OpenAI, question: str, field: str, place: str, stream: bool
+) -> None:
+    """After six times 256 tokens, which here are bytes."""
+    answer = asked(client, "live", question, stream=stream)
+    chunks = list(answer) if stream else [answer]
+    parts = [choice.delta if stream else choice.message for c in chunks for choice in c.choices]
+    text = "".join(getattr(part, field, None) or "" for part in parts)
+    assert SENTENCE * 40 < text < SENTENCE * 50
+    assert [c.finish_reason for chunk in chunks for c in chunk.choices][-1] == "stop"
+    what = f"{place}: it repeated the same {len(SENTENCE)} tokens, so it was ended"
+    assert unmet(chunks[-1]) == [{"index": 0, "what": what}]
+
+
+def test_a_model_may_loop_where_its_owner_lets_it(client: OpenAI) -> None:
+    body = asked(client, "patient", "Loop")
+    assert body.choices[0].message.content == SENTENCE * 200
+    assert unmet(body) == []

@@ -98,6 +98,8 @@ class Generate(msgspec.Struct, tag=True):
     prompt."""
     on_disk: bool = True
     """Whether the row's cache may be written to the prompt cache's files."""
+    loops: int | None = None
+    """How often the same tokens may come in a row until it ends; None for no limit."""
 
     @property
     def length(self) -> int:

@@ -121,6 +121,8 @@ class Token(msgspec.Struct, array_like=True):
     finish: Stop | None = None
     """Set with the row's last token; a stop token itself comes with "stop"."""
     logprobs: Logprobs | None = None
+    looped: int = 0
+    """The number of tokens that the row repeats, if it or its reasoning is ended for that."""
 
 
 class ModelUnloaded(msgspec.Struct, tag=True):

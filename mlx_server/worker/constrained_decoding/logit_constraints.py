@@ -98,6 +98,18 @@ class LogitConstraint:
             self.failure = f"its grammar could not be followed: {error}"
             return False
 
+    @property
+    def demands_more(self) -> bool:
+        """Whether the grammar does not allow the row to end here."""
+        matcher = self._matcher
+        return matcher is not None and not (matcher.is_stopped() or matcher.is_accepting())
+
+    def end_reasoning(self) -> bool:
+        """Ends the reasoning as if its budget were used up. Returns False outside of reasoning."""
+        if self._recording or not self._budget:
+            return False
+        return self._budget.use_up()
+
     def _new_completion(self) -> GrammarCompletion | None:
         """Returns the grammar's completion, None without a grammar and for a recording that was
         cut off."""

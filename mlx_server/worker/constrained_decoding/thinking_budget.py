@@ -46,6 +46,12 @@ class ThinkingBudget:
         """Whether reasoning has to end and its end has not begun."""
         return self._inside and self._left <= 0 and not self._forced
 
+    def use_up(self) -> bool:
+        """Leaves no tokens for reasoning. Returns False if there were none or it is outside."""
+        is_open = self._inside and self._left > 0
+        self._left = min(self._left, 0)
+        return is_open
+
     @property
     def next(self) -> int | None:
         """The next forced token while reasoning is being ended, else None."""

@@ -1,0 +1,171 @@
+"""A row that generates the same tokens over and over is ended; what repeats itself for good reasons
+is not."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from mlx_server.engine.messages import Generate, LoadModel, Thinking
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.loops import LONGEST_PERIOD, LoopDetector
+from mlx_server.worker.worker import Engine
+from tests.tiny import IM_END, IM_START
+from tests.worker.batch_runs import a_prompt
+from tests.worker.constrained_decoding.grammars import HEAD
+from tests.worker.engine_runs import drain, failures, run, tokens_of
+from tests.worker.honest_repetition import samples
+
+REPEATS = 6
+
+LOOPS = {
+    "a sentence": "I think that is all there is to say about it, my friend. ",
+    "a row": "| Apple | 1.20 | red | ripe | yes |\n",
+    "a thought": "Wait, let me check once more. The question asks for the capital of France, which "
+    "is Paris. But is it? It may be a trick. Hmm. I know that Paris has been that for long. ",
+    "a call": '<tool_call>{"name": "read", "arguments": {"path": "a.txt"}}</tool_call>\n',
+    "sentences with one of their own at the end": "Yes, it is right so. " * 7
+    + "Or it is not, is it? ",
+}
+
+
+def found(ids: Sequence[int], repeats: int = REPEATS) -> tuple[int, int] | None:
+    """After how many tokens a loop is found, and how long its period is."""
+    detector = LoopDetector(repeats)
+    for count, token in enumerate(ids, 1):
+        if detector.add(token):
+            return count, detector.period
+    return None
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(demo_path / "tokenizer.json"))
+
+
+def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("before", ["", "Here it comes: | Apple | 1.20 | red"])
+@pytest.mark.parametrize("what", LOOPS)
+def test_loops_are_found(tokenizer: Tokenizer, what: str, before: str) -> None:
+    at = found(text_ids(tokenizer, before + LOOPS[what] * 400))
+    assert at is not None
+    count, period = at
+    one = len(text_ids(tokenizer, LOOPS[what] * 11)) - len(text_ids(tokenizer, LOOPS[what] * 10))
+    assert period == one
+    most = len(text_ids(tokenizer, before)) + REPEATS * max(period, 256) + 64
+    assert REPEATS * 256 <= count <= most
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 9, 100, 700, LONGEST_PERIOD - 1])
+@pytest.mark.parametrize("repeats", [2, 6])
+def test_it_takes_as_many_repeats_as_are_set(period: int, repeats: int) -> None:
+    """Of a period by its length; of a short one, more; of a few different tokens, more still."""
+    dice = random.Random(period)
+    before, once = (dice.sample(range(1000, 50_000), count) for count in (500, period))
+    least = 700 if period <= 8 else 256
+    at = found([*before, *once * 5000], repeats)
+    assert at == (500 + repeats * max(period, least), period)
+
+
+def test_a_loop_that_is_left_is_none() -> None:
+    once, other = list(range(300)), 1000
+    assert found([*once * 5, other] * 3) is None
+    assert found([*once * 5, other, *once * 8]) is not None
+    counted = [[*once[:20], other + number] for number in range(2000)]
+    assert found([token for line in counted for token in line]) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_period_with_repeats_within_is_found_all_the_same(seed: int) -> None:
+    """Of two tokens in random order, where nearly all that follows one another comes again."""
+    dice = random.Random(seed)
+    once = [dice.randint(0, 1) for _ in range(dice.randint(60, 900))]
+    at = found(once * 200)
+    assert at is not None
+    assert len(once) % at[1] == 0 or at[1] % len(once) == 0
+
+
+def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
+    alarms, count = {}, 0
+    for kind, text in samples(30):
+        count += 1
+        if at := found(text_ids(tokenizer, text)):
+            alarms[kind] = at
+    assert count == 240
+    assert not alarms
+
+
+def row(number: int, output: list[int], *, loops: int | None = 2, **fields: Any) -> Generate:
+    prompt, greedy = a_prompt(6, seed=number), SamplingParams(temperature=0)
+    fields = {"sampling": greedy, "forced_tokens": output, "loops": loops, **fields}
+    return Generate(number, "m", prompt, max_tokens=4000, stop_tokens=[IM_END], **fields)
+
+
+@pytest.fixture
+def engine(tiny_path: Path, tmp_path: Path) -> Engine:
+    """Plays what its rows are to generate."""
+    (tmp_path / "config.json").write_text('{"model_type": "replay", "vocab_size": 320}')
+    (tmp_path / "tokenizer.json").write_text((tiny_path / "tokenizer.json").read_text())
+    return loaded(tmp_path)
+
+
+def loaded(path: Path) -> Engine:
+    engine = Engine(concurrency=4)
+    engine.handle(LoadModel("m", str(path), [IM_END]))
+    drain(engine)
+    return engine
+
+
+ONCE = list(range(40, 60))
+LOOP = [*range(60, 90), *ONCE * 300]
+END = 30 + 2 * 256
+"""The tokens after which that row is a loop, if two repeats make one."""
+
+
+def test_a_loop_ends_its_row_alone(engine: Engine) -> None:
+    honest = [*random.Random(1).choices(ONCE, k=1500), IM_END]
+    asks = [row(0, LOOP), row(1, honest), row(2, LOOP, loops=None), row(3, LOOP, loops=3)]
+    reports = run(engine, *asks)
+    assert not failures(reports)
+    answers = [tokens_of(number, reports) for number in range(4)]
+    assert [len(answer) for answer in answers] == [END, len(honest), 4000, END + 256]
+    ends = [(answer[-1].finish, answer[-1].looped) for answer in answers]
+    assert ends == [("stop", 20), ("stop", 0), ("length", 0), ("stop", 20)]
+    assert [token.id for token in answers[0]] == LOOP[:END]
+    assert [token.id for token in answers[1]] == honest
+
+
+@pytest.mark.parametrize(
+    ("grammar", "tokens"), [("start: /(?s:.*)/", END), ("start: /(?s:.{1500,})/", 1500)]
+)
+def test_what_a_grammar_demands_is_no_loop(engine: Engine, grammar: str, tokens: int) -> None:
+    reports = run(engine, row(0, [*LOOP[:1500], IM_END], grammar=grammar + "\n"))
+    assert not failures(reports)
+    answer = tokens_of(0, reports)
+    assert len(answer) == tokens
+
+
+def test_reasoning_is_ended_where_an_answer_is_demanded(tiny_path: Path) -> None:
+    close, first = IM_START, 3 + ord("a") - ord("!")
+    only = SamplingParams(temperature=0, logit_bias={first: 90.0})
+    asked = row(
+        0,
+        [],
+        forced_tokens=None,
+        sampling=only,
+        grammar=f'{HEAD}start: ("abcdefghijkl")+ <[{close}]> "XYZ"\n',
+        thinking=Thinking(None, True, [b"\xff[0]"], [b"\xff[1]"], [close]),
+    )
+    reports = run(loaded(tiny_path), asked)
+    assert not failures(reports)
+    tokens = tokens_of(0, reports)
+    assert [at for at, token in enumerate(tokens) if token.looped] == [2 * 256 - 1]
+    assert [token.id for token in tokens].index(close) == 516
+    assert tokens[-1].finish == "stop"
+    assert not tokens[-1].looped
