@@ -8,9 +8,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.checkpoints.token_text import bytes_to_unicode
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import read_regular
 
 KIMI_CLASS = "TikTokenTokenizer"
 KIMI_RESERVED = 256
@@ -96,7 +96,7 @@ def kimi_tokenizer(file: Path, tokenizer_config: Mapping[str, Any]) -> tokenizer
 def _ranks(file: Path) -> dict[bytes, int]:
     """Reads the file, whose lines are a token's bytes in base64 and its rank."""
     try:
-        lines = [line.split() for line in read_regular(file).splitlines() if line]
+        lines = [line.split() for line in read_own(file).splitlines() if line]
         ranks = {b64decode(token, validate=True): int(rank) for token, rank in lines}
     except ValueError as error:
         raise ModelUnusable(

@@ -1,6 +1,5 @@
 """Reads everything in a checkpoint's folder except the weights."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,12 +7,13 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from mlx_server.checkpoints.architectures import CONTEXT, default_context, texts
+from mlx_server.checkpoints.chat_templates import DEFAULT, WITH_TOOLS, read_chat_templates
 from mlx_server.checkpoints.embedder import Embedder, read_embedder
 from mlx_server.checkpoints.encoders import context_of, is_encoder
+from mlx_server.checkpoints.json_file import existing, read_json, read_optional_json
+from mlx_server.checkpoints.special_tokens import read_special_tokens
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.requests import SamplingChoices
-from mlx_server.system.regular_files import read_regular_text
 from mlx_server.templates.chat_template import ChatTemplate
 
 log = logging.getLogger("mlx_server.families")
@@ -24,9 +24,6 @@ model's own length; if it were too low, valid prompts would be refused."""
 
 MOST_STRETCHED = 1024
 """Upper bound on YaRN's factor: a file with a larger one is damaged."""
-
-DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names of chat templates in checkpoints with several."""
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -99,12 +96,12 @@ def read_checkpoint(
 ) -> Checkpoint:
     """`chat_template` and `tokenizer_json` replace the checkpoint's own. Raises ModelUnusable."""
     config = read_json(path / "config.json")
-    generation = read_json(path / "generation_config.json", optional=True)
-    tokenizer_config = read_json(path / "tokenizer_config.json", optional=True)
-    tokenizer = Tokenizer(_existing(tokenizer_json or path / "tokenizer.json"))
-    tokens = _token_names(tokenizer_config)
-    own = {DEFAULT: chat_template} if chat_template else _chat_templates(path, tokenizer_config)
-    templates = {name: ChatTemplate(own[name]) for name in (DEFAULT, WITH_TOOLS) if name in own}
+    generation = read_optional_json(path / "generation_config.json")
+    tokenizer_config = read_optional_json(path / "tokenizer_config.json")
+    tokenizer = Tokenizer(existing(tokenizer_json or path / "tokenizer.json"))
+    tokens = read_special_tokens(path, tokenizer_config).texts
+    own = {DEFAULT: chat_template} if chat_template else read_chat_templates(path, tokenizer_config)
+    templates = {name: ChatTemplate(text) for name, text in own.items()}
     model_type = config.get("model_type")
     return Checkpoint(
         path=path,
@@ -121,55 +118,6 @@ def read_checkpoint(
             path, config, adds_end=tokenizer_config.get("add_eos_token") is True
         ),
     )
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    if optional and not path.exists():
-        return {}
-    try:
-        found = json.loads(_file_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelUnusable(f"{path.name} is not valid JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise ModelUnusable(f"{path.name} must contain a JSON object.")
-    return found
-
-
-def _file_text(path: Path) -> str:
-    try:
-        return read_regular_text(_existing(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise ModelUnusable(
-            f"{path.name} is missing from the model's folder {path.parent.name!r}. "
-            "Download the model again, or convert it with `mlx_lm.convert`."
-        )
-    return path
-
-
-def _token_names(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Texts of the `*_token` entries, which are strings or objects with a `content`."""
-    named = {k: v for k, v in tokenizer_config.items() if k.endswith("_token")}
-    texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in named.items()}
-    return {k: v for k, v in texts.items() if isinstance(v, str)}
-
-
-def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Sources of the chat templates by name; most checkpoints have only a default one."""
-    if (file := path / "chat_template.jinja").is_file():
-        return {DEFAULT: _file_text(file)}
-    found = tokenizer_config.get("chat_template")
-    named = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
-    pairs = ((t.get("name"), t.get("template")) for t in named if isinstance(t, dict))
-    return {
-        name: text
-        for name, text in pairs
-        if isinstance(name, str) and isinstance(text, str) and text
-    }
 
 
 def _context_length(config: dict[str, Any]) -> int:

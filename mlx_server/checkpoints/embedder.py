@@ -9,10 +9,10 @@ from typing import Any
 
 from mlx_server.checkpoints.architectures import texts
 from mlx_server.checkpoints.encoders import is_encoder, ranks
+from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.checkpoints.folder_check import is_own
 from mlx_server.engine.messages import Pooling
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.system.regular_files import read_regular_text
 
 log = logging.getLogger("mlx_server.families")
 
@@ -137,7 +137,7 @@ def _json(folder: Path, name: str, missing: Any) -> Any:
     if not path.is_file() or not is_own(path, folder):
         return missing
     try:
-        found = json.loads(read_regular_text(path))
+        found = json.loads(read_own(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{name} can't be read: {public_message(error)}.") from None
     if not isinstance(found, type(missing)):

@@ -1,12 +1,10 @@
 """Estimates from a model's files how much memory its weights will take."""
 
-import json
 from pathlib import Path
 
 from mlx_server import limits
-from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
+from mlx_server.checkpoints.safetensors_headers import BadHeader, NoWeights, read_header_of
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import read_regular
 
 NOT_OF_MLX = frozenset({"F64", "F8_E5M2"})
 
@@ -22,24 +20,12 @@ def weights_on_disk(path: Path) -> int:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The weight files that mlx-lm reads. Raises ModelUnusable if one is missing."""
+    """The weight files that mlx-lm reads. The index is not asked: many conversions carry that of
+    the original. Raises ModelUnusable if there are none."""
     files = sorted(path.glob("model*.safetensors"))
-    listed = _listed_files(path / "model.safetensors.index.json")
-    missing = sorted(listed - {file.name for file in files})
-    if missing or not files:
-        name = missing[0] if missing else "model.safetensors"
-        raise _unusable(path / name, "is missing")
+    if not files:
+        raise _unusable(path / "model.safetensors", "is missing")
     return files
-
-
-def _listed_files(index: Path) -> set[str]:
-    if not index.is_file():
-        return set()
-    try:
-        shards = set(json.loads(read_regular(index))["weight_map"].values())
-        return {shard for shard in shards if Path(shard).match("model*.safetensors")}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _unusable(index, "is damaged") from None
 
 
 def _tensor_bytes(file: Path, upcast: bool) -> int:
@@ -47,6 +33,8 @@ def _tensor_bytes(file: Path, upcast: bool) -> int:
         tensors = read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value).tensors
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})") from None
+    except NoWeights as error:
+        raise ModelUnusable(_in_folder(file, f"{error}.")) from None
     except BadHeader as error:
         raise _unusable(file, f"is damaged: it {error}") from None
     if strange := sorted({tensor.dtype for tensor in tensors.values()} & NOT_OF_MLX):
@@ -61,7 +49,9 @@ def _growth(dtype: str, upcast: bool) -> int:
 
 
 def _unusable(file: Path, what: str) -> ModelUnusable:
-    return ModelUnusable(
-        f"{file.name} in the model's folder {file.parent.name!r} {what}. "
-        "Download the model again, or convert it with `mlx_lm.convert`."
-    )
+    advice = "Download the model again, or convert it with `mlx_lm.convert`."
+    return ModelUnusable(_in_folder(file, f"{what}. {advice}"))
+
+
+def _in_folder(file: Path, what: str) -> str:
+    return f"{file.name} in the model's folder {file.parent.name!r} {what}"

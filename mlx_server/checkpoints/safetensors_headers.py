@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlx_server.checkpoints.file_kind import BYTES, other_than_weights
 from mlx_server.system.regular_files import open_regular
 
 SIZES = {
@@ -24,6 +25,10 @@ METADATA = "__metadata__"
 
 class BadHeader(Exception):
     """The file is invalid. The message continues a sentence that begins with the file's name."""
+
+
+class NoWeights(BadHeader):
+    """The file is of another kind. The message also says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,13 @@ class TensorsHeader:
 
 def read_header(file: BinaryIO, size: int, most: int) -> TensorsHeader:
     """The header of an open file of `size` bytes; it may have `most` bytes. Raises BadHeader."""
-    start = file.read(8)
+    start = file.read(BYTES)
+    if start[8:9] != b"{" and (what := other_than_weights(start)):
+        raise NoWeights(what)
+    file.seek(8)
     if len(start) < 8:
         raise BadHeader("is cut short")
-    (length,) = struct.unpack("<Q", start)
+    (length,) = struct.unpack_from("<Q", start)
     if length > most:
         raise BadHeader(f"has a header of {length:,} bytes; the limit is {most:,}")
     text = file.read(length)

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2 as sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import read_regular
 
 SPACE = "▁"
 
@@ -43,7 +43,7 @@ def sentencepiece_tokenizer(
 def _read_proto(file: Path) -> Proto:
     proto: Proto = sentencepiece.ModelProto()
     try:
-        proto.ParseFromString(read_regular(file))
+        proto.ParseFromString(read_own(file))
     except DecodeError:
         raise _unusable(file, "is not a SentencePiece model") from None
     if not proto.pieces:

@@ -17,10 +17,10 @@ import tokenizers
 from mlx_server import limits
 from mlx_server.checkpoints.control_pattern import pattern_of
 from mlx_server.checkpoints.control_token_escape import ControlTokenEscape
+from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
 from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public_message
 from mlx_server.request_threads import check_wanted
-from mlx_server.system.regular_files import read_regular
 
 Ids: TypeAlias = "array[int]"
 """Ids of a prompt that may be too long, as an array since a list takes ten times the memory."""
@@ -39,8 +39,8 @@ PROBE = "Hello, 123 wörld!\n"
 
 class Tokenizer:
     def __init__(self, path: Path) -> None:
-        with _file_error(path.name):
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_regular(path))
+        with file_error(path.name):
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_own(path))
             _check_growth(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -52,7 +52,7 @@ class Tokenizer:
         """Tokenise trusted text: special tokens in it become special tokens. A client's text must
         pass prompts/control_token_guard.py."""
         # as a batch of one, since the library's `encode` blocks all other threads
-        with _file_error("tokenizer.json"):
+        with file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
@@ -76,7 +76,7 @@ class Tokenizer:
     def pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
         """Two texts between the special tokens that the tokenizer adds to a pair, and the place
         from which on the tokens are those of the second."""
-        with _file_error("tokenizer.json"):
+        with file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
         ids, plain = found.ids, self.encode(PROBE)
         starts = [i for i in range(len(ids)) if ids[i : i + len(plain)] == plain]
@@ -146,7 +146,7 @@ class Tokenizer:
 
         A normalizer can also make them from other characters, which are then tokenised singly.
         """
-        with _file_error("tokenizer.json"):
+        with file_error("tokenizer.json"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self.control_tokens
         ids: list[int] = found.ids
@@ -172,7 +172,7 @@ class Tokenizer:
         if self.control_tokens.keys().isdisjoint(ids):
             return ids
         whole = self._tokenizer
-        with _file_error("tokenizer.json"):
+        with file_error("tokenizer.json"):
             text = whole.normalizer.normalize_str(character) if whole.normalizer else character
             split = whole.pre_tokenizer
             words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
@@ -185,7 +185,7 @@ class Tokenizer:
         return frozenset(self.encode("\ufdd0"))
 
     def decode(self, ids: list[int]) -> str:
-        with _file_error("tokenizer.json"):
+        with file_error("tokenizer.json"):
             return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def raw(self, ids: list[int]) -> str:
@@ -331,7 +331,8 @@ def _too_long(tokens: int) -> ContextTooLong:
 
 
 @contextmanager
-def _file_error(file: str) -> Iterator[None]:
+def file_error(file: str) -> Iterator[None]:
+    """Raises ModelUnusable for any error of the library, which names the file."""
     try:
         yield
     except (ServerError, KeyboardInterrupt, SystemExit):

@@ -1,14 +1,14 @@
 """The layers of a base model, read from its files before it is loaded."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.json_file import read_json
+from mlx_server.checkpoints.quantization import quantization_of
 from mlx_server.checkpoints.safetensors_headers import (
     BadHeader,
     Tensor,
@@ -16,7 +16,6 @@ from mlx_server.checkpoints.safetensors_headers import (
     read_header_of,
 )
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import read_regular
 
 DEMO_NAMES = {"demo:smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """The hub ids of the demo models."""
@@ -74,10 +73,9 @@ class _Bits:
 
     def __init__(self, config: Path) -> None:
         try:
-            found = json.loads(read_regular(config))["quantization"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = {}
-        self._found: dict[str, Any] = found if isinstance(found, dict) else {}
+            self._found = quantization_of(read_json(config)) or {}
+        except ModelUnusable:
+            self._found = {}
 
     def of(self, layer: str) -> int | None:
         own = self._found.get(layer)

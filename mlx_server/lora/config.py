@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_server import limits
+from mlx_server.checkpoints.file_kind import other_kind
 from mlx_server.errors import AdapterInvalid
 
 CONFIG = "adapter_config.json"
@@ -45,7 +46,8 @@ def read_config(folder: Path, text: bytes) -> AdapterConfig:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
-        raise invalid(folder, f"is damaged: {CONFIG} is not JSON. Copy it again") from None
+        what = other_kind(text) or "is not JSON. Copy it again"
+        raise invalid(folder, f"is damaged: {CONFIG} {what}") from None
     if not isinstance(config, dict):
         raise _config_error(folder, "should be a JSON object")
     peft = "peft_type" in config

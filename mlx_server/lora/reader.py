@@ -11,7 +11,13 @@ from typing import BinaryIO
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import is_own
-from mlx_server.checkpoints.safetensors_headers import BadHeader, Tensor, TensorsHeader, read_header
+from mlx_server.checkpoints.safetensors_headers import (
+    BadHeader,
+    NoWeights,
+    Tensor,
+    TensorsHeader,
+    read_header,
+)
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.base_model import plain_path
 from mlx_server.lora.config import (
@@ -120,6 +126,8 @@ def read_adapter(
             rank = max(_rank(folder, config, pair) for pair in pairs)
             _check_shapes(folder, config.format, pairs, base_shapes or {}, complete)
             digest = _digest(folder, text, file, header)
+    except NoWeights as error:
+        raise invalid(folder, f"can't be read: {weights.name} {error}") from None
     except BadHeader as error:
         raise invalid(folder, f"is damaged: {weights.name} {error}. Copy it again") from None
     except OSError as error:

@@ -2,20 +2,24 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
-from mlx_server.checkpoints.checkpoint import read_json
 from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.json_file import read_json
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from mlx_server.sources.tokenizer_files import TOKENIZERS, tokenizer_json
 
-SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})\.safetensors")
 WEIGHTS = re.compile(r"model[^/]*\.safetensors")
+
+OTHER_WEIGHTS = re.compile(r"(?!adapter).*\.(?:bin|gguf|h5|msgpack|npz|onnx|pth?|safetensors)")
 
 COUNT = re.compile("(layer|expert|block|loop)s?$")
 """Names of settings that are numbers of layers, or of parts of them."""
@@ -27,13 +31,21 @@ ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
 SHOWN = 8
 """The number of missing files that an error lists by name."""
 
-# Ignored: subfolders hold the model in other formats, and the `*` of a pattern matches a "/" too.
-# `1_Pooling` of sentence-transformers is the exception.
-NESTED = "[!1]*/*"
+NESTED = ["[!1a]*/*", "a[!d]*/*"]
+"""What is not fetched: subfolders hold the model in other formats, and the `*` of a pattern matches
+a "/" too. `1_Pooling` of sentence-transformers and `additional_chat_templates` are exceptions."""
 
 
 def missing(folder: Path) -> list[str]:
     return missing_of(path.name for path in folder.glob("*") if path.is_file())
+
+
+def weights_instead(folder: Path) -> str | None:
+    """A file of weights of another format or name, in a folder without others."""
+    names = sorted(path.name for path in folder.glob("*"))
+    if any(map(WEIGHTS.fullmatch, names)):
+        return None
+    return next(filter(OTHER_WEIGHTS.fullmatch, names), None)
 
 
 def missing_of(names: Iterable[str]) -> list[str]:
@@ -43,22 +55,33 @@ def missing_of(names: Iterable[str]) -> list[str]:
     """
     present = set(names)
     weights = set(filter(WEIGHTS.fullmatch, present))
-    series = {shard.groups() for shard in map(SHARD.fullmatch, weights) if shard}
+    shards = filter(None, map(SHARD.fullmatch, weights))
+    series = {(shard[1], len(shard[2]), shard[3]) for shard in shards}
     most = limits.CHECKPOINT_FILES.value
-    if max(len(weights), sum(int(count) for _, count in series)) > most:
+    if max(len(weights), sum(int(count) for _, _, count in series)) > most:
         raise ModelUnusable(
             f"The checkpoint names more than {most:,} files of weights. Download the model again."
         )
-    shards = {
-        f"{stem}-{number:05}-of-{count}.safetensors"
-        for stem, count in series
-        for number in range(1, int(count) + 1)
-    }
     lacking = [] if "config.json" in present else ["config.json"]
     lacking += [] if present & set(TOKENIZERS) else ["tokenizer.json"]
-    lacking += sorted(shards - weights) + ([] if weights else ["model*.safetensors"])
+    lacking += _missing_shards(series, weights) if weights else ["model*.safetensors"]
     more = len(lacking) - SHOWN
     return lacking if more <= 0 else [*lacking[:SHOWN], f"{more} more files"]
+
+
+def _missing_shards(series: Iterable[tuple[str, int, str]], weights: AbstractSet[str]) -> list[str]:
+    """The files that the numbers of others promise: of the files with one stem, those of the series
+    that lacks the fewest. Further series, and files next to a whole one, are of an older copy.
+
+    series: stem, digits of the number, and count.
+    """
+    lacking = {name.removesuffix(".safetensors"): set[str]() for name in weights}
+    for stem, digits, count in series:
+        first = 0 if f"{stem}-{0:0{digits}}-of-{count}.safetensors" in weights else 1
+        numbers = range(first, first + int(count))
+        names = {f"{stem}-{number:0{digits}}-of-{count}.safetensors" for number in numbers}
+        lacking[stem] = min(names - weights, lacking.get(stem, names), key=len)
+    return sorted(chain(*lacking.values()))
 
 
 def check_small_files(folder: Path, name: str) -> None:

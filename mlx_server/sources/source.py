@@ -8,7 +8,7 @@ from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress
-from mlx_server.sources.checkpoint_files import missing
+from mlx_server.sources.checkpoint_files import missing, weights_instead
 from mlx_server.sources.hub import (
     HUB_ID,
     HubModel,
@@ -110,9 +110,11 @@ def _local(folder: Path) -> Path:
             "tokenizer.json and model*.safetensors."
         )
     if lacking := missing(folder):
+        others = weights_instead(folder)
         raise ModelUnusable(
-            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. Copy the missing "
-            "files, or make an MLX checkpoint with `mlx_lm.convert`."
+            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}"
+            f"{f'; {others} is not read' if others else ''}. Copy the missing files, or make an "
+            "MLX checkpoint with `mlx_lm.convert`."
         )
     folder = folder.resolve()
     check_model(folder)

@@ -1,4 +1,5 @@
-"""A model's tokenizer.json: its own, or one converted from another format and cached."""
+"""A model's tokenizer.json: its own, or a made and cached one if it lacks tokens or is of another
+format."""
 
 import hashlib
 import json
@@ -8,10 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import tokenizers
+from tokenizers import AddedToken
 
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
-from mlx_server.checkpoints.checkpoint import read_json
+from mlx_server.checkpoints.file_kind import BOM, read_own
+from mlx_server.checkpoints.json_file import read_optional_json
+from mlx_server.checkpoints.special_tokens import SpecialTokens, read_special_tokens
+from mlx_server.checkpoints.tokenizer import file_error
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.regular_files import read_regular
@@ -38,20 +44,64 @@ TOKENIZERS = (OWN, *MADE_FROM)
 
 
 def tokenizer_json(folder: Path) -> Path:
-    """Returns the path of a tokenizer.json. Raises ModelUnusable if the conversion fails."""
-    found = [name for name in TOKENIZERS if (folder / name).is_file()]
-    if not found or found[0] == OWN:
-        return folder / OWN
-    source = folder / found[0]
-    config = read_json(folder / "tokenizer_config.json", optional=True)
-    made = cache_dir() / "tokenizers" / _digest(source, config) / OWN
+    """Returns the path of a tokenizer.json that has the tokens of all small files of a checkpoint.
+    Raises ModelUnusable if it can't be made."""
+    source = folder / next((name for name in TOKENIZERS if (folder / name).is_file()), OWN)
+    config = read_optional_json(folder / "tokenizer_config.json")
+    special = read_special_tokens(folder, config)
+    if source.name == OWN and _is_complete(source, special):
+        return source
+    made = cache_dir() / "tokenizers" / _digest(source, config, special) / OWN
     if not made.is_file():
-        _keep(MADE_FROM[source.name](source, config), made)
+        _keep(_made(source, config, special), made)
     return made
 
 
-def _digest(source: Path, config: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)}".encode())
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: msgspec.Raw
+    added_tokens: list[_AddedToken] = []
+
+
+def _is_complete(file: Path, special: SpecialTokens) -> bool:
+    """Whether the file can be used as it is. One that can't be read is too: its reader says why."""
+    try:
+        content = read_regular(file)
+        listed = msgspec.json.decode(content, type=_TokenizerFile).added_tokens
+    except OSError:
+        return True
+    except ValueError:
+        return not content.startswith(BOM)
+    flags = ({**msgspec.structs.asdict(token)} for token in listed)
+    return not special.missing_from({it.pop("id"): AddedToken(**it) for it in flags})
+
+
+def _made(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> tokenizers.Tokenizer:
+    if source.name == OWN:
+        with file_error(OWN):
+            made = tokenizers.Tokenizer.from_buffer(read_own(source).removeprefix(BOM))
+        made.add_tokens(special.missing_from(made.get_added_tokens_decoder()))
+        return made
+    made = MADE_FROM[source.name](source, config)
+    own = made.get_added_tokens_decoder()
+    present = {token.content for token in own.values()}
+    further = [t for t in special.missing_from(own) if t.content not in present]
+    # found in the text as it is given, as transformers does it for these files
+    made.add_tokens([AddedToken(t.content, special=t.special, normalized=False) for t in further])
+    return made
+
+
+def _digest(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)} {special}".encode())
     digest.update(read_regular(source))
     return digest.hexdigest()[:32]
 

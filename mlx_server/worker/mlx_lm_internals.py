@@ -1,9 +1,19 @@
 """The internals of mlx-lm that the engine uses, which another version may rename or change. They
 are checked when the engine starts, so that a mismatch is reported in one sentence."""
 
+from collections.abc import Callable
 from importlib.metadata import requires, version
 from inspect import signature
+from pathlib import Path
 from typing import Any
+
+import mlx.nn as nn
+
+from mlx_server.checkpoints.json_file import read_json, read_optional_json
+from mlx_server.checkpoints.quantization import MLX, OTHERS, quantization_of
+
+NVIDIA = "hf_quant_config.json"
+"""The file in which NVIDIA's exports say how they are quantised."""
 
 SUPPORTED = next(
     (line for line in requires("mlx-local-server") or () if line.startswith("mlx-lm")), ""
@@ -21,6 +31,7 @@ class WrongMlxLm(ImportError):
 
 
 try:
+    from mlx_lm import utils
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, StopSequences
     from mlx_lm.models.cache import (
         ArraysCache,
@@ -40,8 +51,8 @@ try:
         SwitchMLP,
     )
     from mlx_lm.sample_utils import greedy_sampler
+    from mlx_lm.utils import _decode_tagged_floats as decode_tagged_floats
     from mlx_lm.utils import _get_classes as get_classes
-    from mlx_lm.utils import load_model
 except ImportError as error:
     raise WrongMlxLm(str(error)) from error
 
@@ -64,7 +75,6 @@ __all__ = [
     "dynamic_roll",
     "get_classes",
     "greedy_sampler",
-    "load_model",
     "make_prompt_cache",
 ]
 
@@ -94,3 +104,26 @@ def check() -> None:
 
 
 check()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model, as the server reads it, with what mlx-lm expects in it."""
+    config: dict[str, Any] = decode_tagged_floats(read_json(folder / "config.json"))
+    if (quantization := quantization_of(config)) is not None:
+        config[MLX] = quantization
+    text = config.get("text_config")
+    if OTHERS not in config and not (isinstance(text, dict) and OTHERS in text):
+        config |= {OTHERS: own} if (own := read_optional_json(folder / NVIDIA)) else {}
+    return config
+
+
+def load_model(folder: Path, classes: Callable[[dict[str, Any]], tuple[Any, Any]]) -> nn.Module:
+    """mlx-lm's model without its weights read, with `read_config` in the place of mlx-lm's own,
+    which takes no byte order mark and fails at damaged files that it does not need."""
+    theirs = utils.load_config
+    utils.load_config = read_config
+    try:
+        model, _ = utils.load_model(folder, lazy=True, get_model_classes=classes)
+    finally:
+        utils.load_config = theirs
+    return model

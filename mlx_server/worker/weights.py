@@ -1,6 +1,5 @@
 """Reads weights from a checkpoint folder, a piece at a time."""
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,9 +12,10 @@ from mlx.utils import tree_flatten
 
 from mlx_server.checkpoints.architectures import SAME
 from mlx_server.checkpoints.encoders import is_encoder
-from mlx_server.system.regular_files import read_regular
+from mlx_server.checkpoints.quantization import why_not_read
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.worker.encoders import encoder_classes
-from mlx_server.worker.mlx_lm_internals import get_classes, load_model
+from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
 
@@ -36,14 +36,19 @@ def load(
     cut: Callable[[nn.Module], None] = lambda model: None,
 ) -> Reading:
     """pace: decides how many bytes each piece has. cut: see `WholeModel`."""
-    config = json.loads(read_regular(path / "config.json"))
+    config = read_config(path)
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
     is_embedder = (path / MODULES).is_file()
     classes = embedder_classes if is_embedder else model_classes
     if is_encoder(config):
         classes = encoder_classes
-    model, _ = load_model(path, lazy=True, get_model_classes=classes)
+    try:
+        model = load_model(path, classes)
+    except Exception as error:
+        if why := why_not_read(config, public_message(error)):
+            raise ModelUnusable(why) from error
+        raise
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)

@@ -64,17 +64,26 @@ def test_some_files_may_be_missing(folder: Path, name: str) -> None:
     read_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"],
-)
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 100_000]
-)
+DAMAGED = (b"", b"{", b"[1, 2]", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 100_000)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_file_is_named(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(ModelUnusable, match=name):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_file_that_may_be_missing_is_passed_over(
+    folder: Path, name: str, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / name).write_bytes(content)
+    checkpoint = read_checkpoint(folder)
+    assert (checkpoint.sampling, checkpoint.tokens) == ({}, {})
+    assert name in caplog.text
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
@@ -165,14 +174,12 @@ def test_some_have_another_one_for_tools(folder: Path) -> None:
         None,
         "",
         5,
-        {"default": "x"},
         [],
         ["x"],
         [{"name": "default"}],
         [{"template": "x"}],
-        [{"name": "tool_use", "template": "x"}],
         [{"name": "default", "template": None}],
-        [{"name": ["default"], "template": "x"}],
+        [{"name": "rag", "template": "x"}, {"name": "code", "template": "y"}],
     ],
 )
 def test_a_chat_template_that_is_none_is_none(folder: Path, template: object) -> None:

@@ -64,30 +64,18 @@ def test_packed_weights_stay_packed(tiny_path: Path, tiny_model: Any, tmp_path: 
     assert weights_bytes(folder, not mx.metal.is_available()) == loaded_bytes(folder)
 
 
-def test_shards_add_up_and_none_may_be_missing(tiny_path: Path, tmp_path: Path) -> None:
+def test_shards_add_up(tiny_path: Path, tmp_path: Path) -> None:
     arrays = arrays_of(tiny_path)
-    shards = {f"model-{i}-of-2.safetensors": list(arrays)[i::2] for i in range(2)}
-    for shard, names in shards.items():
-        mx.save_safetensors(str(tmp_path / shard), {name: arrays[name] for name in names})
-    index = {"weight_map": {name: shard for shard, names in shards.items() for name in names}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for i in range(2):
+        shard = {name: arrays[name] for name in list(arrays)[i::2]}
+        mx.save_safetensors(str(tmp_path / f"model-{i}-of-2.safetensors"), shard)
     assert weights_bytes(tmp_path, upcast=True) == weights_bytes(tiny_path, upcast=True)
-    (tmp_path / "model-1-of-2.safetensors").unlink()
-    with pytest.raises(ModelUnusable, match=r"^model-1-of-2\.safetensors .* is missing"):
-        weights_bytes(tmp_path, upcast=True)
 
 
 def test_a_folder_without_weights_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "adapters.safetensors").write_bytes(b"")
     with pytest.raises(ModelUnusable, match=r"^model\.safetensors .* is missing.*Download"):
         weights_bytes(tmp_path, upcast=True)
-
-
-def test_a_damaged_index_is_unusable(tmp_path: Path) -> None:
-    for text in ("", "[]", "{}", '{"weight_map": {"a": 1}}', "[" * 100_000):
-        (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ModelUnusable, match=r"^model\.safetensors\.index\.json .* is damaged"):
-            weights_bytes(tmp_path, upcast=True)
 
 
 def file_of(header: object, data: int = 8) -> bytes:
@@ -100,7 +88,6 @@ def tensor(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict
 
 
 DAMAGED = {
-    "empty": b"",
     "too short for a length": b"\1\0",
     "longer than the file": struct.pack("<Q", 1 << 63) + b"{}",
     "cut in the header": file_of(tensor())[:40],

@@ -191,7 +191,6 @@ SWAPPED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a config": ("config.json", read_model),
     "a tokenizer": ("tokenizer.json", read_model),
     "weights": ("model.safetensors", read_model),
-    "an index": ("model.safetensors.index.json", read_model),
     "tiktoken's tokens": ("tiktoken.model", read_kimi),
     "SentencePiece's tokens": ("tokenizer.model", read_kimi),
     "an adapter's config": (CONFIG, find_adapter),

@@ -198,7 +198,10 @@ OUT = ("../outside.safetensors", "/etc/passwd", "..", "\0", "x" * 100_000)
 
 REFUSED: Zoo = {
     "pickles for weights": (pickles, r"lacks model\*\.safetensors"),
-    "a pickle by another name": (pickle_named_safetensors, r"model\.safetensors .* is damaged"),
+    "a pickle by another name": (
+        pickle_named_safetensors,
+        r"model\.safetensors .* is a PyTorch file",
+    ),
     **{f"{name} leads out": (link_out(name), f"{name} .* {LINK}") for name in READ_JSON},
     "weights lead out": (link_out("model.safetensors"), rf"model\.safetensors .* {LINK}"),
     "a shard leads out": (linked_shard, rf"model-2\.safetensors .* {LINK}"),
@@ -211,7 +214,6 @@ REFUSED: Zoo = {
         larger_than_it_is("tokenizer.json", 1 << 40),
         "tokenizer.json .* larg",
     ),
-    "an index leads out": (index("../../model.safetensors"), r"model\.safetensors .* is missing"),
     "weights cut short": (cut, "cut short"),
     "a header of 2^63 bytes": (weights("{}", length=1 << 63), "header of 9,223,372"),
     "a header that ends early": (weights("{}", length=1000), "cut short"),
@@ -235,7 +237,8 @@ REFUSED: Zoo = {
     "10^9 experts": (config(n_routed_experts=10**9), "n_routed_experts is 1000000000"),
     "10^9 blocks": (config(num_blocks=10**9), "num_blocks is 1000000000"),
     "10^9 loops": (config(num_loops=10**9), "num_loops is 1000000000"),
-    **{f"deep {name}": (text(name, DEEP), f"{name} .* valid|{name} of") for name in READ_JSON},
+    "deep config.json": (text("config.json", DEEP), "config.json is not valid JSON"),
+    "deep tokenizer.json": (text("tokenizer.json", DEEP), "tokenizer.json of"),
     "a list for a config": (text("config.json", "[]"), "config.json must contain a JSON object"),
     "a number too long": (
         text("config.json", f'{{"a": {"9" * 5000}}}'),
@@ -289,7 +292,7 @@ UNLOADABLE: Zoo = {
     "heads below zero": (config(num_attention_heads=-4), "Negative dimensions"),
     "no key heads": (config(num_key_value_heads=0), "Expected shape"),
     "a text for a number": (config(rope_theta="x"), "rope"),
-    "no quantisation": (config(quantization="x"), "TypeError"),
+    "no quantisation": (config(quantization="x"), "`quantization` in config.json is 'x'"),
     "layers that are not there": (config(num_hidden_layers=3), "Missing 9 parameters"),
     "layers too many": (config(num_hidden_layers=1), "not in model"),
     "a tensor missing": (tensors(lambda found: found.pop(NORM)), f"Missing 1 param.*\\s*{NORM}"),
@@ -323,7 +326,12 @@ HARMLESS: Mapping[str, Break] = {
         ),
         config(_name_or_path="/etc", base_model="../..", tokenizer_file="/etc/passwd"),
     ),
-    "ids that are far out": changed("tokenizer.json", added_tokens=[added(2**31)]),
+    "ids that are far out": all_of(
+        changed("tokenizer.json", added_tokens=[added(2**31)]),
+        changed("tokenizer_config.json", bos_token=None, eos_token=None, pad_token=None),
+    ),
+    "an index leads out": index("../../model.safetensors"),
+    "deep generation_config.json": text("generation_config.json", DEEP),
 }
 """What they name is not looked at."""
 

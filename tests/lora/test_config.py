@@ -107,7 +107,8 @@ def test_what_peft_trains_besides_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (b"", "is not JSON"),
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Run `git lfs pull`"),
         (b"\xff", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'{"r": ' + b"1" * 5000 + b"}", "is not JSON"),

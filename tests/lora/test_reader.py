@@ -229,7 +229,7 @@ def entry(**changes: Any) -> Break:
 HOSTILE: Mapping[str, tuple[Break, str]] = {
     "truncated": (cut, f"{MLX_WEIGHTS} is cut short"),
     "too long": (grown, f"{MLX_WEIGHTS} is longer than its header says"),
-    "nothing in it": (lambda folder: (folder / MLX_WEIGHTS).write_bytes(b""), "is cut short"),
+    "nothing in it": (lambda folder: (folder / MLX_WEIGHTS).write_bytes(b""), "is empty"),
     "header of 10 GB": (header("{}", length=10 << 30), "header of 10,737,418,240 bytes"),
     "header that ends early": (header("{}", length=1000), "is cut short"),
     "header is not JSON": (header("{"), "header that is not JSON"),

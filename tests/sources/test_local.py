@@ -63,5 +63,5 @@ def test_what_cannot_be_served_says_why_and_hides_nothing_else(home: Path, tiny_
     models = found()
     assert sorted(models) == ["a/broken", "a/good", "a/half"]
     assert models["a/good"].problem == ""
-    assert "damaged" in models["a/broken"].problem
+    assert "is text that begins with 'no header'" in models["a/broken"].problem
     assert "lacks model*.safetensors" in models["a/half"].problem

@@ -1,0 +1,67 @@
+"""What a file is that has the name of a model's file: a failed download leaves others in its place.
+
+The sentences continue one that begins with the file's name, and lack the full stop.
+"""
+
+import re
+from pathlib import Path
+
+from mlx_server.errors import ModelUnusable
+from mlx_server.system.regular_files import read_regular
+
+BYTES = 128
+"""The bytes of a file's beginning that are looked at."""
+
+BOM = b"\xef\xbb\xbf"
+
+AGAIN = "Download it again"
+
+LFS = "is a Git LFS pointer, not the file itself. Run `git lfs pull` in the folder of the clone"
+PAGE = (
+    "is a web page, not the file itself. Download it again; if it is gated, accept its terms and "
+    "run `hf auth login` first"
+)
+GGUF = (
+    "is a GGUF file. Use a checkpoint in safetensors, or convert the original model with "
+    "`mlx_lm.convert`"
+)
+PICKLE = (
+    "is a PyTorch file, which is never opened because such files can run code. Use a checkpoint in "
+    "safetensors, or convert the original model with `mlx_lm.convert`"
+)
+
+KINDS = (
+    (re.compile(rb"version https://git-lfs"), LFS),
+    (re.compile(rb"(?i)\s*<(?:!doctype\s+html|html|head|body|!--)"), PAGE),
+    (re.compile(rb"\s*<(?:\?xml|[Ee]rror)"), f"is an error that a server sent as XML. {AGAIN}"),
+    (re.compile(rb"GGUF"), GGUF),
+    (re.compile(rb"PK\x03\x04|\x80[\x02-\x05]"), PICKLE),
+    (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf"), "is an archive. Unpack it"),
+    (re.compile(rb"\0+\Z"), f"begins with zeros: its download was not finished. {AGAIN}"),
+    (re.compile(rb"\Z"), f"is empty. {AGAIN}"),
+)
+"""Each kind, by its beginning."""
+
+TEXT = re.compile(rb"[\t\n\r -~]+\Z")
+
+
+def other_kind(begin: bytes) -> str | None:
+    """What a file with this beginning is, and what to do; None if it may be a model's file."""
+    begin = begin.removeprefix(BOM)[:BYTES]
+    return next((what for pattern, what in KINDS if pattern.match(begin)), None)
+
+
+def other_than_weights(begin: bytes) -> str | None:
+    """Like `other_kind`, for a file that is not text."""
+    if (what := other_kind(begin)) or not TEXT.match(begin[:BYTES]):
+        return what
+    quoted = begin[:BYTES].decode().strip().split("\n")[0][:60]
+    return f"is text that begins with {quoted!r}. {AGAIN}"
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a model's file. Raises ModelUnusable if it is something else, or OSError."""
+    content = read_regular(path)
+    if what := other_kind(content[: BYTES + len(BOM)]):
+        raise ModelUnusable(f"{path.name} {what}.")
+    return content

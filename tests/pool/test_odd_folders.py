@@ -1,0 +1,95 @@
+"""What mlx-lm loads and transformers renders, we load and render alike, however odd the folder."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+
+from mlx_server.errors import ServerError
+from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.pool.prepare import ModelSpec, prepare
+from mlx_server.worker import weights
+from tests.pool.odd_folders import ODD, TEMPLATES
+
+TEXT = "Hi  there"
+TOOL: dict[str, Any] = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+
+Answer = tuple[list[int], list[int], mx.array]
+"""The prompt's tokens, those of the prompt with a tool, and the logits after the first."""
+
+
+def logits(model: Any, prompt: list[int]) -> mx.array:
+    known = [token for token in prompt if token < 320]
+    found: mx.array = model(mx.array([known]))[0, -1].astype(mx.float32)
+    return found
+
+
+def of_mlx_lm(folder: Path) -> Answer:
+    model, tokenizer = mlx_lm.load(str(folder), lazy=True)
+    messages = [{"role": "user", "content": TEXT}]
+    tool = {"type": "function", "function": TOOL}
+    prompts = (
+        tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)
+        for tools in (None, [tool])
+    )
+    plain, with_tool = map(list, prompts)
+    return plain, with_tool, logits(model, plain)
+
+
+def of_ours(folder: Path) -> Answer:
+    spec = ModelSpec("odd", str(folder), tools_in_prompt="never")
+    prepared = prepare(spec, lambda *progress: None, upcast=True)
+    loading = weights.load(prepared.path)
+    while True:
+        try:
+            next(loading)
+        except StopIteration as end:
+            model = end.value
+            break
+    plain, with_tool = (
+        prepared.family.render(
+            prepared.checkpoint, Conversation((Message("user", TEXT),), tools)
+        ).tokens
+        for tools in ((), (Tool(**TOOL),))
+    )
+    return plain, with_tool, logits(model, plain)
+
+
+@pytest.mark.tables
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.filterwarnings("ignore")  # transformers' and mlx-lm's own
+def test_an_odd_folder(
+    name: str, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path / "cache"))
+    odd = ODD[name]
+    folder = tmp_path / "odd"
+    shutil.copytree(tiny_path, folder)
+    odd.change(folder)
+    theirs: Answer | Exception
+    try:
+        theirs = of_mlx_lm(folder)
+    except Exception as error:
+        theirs = error
+    if odd.says:
+        with pytest.raises(ServerError) as refused:
+            of_ours(folder)
+        assert re.search(odd.says, refused.value.message), refused.value.message
+        assert isinstance(theirs, Exception) != bool(odd.differs)
+        return
+    ours = of_ours(folder)
+    is_alike = not isinstance(theirs, Exception) and same(ours, theirs)
+    assert is_alike != bool(odd.differs), (ours, theirs)
+
+
+def same(ours: Answer, theirs: Answer) -> bool:
+    return ours[:2] == theirs[:2] and bool(mx.allclose(ours[2], theirs[2], atol=1e-3))
+
+
+def test_the_table_is_long() -> None:
+    assert len(ODD) >= 60
+    assert len(TEMPLATES) >= 20
