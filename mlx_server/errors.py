@@ -28,6 +28,7 @@ ServerError
 │   ├── ModelReplaced         503  the model's files changed after the request arrived
 │   ├── StoreUnavailable      503  stored responses can't be read or written now
 │   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
+│   ├── TokenizerUnavailable  503  the process that makes a model's ids ends or can't be started
 │   ├── PdfUnavailable        503  the process that reads PDF files can't be started
 │   ├── CompilerUnavailable   503  no process compiles the schema: none starts, or it is starved
 │   │   └── CompilerTooSlow   503  the schema did not compile in its processor time
@@ -190,6 +191,10 @@ class StoreUnavailable(Unavailable):
 
 class TemplatesUnavailable(Unavailable):
     code = "templates_unavailable"
+
+
+class TokenizerUnavailable(Unavailable):
+    code = "tokenizer_unavailable"
 
 
 class PdfUnavailable(Unavailable):

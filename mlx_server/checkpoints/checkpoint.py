@@ -12,7 +12,7 @@ from mlx_server.checkpoints.embedder import Embedder, read_embedder
 from mlx_server.checkpoints.encoders import context_of, is_encoder
 from mlx_server.checkpoints.json_file import existing, read_json, read_optional_json
 from mlx_server.checkpoints.special_tokens import read_special_tokens
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.checkpoints.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.requests import SamplingChoices
 from mlx_server.templates.chat_template import ChatTemplate
 
@@ -98,7 +98,7 @@ def read_checkpoint(
     config = read_json(path / "config.json")
     generation = read_optional_json(path / "generation_config.json")
     tokenizer_config = read_optional_json(path / "tokenizer_config.json")
-    tokenizer = Tokenizer(existing(tokenizer_json or path / "tokenizer.json"))
+    tokenizer = read_tokenizer(existing(tokenizer_json or path / "tokenizer.json"))
     tokens = read_special_tokens(path, tokenizer_config).texts
     own = {DEFAULT: chat_template} if chat_template else read_chat_templates(path, tokenizer_config)
     templates = {name: ChatTemplate(text) for name, text in own.items()}

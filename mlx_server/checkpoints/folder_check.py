@@ -19,7 +19,7 @@ MOST_BYTES: Mapping[str, int] = {
     "tokenizer_config.json": 16 << 20,
     "special_tokens_map.json": 4 << 20,
     "added_tokens.json": 4 << 20,
-    "tokenizer.json": 256 << 20,
+    "tokenizer.json": limits.TOKENIZER_BYTES.value,
     "tokenizer.model": 64 << 20,
     "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,

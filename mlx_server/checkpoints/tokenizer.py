@@ -1,25 +1,30 @@
 """Converts text to token ids and back with the checkpoint's tokenizer.json."""
 
-import json
 import re
 from array import array
+from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import pairwise
-from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import tokenizers
+from typing import TypeAlias
 
 from mlx_server import limits
 from mlx_server.checkpoints.control_pattern import pattern_of
 from mlx_server.checkpoints.control_token_escape import ControlTokenEscape
-from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
-from mlx_server.errors import ContextTooLong, ModelUnusable, ServerError, public_message
+from mlx_server.checkpoints.tokenizer_file import (
+    BEFORE_ENTRY,
+    PROBE,
+    TokenizerCalls,
+    TokenizerFile,
+    content_of,
+    decoder_of,
+    file_error,
+)
+from mlx_server.checkpoints.tokenizer_process import TokenizerProcess
+from mlx_server.errors import ContextTooLong, ModelUnusable
 from mlx_server.request_threads import check_wanted
 
 Ids: TypeAlias = "array[int]"
@@ -34,30 +39,28 @@ FEW = 16
 AROUND = 512
 """Characters on both sides of a cut that show whether tokens end there."""
 
-PROBE = "Hello, 123 wörld!\n"
+FEW_IDS = 256
+"""The most ids that are decoded in this process, since that blocks all other threads."""
 
 
 class Tokenizer:
-    def __init__(self, path: Path) -> None:
-        with file_error(path.name):
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(read_own(path))
-            _check_growth(self._tokenizer)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        _disable_cache(self._tokenizer)
+    def __init__(self, path: Path, calls: TokenizerCalls | None = None) -> None:
+        """calls: what makes the calls that need the file; None: this process. Raises
+        ModelUnusable."""
+        self._calls = calls or TokenizerFile(content_of(path))
+        facts = self._calls.facts()
+        self._entries, self._ends = facts.entries, memoryview(facts.ends).cast("I")
+        self._added = {token.id: token for token in facts.added}
+        self._decoder = decoder_of(facts)
+        self.vocabulary = facts.size
+        self.longest = facts.longest
+        """Characters of the longest token, which gives a lower bound on a text's tokens."""
         self._control_with: dict[str, re.Pattern[str] | None] = {}
-        self.decode(self.encode(PROBE))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Tokenise trusted text: special tokens in it become special tokens. A client's text must
         pass prompts/control_token_guard.py."""
-        # as a batch of one, since the library's `encode` blocks all other threads
-        with file_error("tokenizer.json"):
-            (found,) = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-        ids: list[int] = found.ids
-        return ids
+        return self._calls.encode(text, add_special_tokens)
 
     def encode_prompt(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """Like `encode`, with special tokens added. Raises ContextTooLong early."""
@@ -76,16 +79,15 @@ class Tokenizer:
     def pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
         """Two texts between the special tokens that the tokenizer adds to a pair, and the place
         from which on the tokens are those of the second."""
-        with file_error("tokenizer.json"):
-            (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
-        ids, plain = found.ids, self.encode(PROBE)
+        ids, types = self._calls.encode_pair()
+        plain = self.encode(PROBE)
         starts = [i for i in range(len(ids)) if ids[i : i + len(plain)] == plain]
         if len(starts) != 2:
             raise ModelUnusable("tokenizer.json does not say how a pair of texts is written.")
         end = starts[0] + len(plain)
         between = ids[end : starts[1]]
         begins = [*ids[: starts[0]], *first]
-        kinds = found.type_ids[end : starts[1]]
+        kinds = types[end : starts[1]]
         place = len(begins) + (kinds.index(1) if 1 in kinds else len(kinds))
         return [*begins, *between, *second, *ids[starts[1] + len(plain) :]], place
 
@@ -136,29 +138,12 @@ class Tokenizer:
             if most is not None and found > most:
                 raise _too_long(found)
 
-    @cached_property
-    def longest(self) -> int:
-        """Characters of the longest token, which gives a lower bound on a text's tokens."""
-        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
-
     def encode_as_spelled(self, text: str) -> list[int]:
         """Tokenise with control tokens only where the text has them exactly.
 
         A normalizer can also make them from other characters, which are then tokenised singly.
         """
-        with file_error("tokenizer.json"):
-            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        control = self.control_tokens
-        ids: list[int] = found.ids
-        if control.keys().isdisjoint(ids):
-            return ids  # without the offsets, which take long to list
-        made = [
-            (a, b)
-            for token, (a, b) in zip(ids, found.offsets, strict=True)
-            if token in control
-            and token not in self._unknown
-            and text[a:b].strip() != control[token].strip()
-        ]
+        ids, made = self._calls.encode_marking(text)
         if not made:
             return ids
         if len(text) == 1:
@@ -171,43 +156,52 @@ class Tokenizer:
         ids = self.encode(character)
         if self.control_tokens.keys().isdisjoint(ids):
             return ids
-        whole = self._tokenizer
-        with file_error("tokenizer.json"):
-            text = whole.normalizer.normalize_str(character) if whole.normalizer else character
-            split = whole.pre_tokenizer
-            words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
-            ids = [token.id for word in words for token in whole.model.tokenize(word)]
+        ids = self._calls.encode_character(character)
         return [id for id in ids if id not in self.control_tokens]
 
-    @cached_property
-    def _unknown(self) -> frozenset[int]:
-        """Ids of a character that is in no vocabulary."""
-        return frozenset(self.encode("\ufdd0"))
-
     def decode(self, ids: list[int]) -> str:
-        with file_error("tokenizer.json"):
-            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return self._decoded(ids, skip=True)
 
     def raw(self, ids: list[int]) -> str:
         """The text with special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return self._decoded(ids, skip=False)
+
+    def _decoded(self, ids: Sequence[int], *, skip: bool) -> str:
+        if len(ids) > FEW_IDS:
+            return self._calls.decode([*ids], skip)
+        tokens = [text for id in ids if (text := self._decodable(id, skip=skip)) is not None]
+        with file_error():
+            return self._joined(tokens)
+
+    def _joined(self, tokens: list[str]) -> str:
+        return str(self._decoder.decode(tokens)) if self._decoder else " ".join(tokens)
+
+    def _decodable(self, token: int, *, skip: bool) -> str | None:
+        """What the decoder gets for a token, None if it gets nothing."""
+        if added := self._added.get(token):
+            return None if skip and added.skipped else added.decoded
+        return self.entry(token)
 
     def id_of(self, token: str) -> int | None:
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        entry = BEFORE_ENTRY + token.encode(errors="surrogatepass")
+        at = self._entries.find(entry + BEFORE_ENTRY)
+        if at < 0 and self._entries.endswith(entry):
+            at = len(self._entries) - len(entry)
+        return None if at < 0 else bisect_right(self._ends, at)
 
     def entry(self, token: int) -> str | None:
         """The token as the vocabulary has it; None if only the model's output head has it."""
-        found: str | None = self._tokenizer.id_to_token(token)
-        return found
+        if not 0 <= token < len(self._ends):
+            return None
+        begin, end = self._ends[token - 1] if token else 0, self._ends[token]
+        return self._entries[begin + 1 : end].decode() if begin < end else None
 
     def spelling(self, token: int) -> str:
         """The text of one token, special or not."""
+        if (text := self._decodable(token, skip=False)) is None:
+            return ""
         # decoded after itself, since some decoders drop the space of a text's first token
-        once, twice = (
-            self._tokenizer.decode([token] * times, skip_special_tokens=False) for times in (1, 2)
-        )
-        return str(twice[len(once) :])
+        return self._joined([text, text])[len(self._joined([text])) :]
 
     def bytes_of(self, token: int, *, first: bool = False) -> bytes:
         """The token's bytes, which may be only a part of a character.
@@ -217,7 +211,7 @@ class Tokenizer:
         text = self.decode([token]) if first else self.spelling(token)
         if "�" not in text:
             return text.encode()
-        raw = self._tokenizer.id_to_token(token) or ""
+        raw = self.entry(token) or ""
         if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", raw):
             return bytes.fromhex(byte[1])
         found = self.byte_level(token)
@@ -227,29 +221,23 @@ class Tokenizer:
         """The bytes of a token in a byte-level vocabulary's letters; None if it has others."""
         letters = bytes_to_unicode()
         try:
-            return bytes(letters[c] for c in self._tokenizer.id_to_token(token) or "")
+            return bytes(letters[c] for c in self.entry(token) or "")
         except KeyError:
             return None
 
     def is_silent(self, token: int) -> bool:
         """Whether a token has no text: it is special, or only the model's output head has it."""
-        return token in self._special or self._tokenizer.id_to_token(token) is None
+        return token in self._special or self.entry(token) is None
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(id for id, token in added.items() if token.special)
-
-    @cached_property
-    def vocabulary(self) -> int:
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return frozenset(id for id, token in self._added.items() if token.special)
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:
-        added = self._tokenizer.get_added_tokens_decoder()
         return {
             id: token.content
-            for id, token in added.items()
+            for id, token in self._added.items()
             if is_control(token.content, token.special)
         }
 
@@ -330,38 +318,7 @@ def _too_long(tokens: int) -> ContextTooLong:
     )
 
 
-@contextmanager
-def file_error(file: str) -> Iterator[None]:
-    """Raises ModelUnusable for any error of the library, which names the file."""
-    try:
-        yield
-    except (ServerError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are not an Exception
-        raise ModelUnusable(
-            f"{file} of this model can't be read or used: {public_message(error)}. "
-            "Download the model again."
-        ) from None
-
-
-def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
-    """The library's cache keeps ten thousand words of clients, of up to 256 letters: megabytes
-    that stay as long as the model, without making it faster."""
-    if resize := getattr(tokenizer.model, "_resize_cache", None):
-        resize(0)
-
-
-def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
-    normalizer = tokenizer.normalizer
-    growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
-    if growth > limits.NORMALIZER_GROWTH.value:
-        raise ValueError("its normalizer can make a text many times longer")
-
-
-def _growths(step: Any) -> Iterator[int]:
-    """The growth factor of each replacement in a normalizer, at any depth."""
-    if isinstance(step, dict):
-        yield max(1, len(str(step.get("content") or "")))
-        step = list(step.values())
-    for inner in step if isinstance(step, list) else ():
-        yield from _growths(inner)
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Like `Tokenizer`, but blocks no other thread if the file is large."""
+    is_small = path.stat().st_size <= limits.SMALL_TOKENIZER_BYTES.value
+    return Tokenizer(path, None if is_small else TokenizerProcess(path))

@@ -28,6 +28,41 @@ NORMALIZER_GROWTH = Limit(
     per="model",
     beyond="the model is unusable",
 )
+TOKENIZER_BYTES = Limit(
+    bounds="`tokenizer.json`",
+    value=64 << 20,
+    unit="bytes",
+    per="model",
+    beyond="the model is unusable",
+)
+SMALL_TOKENIZER_BYTES = Limit(
+    bounds="a `tokenizer.json` that the server itself reads, which blocks it meanwhile",
+    value=1 << 17,
+    unit="bytes",
+    per="model",
+    beyond="a process of its own reads it and makes the ids",
+)
+TOKENIZER_MEMORY = Limit(
+    bounds="memory of that process",
+    value=2 << 30,
+    unit="bytes",
+    per="model",
+    beyond="the model is unusable",
+)
+TOKENIZER_SECONDS = Limit(
+    bounds="how long that process may take for one reply",
+    value=120,
+    unit="seconds",
+    per="model",
+    beyond="503, and the process is killed",
+)
+DECODER_CHARACTERS = Limit(
+    bounds="the decoder of a tokenizer",
+    value=1 << 16,
+    unit="characters",
+    per="model",
+    beyond="the model is unusable",
+)
 VOCABULARY_TOKENS = Limit(
     "the largest token id", 1 << 24, "tokens", "model", beyond="the model is unusable"
 )

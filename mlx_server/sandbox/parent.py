@@ -222,7 +222,7 @@ def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env=child_environment(),
             # in a group of its own Ctrl-C does not reach it, and if the server dies while
             # the child is stopped, the kernel sends SIGHUP to the orphaned group
             process_group=0,
@@ -231,7 +231,7 @@ def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     # the setting returns the memory of large texts to the system
     return {**inherited, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}

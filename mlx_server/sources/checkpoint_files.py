@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.checkpoints.json_file import read_json
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.checkpoints.tokenizer import read_tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from mlx_server.sources.tokenizer_files import TOKENIZERS, tokenizer_json
@@ -88,7 +88,7 @@ def check_small_files(folder: Path, name: str) -> None:
     """Raises ModelUnusable if the small files show that the model can't be used."""
     check_model(folder)
     check_architecture(read_json(folder / "config.json"), name)
-    Tokenizer(tokenizer_json(folder))
+    read_tokenizer(tokenizer_json(folder))
 
 
 def check_architecture(config: dict[str, Any], name: str) -> None:

@@ -14,10 +14,10 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
-from mlx_server.checkpoints.file_kind import BOM, read_own
+from mlx_server.checkpoints.file_kind import BOM
 from mlx_server.checkpoints.json_file import read_optional_json
 from mlx_server.checkpoints.special_tokens import SpecialTokens, read_special_tokens
-from mlx_server.checkpoints.tokenizer import file_error
+from mlx_server.checkpoints.tokenizer_file import content_of, file_error
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.regular_files import read_regular
@@ -87,8 +87,8 @@ def _is_complete(file: Path, special: SpecialTokens) -> bool:
 
 def _made(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> tokenizers.Tokenizer:
     if source.name == OWN:
-        with file_error(OWN):
-            made = tokenizers.Tokenizer.from_buffer(read_own(source).removeprefix(BOM))
+        with file_error():
+            made = tokenizers.Tokenizer.from_buffer(content_of(source).removeprefix(BOM))
         made.add_tokens(special.missing_from(made.get_added_tokens_decoder()))
         return made
     made = MADE_FROM[source.name](source, config)

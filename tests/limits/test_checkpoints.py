@@ -10,7 +10,7 @@ from tokenizers import models, normalizers
 
 from mlx_server import limits
 from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
-from mlx_server.checkpoints.tokenizer import _check_growth
+from mlx_server.checkpoints.tokenizer_file import _check_growth
 from mlx_server.lora.reader import _config_text
 from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.templates import child, messages, process
