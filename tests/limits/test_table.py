@@ -117,6 +117,7 @@ OTHERS = {
     "worker/read_rate.FIRST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.LEAST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.MOST_BYTES": "how much of a file is read at a time",
+    "worker/loops.LONGEST_PERIOD": "how far back repeats in an answer are noticed",
     "worker/read_rate.MOST_GROWTH": "how much of a file is read at a time",
     "worker/row_validation.LARGEST_SCALE": "a factor, which makes nothing grow",
     "worker/warm_up.MOST_SECONDS": "of the owner's own start",
