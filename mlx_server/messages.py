@@ -1,8 +1,11 @@
 """A conversation as every family receives it, independent of the endpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+UNNAMED = "unknown"
+"""The name of a call that a client sends back without one."""
 
 EXTRA_CONTENT = "extra_content"
 """The field of a call on the wire, as Google's API has it."""
@@ -25,16 +28,65 @@ class ToolCall:
     """What an upstream sent with the call and needs back with its result, such as a signature."""
 
 
+MediaKind = Literal["image", "audio", "video", "file"]
+
+NOT_TEXT = "this model reads only text"
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A part of a message that is not text."""
+
+    kind: MediaKind
+    place: str
+    """The path by which it is reported where a model is not shown it."""
+    about: str = ""
+    """The type, and the size or the name, where they are known."""
+    part: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The part as chat completions have it; None for one that no other server can read."""
+    why: str = NOT_TEXT
+
+    @property
+    def line(self) -> str:
+        """The text in its place for a model that is not shown it."""
+        named = f"{self.kind}: {self.about}" if self.about else self.kind
+        return f"[{named}, not shown: {self.why}]"
+
+
+ContentPart = str | Media
+
+REPEATED = {"repeated": True}
+"""Marks a field whose text is in another field too."""
+
+
+def content_of(parts: Iterable[ContentPart]) -> str:
+    """The content for a model that reads only text."""
+    return "\n".join(part if isinstance(part, str) else part.line for part in parts)
+
+
+def media_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
+    """The parts if there are media among them; none if the content is all that there is."""
+    parts = tuple(parts)
+    return parts if any(isinstance(part, Media) for part in parts) else ()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     role: Role
     content: str = ""
+    """All of it as text: each medium is a line."""
     name: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     phase: Phase | None = None
     """Phase of an assistant's content, where it is known."""
+    parts: tuple[ContentPart, ...] = field(default=(), metadata=REPEATED)
+    """The content in its parts, if some of them are media."""
+
+    @property
+    def media(self) -> Iterator[Media]:
+        return (part for part in self.parts if isinstance(part, Media))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +131,13 @@ class Conversation:
         )
         messages = (*self.messages[:-1], whole)
         return replace(self, messages=messages, continue_final_message=False)
+
+
+def media_places(prompts: Iterable[object]) -> Iterator[str]:
+    """The paths of all media in those prompts that are conversations."""
+    conversations = (prompt for prompt in prompts if isinstance(prompt, Conversation))
+    messages = (message for conversation in conversations for message in conversation.messages)
+    return (each.place for message in messages for each in message.media)
 
 
 def has_extra_content(conversation: Conversation) -> bool:

@@ -24,6 +24,8 @@ from mlx_server.requests import SamplingChoices
 
 MAX_ADAPTER_SCALE = 4
 IGNORED_HEADER = "x-mlx-server-ignored"
+REPORTED_ELSEWHERE = ""
+"""Stands for the name of an object that is used, or that generation reports where it is not."""
 
 T = TypeVar("T")
 
@@ -108,7 +110,8 @@ class WireModel(BaseModel):
         return ()
 
     def ignored_as(self) -> str | None:
-        """The name under which the whole object is reported, if none of it has an effect."""
+        """The name under which the whole object is reported, if none of it has an effect, or
+        REPORTED_ELSEWHERE. None: its fields are reported."""
         return None
 
     def ignored(self) -> list[str]:
@@ -126,8 +129,9 @@ def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:
         for item in node if node and _is_nested(node[0]) else ():
             yield from _ignored_paths(item, path)
         return
-    if kind := node.ignored_as():
-        yield f"{path}{kind}"
+    if (kind := node.ignored_as()) is not None:
+        if kind != REPORTED_ELSEWHERE:
+            yield f"{path}{kind}"
         return
     for name, value in (node.model_extra or {}).items():
         if value is not None and name not in node.ACCEPTED:

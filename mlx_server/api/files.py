@@ -1,13 +1,14 @@
-"""Files that a client sends within a message: the text of text and PDF files is read; all
-others are refused by name."""
+"""Files that a client sends within a message: the text of text and PDF files is read, and a line
+takes the place of all others."""
 
 import base64
 import re
 from email.message import Message
 
 from mlx_server import pdf
+from mlx_server.api import media
 from mlx_server.api.fields import WireModel
-from mlx_server.errors import BadRequest
+from mlx_server.messages import ContentPart, Media
 
 DATA_URL = re.compile(r"data:([^,]{0,200}?)(;base64)?,(.*)", re.DOTALL)
 TEXTUAL = re.compile(
@@ -29,6 +30,14 @@ ENCODINGS = {
 length of the text."""
 
 
+NO_DATA = "this server keeps no files and fetches none"
+NO_BASE64 = "its data is not base64"
+
+
+class Unreadable(Exception):
+    """The file has no text that can be read; the message says why."""
+
+
 class FileData(WireModel):
     filename: str | None = None
     file_data: str | None = None
@@ -37,73 +46,62 @@ class FileData(WireModel):
     file_url: str | None = None
 
 
-def file_text(file: FileData, where: str) -> str:
-    """The file's name and its text. Raises BadRequest for a file that is not text in full."""
-    for name in ("file_id", "file_url"):
-        if getattr(file, name):
-            raise BadRequest(
-                f"`{where}.{name}` is not supported: this server keeps no files and fetches none. "
-                "Send the text in `file_data`.",
-                param=f"{where}.{name}",
-            )
+def content_of_file(file: FileData, place: str) -> ContentPart:
+    """The file's name and its text; a picture or a sound is a medium of its own kind."""
     if file.file_data is None:
-        raise BadRequest(f"`{where}.file_data` is missing.", param=f"{where}.file_data")
-    text = text_of_data(file.file_data, f"{where}.file_data")
-    return f"{file.filename}\n{text}" if file.filename else text
+        where = " ".join(filter(None, (file.filename, file.file_url, file.file_id)))
+        return Media("file", place, where[: media.URL_CHARACTERS], why=NO_DATA)
+    return content_of_data(file.file_data, place, file.filename)
 
 
-def text_of_data(given: str, param: str) -> str:
+def content_of_data(given: str, place: str, name: str | None = None) -> ContentPart:
     """The text of a data URL, or of base64 alone, which is text or a PDF file."""
+    media_type = re.split("[;,]", given[5:200])[0] if given[:5] == "data:" else ""
+    kind = media.kind_of(media_type.partition("/")[0])
+    if kind:
+        return media.of_url(kind, given, place)
+    try:
+        text = text_of_data(given)
+    except Unreadable as refused:
+        known = " ".join(filter(None, (name, media_type)))
+        return Media("file", place, known[: media.URL_CHARACTERS], why=str(refused))
+    return f"{name}\n{text}" if name else text
+
+
+def text_of_data(given: str) -> str:
     parts = DATA_URL.fullmatch(given)
     if parts is None:
-        data = _from_base64(given, param)
-        return (
-            pdf_text(data, param) if data.startswith(PDF_MARK) else _decoded(data, "utf-8", param)
-        )
+        data = _from_base64(given)
+        return pdf_text(data) if data.startswith(PDF_MARK) else _decoded(data, "utf-8")
     if not parts[2]:
-        raise _no_base64(param)
+        raise Unreadable(NO_BASE64)
     header = Message()
     header["content-type"] = parts[1] or "text/plain"
     kind = header.get_content_type()
     if kind == PDF:
-        return pdf_text(_from_base64(parts[3], param), param)
+        return pdf_text(_from_base64(parts[3]))
     if not TEXTUAL.fullmatch(kind):
-        raise BadRequest(
-            f"`{param}` has the media type {kind[:64]!r}, which is not supported: these "
-            "models read only text. Send the file's text.",
-            param=param,
-        )
+        raise Unreadable("it is neither text nor PDF")
     charset = str(header.get_param("charset", "utf-8")).lower()
-    return _decoded(_from_base64(parts[3], param), charset, param)
+    return _decoded(_from_base64(parts[3]), charset)
 
 
-def pdf_text(data: bytes, param: str) -> str:
+def pdf_text(data: bytes) -> str:
     try:
         return pdf.text_of(data)
     except pdf.PdfRefused as refused:
-        raise BadRequest(f"The PDF file in `{param}` {refused}.", param=param) from None
+        raise Unreadable(f"the PDF file {refused}") from None
 
 
-def _from_base64(given: str, param: str) -> bytes:
+def _from_base64(given: str) -> bytes:
     try:
         return base64.b64decode(given, validate=True)
     except ValueError:
-        raise _no_base64(param) from None
+        raise Unreadable(NO_BASE64) from None
 
 
-def _decoded(data: bytes, charset: str, param: str) -> str:
+def _decoded(data: bytes, charset: str) -> str:
     try:
         return data.decode(ENCODINGS[charset]).removeprefix("\ufeff")
     except (ValueError, KeyError):  # of the text, of the name of its encoding
-        raise BadRequest(
-            f"`{param}` is not text in its encoding (UTF-8 if it names none), nor a PDF file.",
-            param=param,
-        ) from None
-
-
-def _no_base64(param: str) -> BadRequest:
-    return BadRequest(
-        f"`{param}` should be base64, alone or in a data URL, such as "
-        "`data:text/plain;base64,SGk=`.",
-        param=param,
-    )
+        raise Unreadable("it is not text in its encoding, nor a PDF file") from None

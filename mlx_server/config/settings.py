@@ -301,6 +301,9 @@ class ModelSettings(_Frozen, UpstreamFields):
     compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     kv_cache: KvCacheSettings = KvCacheSettings()
+    images: Literal["describe", "refuse"] = "describe"
+    """Whether a question with images, or other media, that the model can't take is answered, with a
+    line of text in their place, or refused. Those of earlier turns are never refused."""
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether lines that change with every request and mean nothing are taken out of the prompt."""
     misplaced_calls: Literal["make", "text"] = "make"

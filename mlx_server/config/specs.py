@@ -80,6 +80,7 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
         json_whitespace=model.json_whitespace,
         compute_ahead=model.compute_ahead,
         kv_bits=None if model.kv_cache.bits == 16 else model.kv_cache.bits,
+        images=model.images,
         volatile_lines=model.volatile_lines,
         misplaced_calls=model.misplaced_calls,
         reasoning_tags=model.reasoning_tags,

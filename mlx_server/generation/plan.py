@@ -14,6 +14,7 @@ from mlx_server.generation.constraints import (
     budget_of,
     constrain_rows,
 )
+from mlx_server.generation.media import check_media
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.rendering import (
     check_text,
@@ -23,7 +24,7 @@ from mlx_server.generation.rendering import (
 )
 from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
-from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content
+from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content, media_places
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.prepare import PreparedModel
@@ -77,6 +78,7 @@ def plan(
     ServerError for what the model can't do."""
     check_task(prepared, "generate")
     check_text(prepared, request)
+    check_media(prepared.spec, request)
     _check_raw(prepared, request)
     if request.format:
         check(request.format, request.format_param)
@@ -249,6 +251,7 @@ def _ignored(
         return
     if has_extra_content(prompt):
         yield EXTRA_CONTENT
+    yield from media_places([prompt])
     own = prompt.template_kwargs
     budget = budget_of(prepared, request, prompt)
     # the engine enforces these even if the template does not read them

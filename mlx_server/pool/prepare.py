@@ -92,6 +92,9 @@ class ModelSpec:
     """The whitespace that a schema's grammar allows between the parts of JSON."""
     compute_ahead: int = 0
     """The most tokens of a conversation's next prompt that an idle engine computes."""
+    images: Literal["describe", "refuse"] = "describe"
+    """Whether the newest question may have media that the model can't take: it gets a line of text
+    in their place."""
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether meaningless lines that change with every request, and so defeat the prompt cache, are
     taken out of the prompt."""

@@ -1,4 +1,5 @@
-"""Counts the text in a value of any type; fields added later are counted too."""
+"""Counts the text in a value of any type; fields added later are counted too, unless they are
+marked as `repeated`."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,8 @@ _names: dict[type, tuple[str, ...]] = {}
 def _field_names(kind: type) -> tuple[str, ...]:
     """Returns the fields of a dataclass, which are looked up once; nothing for other types."""
     if kind not in _names:
-        _names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+        own = fields(kind) if is_dataclass(kind) else ()
+        _names[kind] = tuple(field.name for field in own if not field.metadata.get("repeated"))
     return _names[kind]
 
 

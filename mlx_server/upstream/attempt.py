@@ -8,6 +8,7 @@ import msgspec
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import Event, TokenCounts
 from mlx_server.upstream.connection import UpstreamConnection, UpstreamStream
+from mlx_server.upstream.messages import without_media
 from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import CHARACTERS_PER_TOKEN, AnswerReader
 from mlx_server.upstream.request_body import UpstreamRequest
@@ -43,7 +44,7 @@ class UpstreamAttempt:
     def estimated_prompt_tokens(self) -> int:
         """The prompt's tokens, estimated by its characters until the upstream has counted them."""
         body = self._request.body
-        asked = [body.get(name) for name in ("messages", "prompt", "tools")]
+        asked = [without_media(body.get("messages") or []), body.get("prompt"), body.get("tools")]
         return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN
 
     @property

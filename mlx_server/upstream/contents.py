@@ -87,7 +87,7 @@ def _content_of_parts(parts: list[Any]) -> Content:
             if call := _call_in(part):
                 found.calls.append(call)
             else:
-                (found.thoughts if _is_thought(part) else found.texts).append(_part_text(part))
+                (found.thoughts if _is_thought(part) else found.texts).append(part_text(part))
     return found
 
 
@@ -103,17 +103,17 @@ def _call_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return part if part.get("type") in CALLS else None
 
 
-def _part_text(part: Mapping[str, Any], depth: int = 0) -> str:
-    """The text of a part or, if it has parts itself, of those."""
+def part_text(part: Mapping[str, Any], depth: int = 0) -> str:
+    """The text of a part or, if it has parts itself, of those; empty if it has none."""
     for name in TEXT_FIELDS if depth < NESTING_LEVELS else ():
         match part.get(name):
             case str(text) if text:
                 return text
-            case Mapping() as found if within := _part_text(found, depth + 1):
+            case Mapping() as found if within := part_text(found, depth + 1):
                 return within
             case [*items]:
                 return "".join(
-                    item if isinstance(item, str) else _part_text(item, depth + 1)
+                    item if isinstance(item, str) else part_text(item, depth + 1)
                     for item in items
                     if isinstance(item, str | Mapping)
                 )
@@ -136,7 +136,7 @@ def _reasoning(said: Mapping[str, Any]) -> str:
             case str(text) if text:
                 return text
             case Mapping() as found:
-                return _part_text(found)
+                return part_text(found)
             case (
                 None | "" | bool() | list()
             ):  # a bool is a server's own setting, a list has details
@@ -153,7 +153,7 @@ def _details(said: Mapping[str, Any]) -> Iterator[str]:
             found = [found]
         if isinstance(found, list):
             for part in _text_parts(found):
-                yield part if isinstance(part, str) else _part_text(part)
+                yield part if isinstance(part, str) else part_text(part)
             return
 
 

@@ -22,7 +22,7 @@ from mlx_server.requests import (
 )
 from mlx_server.upstream.dialects import CHAT, COMPLETIONS
 from mlx_server.upstream.limited_thoughts import CONTINUED, STOPS, LimitedThoughts, ThoughtTags
-from mlx_server.upstream.messages import messages_of
+from mlx_server.upstream.messages import messages_of, shows
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 ANY_OBJECT: tuple[object, ...] = ({"type": "object"}, {}, True)
@@ -121,6 +121,8 @@ def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[st
         sends_extra = can.extra_content and can.tools and can.tool_messages
         if has_extra_content(prompt) and not sends_extra:
             yield EXTRA_CONTENT
+        for message in prompt.messages:
+            yield from (each.place for each in message.media if not shows(each, message, can))
 
 
 def request_of(

@@ -7,6 +7,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from mlx_server import limits
+from mlx_server.messages import Media, MediaKind
 
 Kind = Literal["openai", "watsonx"]
 
@@ -77,9 +78,17 @@ class UpstreamCapabilities:
     """Whether the upstream has `/completions`, for prompts that are plain text."""
     stream_usage: bool = True
     """Whether `stream_options` is sent to get the usage."""
+    images: bool = False
+    """Whether images are sent. In place of other media, and of all that the upstream can't take, it
+    gets a line of text."""
+    audio: bool = False
+    video: bool = False
     developer_role: bool = False
     """Whether messages may have the role `developer`; if not, they are sent as `system`."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+
+    def takes(self, medium: Media) -> bool:
+        return bool(medium.part and getattr(self, SEEN.get(medium.kind, ""), False))
 
 
 WATSONX = UpstreamCapabilities(
@@ -89,6 +98,11 @@ WATSONX = UpstreamCapabilities(
     stream_usage=False,
     extra_content=False,
 )
+
+SEEN: Mapping[MediaKind, str] = MappingProxyType(
+    {"image": "images", "audio": "audio", "video": "video"}
+)
+"""The capability that each kind of media needs; there is none for files."""
 
 DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
     {"openai": UpstreamCapabilities(), "watsonx": WATSONX}

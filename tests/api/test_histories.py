@@ -1,6 +1,7 @@
 """What agents send again with every turn: a history is answered, and the header names what was left
 out."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.usefixtures("_as_before")
 @pytest.fixture(scope="module")
 def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
     with wire.client(tiny_path, engine, show_prompts=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), images="refuse") as client:
         yield client
 
 
@@ -84,3 +91,377 @@ def test_half_of_a_pair_over_a_web_socket(client: TestClient) -> None:
             pass
     assert event["type"] == "response.completed", event
     assert event["response"]["mlx_server"]["ignored"] == ["lone_surrogates"]
+
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x02\x80\x00\x00\x01\xe0" + bytes(40)
+DATA = base64.b64encode(PNG).decode()
+URL = f"data:image/png;base64,{DATA}"
+LINE = "[image: image/png, 640x480, not shown: this model reads only text]"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+FUNCTION: Json = {"name": "f", "arguments": "{}"}
+CALL: Json = {"id": "c", "type": "function", "function": FUNCTION}
+ITEM: Json = {"type": "function_call", "call_id": "c", **FUNCTION}
+USE: Json = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+IMAGE: Json = {"type": "image_url", "image_url": {"url": URL}}
+BLOCK: Json = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": DATA},
+}
+ZIP = "data:application/zip;base64,UEsDBA=="
+
+
+def chat(*messages: Json, **more: Any) -> Json:
+    return {"messages": [*user("hi"), *messages], "max_tokens": 4, **more}
+
+
+def assistant(content: Any = None, *calls: Json, **more: Any) -> Json:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls], **more}
+
+
+def result(content: Any, **more: Any) -> Json:
+    return {"role": "tool", "tool_call_id": "c", "content": content, **more}
+
+
+def anthropic(*content: Json, after: Any = ()) -> Json:
+    talk = [*user("hi"), *after, *user([*content])]
+    return {"messages": talk, "max_tokens": 4}
+
+
+def responses(*items: Json) -> Json:
+    return {"input": [*user("hi"), *items], "store": False, "max_output_tokens": 4}
+
+
+def ollama(*messages: Json) -> Json:
+    return {"messages": [*user("hi"), *messages], "stream": False}
+
+
+def answered(content: Any) -> Json:
+    return anthropic(
+        {"type": "tool_result", "tool_use_id": "c", "content": content},
+        after=[{"role": "assistant", "content": [USE]}],
+    )
+
+
+HISTORIES: dict[str, tuple[str, Json, str, str]] = {
+    # the path, the body, a text of the prompt, and what the header names
+    "an image": (CHAT, chat(*user([IMAGE])), LINE, "messages.content.image_url"),
+    "of a tool": (
+        CHAT,
+        chat(assistant(None, CALL), result([{"type": "text", "text": "shot"}, IMAGE])),
+        f"shot\n{LINE}",
+        "messages.content.image_url",
+    ),
+    "of an assistant": (CHAT, chat(assistant([IMAGE])), LINE, "messages.content.image_url"),
+    "by its address": (
+        CHAT,
+        chat(*user([{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}])),
+        "[image: https://a.b/c.png, not shown: this model reads only text]",
+        "messages.content.image_url",
+    ),
+    "of no base64": (
+        CHAT,
+        chat(*user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}])),
+        "[image: image/png, not shown: this model reads only text]",
+        "messages.content.image_url",
+    ),
+    "of no known scheme": (
+        CHAT,
+        chat(*user([{"type": "image_url", "image_url": "gopher://x"}])),
+        "[image, not shown: this model reads only text]",
+        "messages.content.image_url",
+    ),
+    "a sound": (
+        CHAT,
+        chat(*user([{"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}])),
+        "[audio: wav, not shown: this model reads only text]",
+        "messages.content.input_audio",
+    ),
+    "a video": (
+        CHAT,
+        chat(*user([{"type": "video_url", "video_url": {"url": "https://a.b/c"}}])),
+        "[video: https://a.b/c, not shown: this model reads only text]",
+        "messages.content.video_url",
+    ),
+    "an archive": (
+        CHAT,
+        chat(*user([{"type": "file", "file": {"filename": "a.zip", "file_data": ZIP}}])),
+        "[file: a.zip application/zip, not shown: it is neither text nor PDF]",
+        "messages.content.file",
+    ),
+    "a file elsewhere": (
+        CHAT,
+        chat(*user([{"type": "file", "file": {"file_id": "file-1"}}])),
+        "[file: file-1, not shown: this server keeps no files and fetches none]",
+        "messages.content.file",
+    ),
+    "a broken PDF": (
+        CHAT,
+        chat(
+            *user([{"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0="}}])
+        ),
+        "[file: application/pdf, not shown: the PDF file is damaged]",
+        "messages.content.file",
+    ),
+    "a thought in parts": (
+        CHAT,
+        chat(assistant([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ab"}])),
+        "assistant\nab",
+        "",
+    ),
+    "an encrypted thought": (
+        CHAT,
+        chat(
+            assistant([{"type": "redacted_thinking", "data": "hm"}, {"type": "text", "text": "ab"}])
+        ),
+        "assistant\nab",
+        "messages.content.redacted_thinking",
+    ),
+    "reasoning as an object": (CHAT, chat(assistant("ab", reasoning={"text": "x"})), "ab", ""),
+    "details of reasoning": (
+        CHAT,
+        chat(assistant("ab", reasoning_details=[{"type": "reasoning.encrypted", "data": "x"}])),
+        "assistant\nab",
+        "messages.reasoning_details",
+    ),
+    "a call among parts": (
+        CHAT,
+        chat(assistant([{"type": "text", "text": "ab"}, USE], CALL)),
+        "assistant\nab",
+        "messages.content.tool_use",
+    ),
+    "a role of a critic": (
+        CHAT,
+        chat({"role": "critic", "content": "ab"}),
+        "user\nab",
+        "messages.role",
+    ),
+    "a role of Gemini": (CHAT, chat({"role": "model", "content": "ab"}), "assistant\nab", ""),
+    "no content": (CHAT, chat(assistant(None), {"role": "user"}, *user([])), "user\n", ""),
+    "a result without a call": (CHAT, chat(result("ab")), "ab", ""),
+    "a result without an id": (
+        CHAT,
+        chat(assistant(None, CALL), {"role": "tool", "content": "ab"}),
+        "ab",
+        "",
+    ),
+    "a call without a result": (CHAT, chat(assistant(None, CALL), *user("ab")), "user\nab", ""),
+    "two calls of one id": (CHAT, chat(assistant(None, CALL, CALL), result("ab")), "ab", ""),
+    "a call without a name": (
+        CHAT,
+        chat(assistant(None, {"id": "c", "function": {"name": "", "arguments": "{}"}})),
+        "unknown",
+        "",
+    ),
+    "a call without a function": (
+        CHAT,
+        chat(assistant(None, {"id": "c", "type": "mcp", "mcp": {}})),
+        "unknown",
+        "messages.tool_calls.mcp",
+    ),
+    "a call of both forms": (
+        CHAT,
+        chat(assistant(None, CALL, function_call={"name": "g", "arguments": "{}"})),
+        '"f"',
+        "messages.function_call",
+    ),
+    "arguments that are no JSON": (
+        CHAT,
+        chat(assistant(None, {"id": "c", "function": {"name": "f", "arguments": '{"a": '}})),
+        '{"a": ',
+        "",
+    ),
+    "a name of any characters": (
+        CHAT,
+        chat(assistant(None, {"id": "c", "function": {"name": "a b/ü" * 99, "arguments": "{}"}})),
+        "a b/ü",
+        "",
+    ),
+    "an image of Anthropic's": (MESSAGES, anthropic(BLOCK), LINE, "messages.content.image"),
+    "of Anthropic's tool": (
+        MESSAGES,
+        answered([{"type": "text", "text": "shot"}, BLOCK]),
+        f"shot\n{LINE}",
+        "messages.content.content.image",
+    ),
+    "a document elsewhere": (
+        MESSAGES,
+        anthropic({"type": "document", "title": "T", "source": {"type": "file", "file_id": "a"}}),
+        "T\n[file: a, not shown: this server keeps no files and fetches none]",
+        "messages.content.document",
+    ),
+    "an image in a document": (
+        MESSAGES,
+        anthropic({"type": "document", "source": {"type": "content", "content": [BLOCK]}}),
+        LINE,
+        "messages.content.document.image",
+    ),
+    "a block of the future": (
+        MESSAGES,
+        anthropic({"type": "hologram", "x": 1}, {"type": "note", "text": "ab"}),
+        "ab",
+        "messages.content.hologram",
+    ),
+    "a result without a use": (
+        MESSAGES,
+        anthropic({"type": "tool_result", "tool_use_id": "z", "content": "ab"}),
+        "ab",
+        "",
+    ),
+    "a use in the user's message": (
+        MESSAGES,
+        anthropic(USE, {"type": "text", "text": "ab"}),
+        "ab",
+        "",
+    ),
+    "a null in Anthropic's": (MESSAGES, anthropic(after=[{"role": "assistant"}]), "assistant", ""),
+    "an image of Responses": (
+        RESPONSES,
+        responses(*user([{"type": "input_image", "image_url": URL}])),
+        LINE,
+        "input.content.input_image",
+    ),
+    "of Codex's tool": (
+        RESPONSES,
+        responses(
+            ITEM,
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_image", "image_url": URL}],
+            },
+        ),
+        LINE,
+        "input.output.input_image",
+    ),
+    "an output without a call": (
+        RESPONSES,
+        responses({"type": "function_call_output", "call_id": "z", "output": "ab"}),
+        "ab",
+        "",
+    ),
+    "an item of the future": (
+        RESPONSES,
+        responses({"type": "hologram_call", "id": "h"}, *user("ab")),
+        "ab",
+        "input.hologram_call",
+    ),
+    "a role in Responses": (
+        RESPONSES,
+        responses({"role": "critic", "content": "ab"}),
+        "ab",
+        "input.role",
+    ),
+    "a summary of another server": (
+        RESPONSES,
+        responses({"type": "compaction", "encrypted_content": "x"}),
+        "hi",
+        "input.encrypted_content",
+    ),
+    "an approval without a request": (
+        RESPONSES,
+        responses({"type": "mcp_approval_response", "approval_request_id": "x", "approve": True}),
+        "hi",
+        "input.approval_request_id",
+    ),
+    "an image of Ollama's": (
+        "/api/chat",
+        ollama({"role": "user", "content": "ab", "images": [DATA]}),
+        f"ab\n{LINE}",
+        "messages.images",
+    ),
+    "of Ollama's tool": (
+        "/api/chat",
+        ollama({"role": "tool", "tool_name": "f", "content": "shot", "images": [DATA, URL]}),
+        f"shot\n{LINE}\n{LINE}",
+        "messages.images",
+    ),
+    "an image to generate from": (
+        "/api/generate",
+        {"prompt": "ab", "images": [DATA], "stream": False},
+        f"ab\n{LINE}",
+        "images",
+    ),
+    "an image beside a raw prompt": (
+        "/api/generate",
+        {"prompt": "ab", "images": [DATA], "stream": False, "raw": True},
+        "ab",
+        "images",
+    ),
+    "an image for native": (
+        "/generate",
+        chat(*user([IMAGE])),
+        LINE,
+        "messages.content.image_url",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_history_is_answered(
+    client: TestClient, engine: ScriptedEngine, tokenizer: Tokenizer, name: str
+) -> None:
+    path, body, shown, ignored = HISTORIES[name]
+    answer = client.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == 200, answer.text
+    assert shown in tokenizer.raw(engine.taken[-1].prompt)
+    named = answer.headers.get(IGNORED, "").split(", ")
+    assert [each for each in named if each != "max_tokens"] == [ignored]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/messages/count_tokens", anthropic(BLOCK), "messages.content.image"),
+        (
+            "/v1/responses/input_tokens",
+            HISTORIES["an image of Responses"][1],
+            "input.content.input_image",
+        ),
+        ("/tokenize", {"messages": user([IMAGE])}, "messages.content.image_url"),
+        ("/v1/chat/completions/render", chat(*user([IMAGE])), "messages.content.image_url"),
+        ("/apply-template", chat(*user([IMAGE])), "messages.content.image_url"),
+    ],
+)
+def test_an_image_is_counted_as_its_line(
+    client: TestClient, path: str, body: Json, ignored: str
+) -> None:
+    body = {name: body[name] for name in ("messages", "input") if name in body}
+    answer = client.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED] == ignored
+
+
+def test_a_stored_chain_with_an_image_goes_on(
+    client: TestClient, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    asked = {"model": MODEL, "input": user([{"type": "input_image", "image_url": URL}])}
+    first = client.post(RESPONSES, json=asked).json()
+    made = client.post("/v1/conversations", json={"items": asked["input"]}).json()
+    for before in ({"previous_response_id": first["id"]}, {"conversation": made["id"]}):
+        answer = client.post(RESPONSES, json={"model": MODEL, "input": "and now?", **before})
+        assert answer.status_code == 200, answer.text
+        assert LINE in tokenizer.raw(engine.taken[-1].prompt)
+        place = f"{next(iter(before))}.content.input_image"
+        assert answer.headers[IGNORED] == place.replace("conversation.", "previous_response_id.")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, chat(*user([IMAGE])), 400),
+        (CHAT, chat(*user([IMAGE]), assistant("a"), *user("b")), 200),
+        (CHAT, chat(assistant(None, CALL), result([IMAGE])), 200),
+        (MESSAGES, anthropic(BLOCK), 400),
+        (MESSAGES, answered([BLOCK]), 200),
+        (RESPONSES, HISTORIES["an image of Responses"][1], 400),
+        ("/api/chat", HISTORIES["an image of Ollama's"][1], 400),
+        ("/api/generate", HISTORIES["an image to generate from"][1], 400),
+        ("/v1/messages/count_tokens", anthropic(BLOCK), 200),
+    ],
+)
+def test_the_owner_may_have_new_images_refused(
+    refusing: TestClient, path: str, body: Json, status: int
+) -> None:
+    answer = refusing.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == status, answer.text
+    assert (status == 200) == ("can't be sent this image" not in answer.text)

@@ -193,6 +193,8 @@ def test_a_prompt_is_estimated_by_its_messages_prompt_and_tools(
     nothing = estimated(model="m" * 1000)
     assert nothing <= 5
     text = "word" * 100
-    for name in ("messages", "prompt", "tools"):
-        found = estimated(**{name: text}) - nothing
-        assert abs(found - len(text) / CHARACTERS_PER_TOKEN) <= 1
+    for body in ({"messages": [{"content": text}]}, {"prompt": text}, {"tools": text}):
+        found = estimated(**body) - nothing
+        assert abs(found - len(text) / CHARACTERS_PER_TOKEN) <= 4
+    seen = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": text * 99}}]
+    assert estimated(messages=[{"content": seen}]) - nothing < 2 * len(text) / CHARACTERS_PER_TOKEN

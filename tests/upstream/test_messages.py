@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.upstream.messages import messages_of, with_system_prompt
+from mlx_server.messages import (
+    ContentPart,
+    Conversation,
+    Media,
+    Message,
+    Role,
+    Tool,
+    ToolCall,
+    content_of,
+    media_parts,
+)
+from mlx_server.upstream.messages import NO_RESULT, messages_of, shows, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 CAN = UpstreamCapabilities()
@@ -58,3 +68,57 @@ def test_tools_are_described_where_they_can_not_be_sent() -> None:
     system, _ = sent(hi, tools=tools, can=replace(CAN, tools=False))
     assert system["role"] == "system"
     assert "look" in system["content"]
+
+
+SEEN: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,"}}
+IMAGE = Media("image", "messages.content.image_url", "image/png", SEEN)
+SOUND = Media("audio", "messages.content.input_audio", "wav", {"type": "input_audio"})
+BARE = Media("image", "input.content.input_image")
+SEES = replace(CAN, images=True)
+
+
+def saying(role: Role, *parts: ContentPart, **more: Any) -> Message:
+    return Message(role, content_of(parts), parts=media_parts(parts), **more)
+
+
+def test_images_are_passed_on_to_a_model_that_sees() -> None:
+    question = saying("user", "What is", IMAGE, SOUND, BARE)
+    (message,) = sent(question, can=SEES)
+    lines = [{"type": "text", "text": each.line} for each in (SOUND, BARE)]
+    assert message["content"] == [{"type": "text", "text": "What is"}, SEEN, *lines]
+    assert [shows(each, question, SEES) for each in question.media] == [True, False, False]
+    (message,) = sent(question)
+    assert message["content"] == question.content
+    (message,) = sent(saying("user", SOUND), can=replace(CAN, audio=True))
+    assert message["content"] == [SOUND.part]
+    (message,) = sent(saying("assistant", "a", IMAGE), can=SEES)
+    assert message["content"] == f"a\n{IMAGE.line}"
+
+
+def test_the_images_of_results_follow_the_results() -> None:
+    two = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"), ToolCall("d", "f", "{}")))
+    results = [
+        saying("tool", "shot", IMAGE, tool_call_id="c"),
+        saying("tool", "x", tool_call_id="d"),
+    ]
+    found = sent(Message("user", "Hi"), two, *results, Message("user", "And?"), can=SEES)
+    assert [each["role"] for each in found] == ["user", "assistant", "tool", "tool", "user", "user"]
+    assert found[2]["content"] == (
+        "shot\n[image: image/png, not shown: it follows in the next message]"
+    )
+    assert found[4]["content"] == [SEEN]
+    as_text = sent(two, *results, can=replace(SEES, tools=False))
+    assert [each["role"] for each in as_text] == ["assistant", "user", "user", "user"]
+    assert as_text[3]["content"] == [SEEN]
+
+
+def test_calls_and_results_are_in_pairs() -> None:
+    """OpenAI's API, and most others, refuse every other history."""
+    late, stray = Message("tool", "x", tool_call_id="c"), Message("tool", "y", tool_call_id="z")
+    found = sent(Message("user", "Hi"), CALLED, stray, Message("user", "Stop."), late)
+    assert [each["role"] for each in found] == ["user", "assistant", "tool", "user", "user", "user"]
+    assert (found[2]["tool_call_id"], found[2]["content"]) == ("c", NO_RESULT)
+    assert ["y" in found[3]["content"], "x" in found[5]["content"]] == [True, True]
+    twice = sent(CALLED, late, late)
+    assert [each["role"] for each in twice] == ["assistant", "tool", "user"]
+    assert [each["role"] for each in sent(Message("user", "Hi"), CALLED)] == ["user", "assistant"]

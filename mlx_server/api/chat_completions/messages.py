@@ -7,13 +7,15 @@ from dataclasses import replace
 from mlx_server.api.chat_completions.protocol import (
     FreeformCallParam,
     FunctionCall,
+    FunctionCallParam,
     MessageParam,
     ToolCallParam,
 )
-from mlx_server.api.content import text_of
+from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.freeform import arguments_of_text
-from mlx_server.errors import BadRequest
-from mlx_server.messages import Message, ToolCall
+from mlx_server.api.roles import role_of
+from mlx_server.messages import UNNAMED, Message, ToolCall, content_of, media_parts
+from mlx_server.upstream.contents import part_text
 
 
 def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
@@ -22,39 +24,31 @@ def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
 
 def _converted(given: Sequence[MessageParam]) -> Iterator[Message]:
     unanswered: list[ToolCall] = []
-    known: set[str] = set()
     for i, message in enumerate(given):
-        where = f"messages[{i}]"
         calls = _calls(message, i)
-        id = message.tool_call_id
-        match message.role:
-            case "assistant":
-                unanswered = list(calls)
-                known.update(call.id for call in calls)
-            case "tool" if not id:
-                raise BadRequest(
-                    "A `tool` message needs the `tool_call_id` that it answers.",
-                    param=f"{where}.tool_call_id",
-                )
-            case "tool" if id and id not in known:
-                raise BadRequest(
-                    f"`{where}.tool_call_id` is {id[:64]!r}, but no earlier call has this id.",
-                    param=f"{where}.tool_call_id",
-                )
-            case "function" | "ipython" if not id:
-                id = _answered(message, unanswered)
-        if id:
+        id, role = message.tool_call_id, role_of(message.role)
+        parts = parts_of(message.content, f"messages[{i}].content")
+        if role == "assistant":
+            unanswered = list(calls)
+        elif role == "tool":
+            id = id or _answered(message, unanswered)
             unanswered = [call for call in unanswered if call.id != id]
         yield Message(
-            role="tool"
-            if message.role == "function" or message.role == "ipython"
-            else message.role,
-            content=text_of(message.content, f"{where}.content") or message.refusal or "",
+            role=role,
+            content=content_of(parts) or message.refusal or "",
             name=message.name,
-            reasoning=message.reasoning_content or message.reasoning,
+            reasoning=_reasoning(message),
             tool_calls=calls,
             tool_call_id=id,
+            parts=media_parts(parts),
         )
+
+
+def _reasoning(message: MessageParam) -> str | None:
+    given = message.reasoning_content or message.reasoning
+    if given is None or isinstance(given, str):
+        return given or "\n\n".join(thoughts_of(message.content)) or None
+    return part_text({"content": given})
 
 
 def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | None:
@@ -65,22 +59,20 @@ def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | No
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
     calls = tuple(_with_details(map(_call, message.tool_calls or ()), message))
-    if (function := message.function_call) is None:
+    if calls or (function := message.function_call) is None:
         return calls
-    if calls:
-        raise BadRequest(
-            "A message has either `tool_calls` or `function_call`.",
-            param=f"messages[{place}].function_call",
-        )
-    return (ToolCall(f"function_call_{place}", function.name, _arguments(function)),)
+    return (ToolCall(f"function_call_{place}", function.name or UNNAMED, _arguments(function)),)
 
 
 def _call(call: ToolCallParam) -> ToolCall:
-    if isinstance(call, FreeformCallParam):
-        name, arguments = call.custom.name, arguments_of_text(call.custom.input)
-    else:
-        name, arguments = call.function.name, _arguments(call.function)
-    return ToolCall(call.id, name, arguments, extra_content=call.extra_content)
+    match call:
+        case FreeformCallParam(custom=custom):
+            name, arguments = custom.name, arguments_of_text(custom.input)
+        case FunctionCallParam(function=None):
+            name, arguments = "", ""
+        case FunctionCallParam(function=FunctionCall() as function):
+            name, arguments = function.name, _arguments(function)
+    return ToolCall(call.id or "", name or UNNAMED, arguments, extra_content=call.extra_content)
 
 
 def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[ToolCall]:
@@ -93,5 +85,5 @@ def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[
 
 
 def _arguments(function: FunctionCall) -> str:
-    arguments = function.arguments
+    arguments = function.arguments or ""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

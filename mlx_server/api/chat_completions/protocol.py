@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.content import Content
+from mlx_server.api.content import Content, unused_thoughts
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import (
     USUAL_VERBOSITY,
@@ -21,31 +21,36 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.freeform import FreeformText, TextGrammar
+from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.api.thinking import ThinkingBody
 
 
 class FunctionCall(WireModel):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: str | dict[str, Any] = ""
+    """An earlier call. A model may have written no name, and any arguments."""
+
+    name: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
 
 
 class FunctionCallParam(WireModel):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    ACCEPTED = frozenset({"index"})
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall | None = None
     extra_content: dict[str, Any] | None = None
     """What an upstream sent with the call, such as Gemini's signature."""
 
 
 class FreeformCall(WireModel):
-    name: Annotated[str, Field(min_length=1)]
+    name: str | None = None
     input: str = ""
 
 
 class FreeformCallParam(WireModel):
     """A call of a tool whose input is free text."""
 
-    id: str = ""
+    id: str | None = None
     type: Literal["custom"]
     custom: FreeformCall
     extra_content: dict[str, Any] | None = None
@@ -67,16 +72,16 @@ ASSISTANT = (
     *("tool_calls", "function_call"),
 )
 ANSWERING = ("tool_call_id",)
-TOOLS = ("tool", "function", "ipython")
+
+Thought = str | dict[str, Any] | list[Any] | None
 
 
 class MessageParam(WireModel):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
-    """`function` is the older name of `tool`, and `ipython` the name that Llama's templates use."""
+    role: RoleName
     content: Content | None = None
     name: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    reasoning: Thought = None
+    reasoning_content: Thought = None
     reasoning_details: Items[dict[str, Any]] | None = None
     """OpenRouter's, which an upstream sent with calls and needs back with their results."""
     refusal: str | None = None
@@ -86,13 +91,20 @@ class MessageParam(WireModel):
     """A single call, as it was before `tool_calls`."""
 
     def unused(self) -> Iterable[str]:
-        roles = ASSISTANT if self.role == "assistant" else ANSWERING if self.role in TOOLS else ()
+        role = role_of(self.role)
+        fields = ASSISTANT if role == "assistant" else ANSWERING if role == "tool" else ()
         for name in (*ASSISTANT, *ANSWERING):
-            if name not in roles and getattr(self, name):
+            if name not in fields and getattr(self, name):
                 yield name
+        if self.role not in ROLES:
+            yield "role"
+        if role != "assistant":
+            yield from unused_thoughts(self.content)
         if self.refusal and self.content:
             yield "refusal"
-        if self.role == "assistant" and self.reasoning_details and not self.tool_calls:
+        if self.tool_calls and self.function_call:
+            yield "function_call"
+        if role == "assistant" and self.reasoning_details and not self.tool_calls:
             yield "reasoning_details"
         if self.reasoning and self.reasoning_content not in (None, self.reasoning):
             yield "reasoning"

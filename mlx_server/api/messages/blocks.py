@@ -1,26 +1,36 @@
-"""The content blocks of `POST /v1/messages` on the wire, as Anthropic documents them."""
+"""The content blocks of `POST /v1/messages` on the wire, as Anthropic documents them.
 
-from typing import Annotated, Any, ClassVar, Literal
+The text of one that is not known is read; without a text it is reported, and not refused.
+"""
 
-from pydantic import Field
+from collections.abc import Container, Iterable
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from mlx_server.api.fields import Items, WireModel
+from pydantic import Discriminator, Field, Tag
+
+from mlx_server.api import media
+from mlx_server.api.content import OtherPart
+from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, WireModel
 from mlx_server.api.messages.tool_params import CACHE_CONTROL, Name, ToolParam
+from mlx_server.api.roles import RoleName, role_of
 
 AnthropicEffort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class TextBlock(WireModel):
-    ACCEPTED = CACHE_CONTROL
+    ACCEPTED = CACHE_CONTROL | {"citations"}
 
     type: Literal["text"]
-    text: str
+    text: str | None = None
 
 
-class ImageBlock(WireModel):
-    """Refused by name: these models read only text."""
+class MediaBlock(WireModel):
+    """An image, a sound or a video, in any form."""
 
-    type: Literal["image"]
+    type: str
+
+    def ignored_as(self) -> str:
+        return REPORTED_ELSEWHERE
 
 
 class SearchResultBlock(WireModel):
@@ -39,32 +49,71 @@ class TextSource(WireModel):
     data: str
 
 
-class ContentSource(WireModel):
-    type: Literal["content"]
-    content: str | Items[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]]
-
-
 class FileSource(WireModel):
-    """Refused by name: this server keeps no files and fetches none."""
+    """A file elsewhere: this server keeps no files and fetches none."""
 
-    type: Literal["url", "file"]
+    type: str
+
+    def ignored_as(self) -> str:
+        return REPORTED_ELSEWHERE
 
 
 class DataSource(WireModel):
     """A PDF file, or text."""
 
     type: Literal["base64"]
-    media_type: str
-    data: str
+    media_type: str = ""
+    data: str = ""
+
+    def ignored_as(self) -> str:
+        return REPORTED_ELSEWHERE
+
+
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _kind_of_block(known: Container[str], value: Any) -> str:
+    """A union tag that is no field name, so that errors show only field names."""
+    kind = _type_of(value)
+    if not isinstance(kind, str) or kind in known:
+        return "<known>"
+    return "<media>" if media.kind_of(kind) else "<other>"
+
+
+def _kind_of_content(value: Any) -> str:
+    return _kind_of_block(("text",), value)
+
+
+def _kind_of_source(value: Any) -> str:
+    return "<known>" if _type_of(value) in ("text", "content", "base64", None) else "<file>"
+
+
+Other = Annotated[MediaBlock, Tag("<media>")] | Annotated[OtherPart, Tag("<other>")]
+
+
+class ContentSource(WireModel):
+    type: Literal["content"]
+    content: (
+        str
+        | Items[
+            Annotated[Annotated[TextBlock, Tag("<known>")] | Other, Discriminator(_kind_of_content)]
+        ]
+    )
+
+
+KnownSource = Annotated[TextSource | ContentSource | DataSource, Field(discriminator="type")]
+Source = Annotated[
+    Annotated[KnownSource, Tag("<known>")] | Annotated[FileSource, Tag("<file>")],
+    Discriminator(_kind_of_source),
+]
 
 
 class DocumentBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["document"]
-    source: Annotated[
-        TextSource | ContentSource | DataSource | FileSource, Field(discriminator="type")
-    ]
+    source: Source
     title: str | None = None
     context: str | None = None
 
@@ -78,9 +127,18 @@ class ToolReferenceBlock(WireModel):
     tool_name: Name
 
 
+KnownResultBlock = Annotated[
+    TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
+]
+RESULT_TYPES = frozenset({"text", "search_result", "document", "tool_reference"})
+
+
+def _kind_of_result(value: Any) -> str:
+    return _kind_of_block(RESULT_TYPES, value)
+
+
 ResultBlock = Annotated[
-    TextBlock | ImageBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock,
-    Field(discriminator="type"),
+    Annotated[KnownResultBlock, Tag("<known>")] | Other, Discriminator(_kind_of_result)
 ]
 
 
@@ -88,7 +146,7 @@ class ToolResultBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_result"]
-    tool_use_id: Name
+    tool_use_id: str | None = None
     content: str | Items[ResultBlock] | None = None
     is_error: bool | None = None
 
@@ -99,7 +157,8 @@ class ToolUseBlock(WireModel):
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: dict[str, Any]
+    input: dict[str, Any] | list[Any] | str | None = None
+    """An object, unless the model wrote something else."""
     extra_content: dict[str, Any] | None = None
     """What an upstream sent with the call, such as Gemini's signature."""
 
@@ -183,32 +242,34 @@ class ToolSearchBlock(WireModel):
     content: ToolReferences
 
 
+Hosted = Literal[
+    "advisor_tool_result",
+    "bash_code_execution_tool_result",
+    "code_execution_tool_result",
+    "container_upload",
+    "fallback",
+    "mcp_tool_listing",
+    "mcp_tool_result",
+    "mcp_tool_use",
+    "server_tool_use",
+    "text_editor_code_execution_tool_result",
+    "web_fetch_tool_result",
+    "web_search_tool_result",
+]
+
+
 class HostedBlock(WireModel):
     """A call or a result of Anthropic's own tools earlier in the conversation. It is left out and
     reported."""
 
-    type: Literal[
-        "advisor_tool_result",
-        "bash_code_execution_tool_result",
-        "code_execution_tool_result",
-        "container_upload",
-        "fallback",
-        "mcp_tool_listing",
-        "mcp_tool_result",
-        "mcp_tool_use",
-        "server_tool_use",
-        "text_editor_code_execution_tool_result",
-        "web_fetch_tool_result",
-        "web_search_tool_result",
-    ]
+    type: Hosted
 
     def ignored_as(self) -> str:
         return self.type
 
 
-Block = Annotated[
+KnownBlock = Annotated[
     TextBlock
-    | ImageBlock
     | SearchResultBlock
     | DocumentBlock
     | ToolReferenceBlock
@@ -223,6 +284,20 @@ Block = Annotated[
     | HostedBlock,
     Field(discriminator="type"),
 ]
+HOSTED = frozenset(get_args(Hosted))
+BLOCK_TYPES = (
+    RESULT_TYPES
+    | HOSTED
+    | {"tool_result", "tool_use", "thinking", "redacted_thinking", "compaction"}
+    | {"tool_search_tool_result", "tool_addition", "tool_removal"}
+)
+
+
+def _kind_of_any(value: Any) -> str:
+    return _kind_of_block(BLOCK_TYPES, value)
+
+
+Block = Annotated[Annotated[KnownBlock, Tag("<known>")] | Other, Discriminator(_kind_of_any)]
 
 Texts = str | Items[TextBlock]
 
@@ -231,11 +306,27 @@ class MessageOutputConfig(WireModel):
     effort: AnthropicEffort | None = None
 
 
+SPEAKERS = ("user", "assistant", "system")
+
+
 class AnthropicMessageParam(WireModel):
-    role: Literal["user", "assistant", "system"]
+    role: RoleName
     content: str | Items[Block] | None = None
-    """Missing only from a system message that sets the effort."""
+    """A system message that sets the effort has none."""
     output_config: MessageOutputConfig | None = None
     """Of a system message: how later turns are answered."""
     clear_at: Literal["next_user_message", "never"] | None = None
     """Says until when a system message is part of the prompt."""
+
+    @property
+    def speaker(self) -> Literal["user", "assistant", "system"]:
+        match role_of(self.role):
+            case "assistant":
+                return "assistant"
+            case "system" | "developer":
+                return "system"
+        return "user"
+
+    def unused(self) -> Iterable[str]:
+        if self.role not in SPEAKERS:
+            yield "role"

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from mlx_server.api.messages.blocks import AnthropicMessageParam
-from mlx_server.errors import BadRequest
 
 
 def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
@@ -15,8 +14,8 @@ def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
     current = coming = None
     follows_input = False
     for message in messages:
-        if message.role != "system":
-            follows_input = message.role == "user" and not only_has_results(message)
+        if message.speaker != "system":
+            follows_input = message.speaker == "user" and not only_has_results(message)
             current = coming if follows_input else current
         elif message.output_config and message.output_config.effort:
             coming = message.output_config.effort
@@ -27,10 +26,3 @@ def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
 def only_has_results(message: AnthropicMessageParam) -> bool:
     content = message.content
     return isinstance(content, list) and all(block.type == "tool_result" for block in content)
-
-
-def check_effort_only(message: AnthropicMessageParam, where: str) -> None:
-    """Raises BadRequest unless a message without content sets the effort."""
-    config = message.output_config
-    if message.role != "system" or not (config and config.effort):
-        raise BadRequest(f"`{where}.content`: Field required", param=f"{where}.content")

@@ -98,7 +98,7 @@ def _effort(body: PromptBody) -> str | None:
 
 def _thinks(body: PromptBody, thinking: AnthropicThinking) -> bool:
     if thinking.type == "between_tools":
-        return body.messages[-1].role == "user" and only_has_results(body.messages[-1])
+        return body.messages[-1].speaker == "user" and only_has_results(body.messages[-1])
     return thinking.type != "disabled"
 
 

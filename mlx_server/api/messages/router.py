@@ -10,6 +10,7 @@ from mlx_server.api.messages.output import MessagesOutput, OutputOptions
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.messages.stream import frames
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -47,4 +48,5 @@ async def count_tokens(http: Request) -> Response:
     body = await read(http, PromptBody)
     parsed = await in_thread(to_request, body, http.app.state.signer)
     tokens = await count(http.app.state.pool, parsed.request)
-    return json_response({"input_tokens": tokens}, ignored_header(parsed.ignored))
+    ignored = dict.fromkeys((*parsed.ignored, *media_places(parsed.request.prompts)))
+    return json_response({"input_tokens": tokens}, ignored_header(ignored))

@@ -5,10 +5,13 @@ request and as a string in the next gives the same prompt, and so is found in th
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from mlx_server.api.files import text_of_data
+from mlx_server.api import media
+from mlx_server.api.content import OtherPart, path_to
+from mlx_server.api.files import FileData, content_of_data, content_of_file
 from mlx_server.api.messages.blocks import (
     AnthropicMessageParam,
     Block,
@@ -17,7 +20,7 @@ from mlx_server.api.messages.blocks import (
     DocumentBlock,
     FileSource,
     HostedBlock,
-    ImageBlock,
+    MediaBlock,
     RedactedThinkingBlock,
     ResultBlock,
     SearchResultBlock,
@@ -32,24 +35,30 @@ from mlx_server.api.messages.blocks import (
     ToolSearchBlock,
     ToolUseBlock,
 )
-from mlx_server.api.messages.effort import check_effort_only
 from mlx_server.api.messages.tool_changes import ToolChanges
 from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Message, ToolCall
+from mlx_server.messages import (
+    ContentPart,
+    Media,
+    Message,
+    Role,
+    ToolCall,
+    content_of,
+    media_parts,
+)
 
 SUMMARY = "What was said before, in short:\n\n"
 FAILED = "Error: "
 """Put before a result with `is_error`, since chat templates have no place for that flag."""
 
-ONLY_TEXT = "these models read only text"
 ROLES = {
     "tool_result": "user",
     "tool_use": "assistant",
     "thinking": "assistant",
     "redacted_thinking": "assistant",
 }
-"""The role whose messages may have such a block; others may be in all of them."""
+"""The role to which such a block belongs, wherever it is; others belong to their message's."""
 
 
 @dataclass
@@ -72,22 +81,25 @@ class Turns:
         self._drafts: list[Draft] = []
         self._calls: list[ToolCall] = []
         self._results: list[Message] = []
-        self._texts: list[str] = []
+        self._parts: list[ContentPart] = []
         self._known: dict[str, int] = {}
         """Number of each call, by its id."""
 
     def add(self, message: AnthropicMessageParam, where: str) -> None:
-        if message.role != self._role or message.role == "system":
-            self.end()
-            self._role = message.role
+        self._begin(message.speaker)
         content = message.content
-        if content is None:
-            check_effort_only(message, where)
-            return
         if isinstance(content, str):
             content = [TextBlock(type="text", text=content)]
-        for i, block in enumerate(content):
+        for i, block in enumerate(content or ()):
+            role = ROLES.get(block.type, message.speaker)
+            if role != self._role:
+                self._begin(role)
             self._add(block, f"{where}.content[{i}]")
+
+    def _begin(self, role: str) -> None:
+        if role != self._role or role == "system":
+            self.end()
+            self._role = role
 
     def end(self) -> None:
         """Ends the turn: what was collected becomes messages."""
@@ -95,14 +107,19 @@ class Turns:
             case "assistant":
                 self.messages += self._answers()
             case "user":
-                self._results.sort(key=lambda result: self._known[result.tool_call_id or ""])
+                last = len(self._known)
+                self._results.sort(key=lambda each: self._known.get(each.tool_call_id or "", last))
                 self.messages += self._results
-                if self._texts or not self._results:
-                    self.messages.append(Message("user", "\n".join(self._texts)))
-            case "system" if self._texts:
-                self.messages.append(Message("system", "\n".join(self._texts)))
+                if self._parts or not self._results:
+                    self._say_as("user")
+            case "system" if self._parts:
+                self._say_as("system")
         self._role = ""
-        self._drafts, self._calls, self._results, self._texts = [], [], [], []
+        self._drafts, self._calls, self._results, self._parts = [], [], [], []
+
+    def _say_as(self, role: Role) -> None:
+        parts = self._parts
+        self.messages.append(Message(role, content_of(parts), parts=media_parts(parts)))
 
     def _answers(self) -> list[Message]:
         drafts, calls = self._drafts, tuple(self._calls)
@@ -119,19 +136,13 @@ class Turns:
         ]
 
     def _add(self, block: Block, where: str) -> None:
-        if ROLES.get(block.type, self._role) != self._role:
-            raise BadRequest(
-                f"`{where}` is a `{block.type}` block in a message of the role `{self._role}`; it "
-                f"belongs in one of the role `{ROLES[block.type]}`.",
-                param=where,
-            )
         match block:
             case ToolResultBlock():
                 self._result(block, where)
             case ToolUseBlock():
                 self.tools.name(block.name)
                 self._known.setdefault(block.id, len(self._known))
-                arguments = json.dumps(block.input, ensure_ascii=False)
+                arguments = arguments_text(block.input)
                 extra = block.extra_content
                 self._calls.append(ToolCall(block.id, block.name, arguments, extra_content=extra))
             case ThinkingBlock():
@@ -143,22 +154,27 @@ class Turns:
                 self.tools.apply(block, where)
             case HostedBlock() | RedactedThinkingBlock():
                 pass
+            case OtherPart() if not block.text:
+                pass
             case CompactionBlock():
                 for i, change in enumerate(block.tool_changes or ()):
                     self.tools.apply(change, f"{where}.tool_changes[{i}]")
                 self._say(SUMMARY + block.content if block.content else "")
             case _:
-                self._say(self._block_text(block, where))
+                for part in self._block_parts(block, where):
+                    self._say(part)
 
-    def _say(self, text: str) -> None:
-        if not text:
+    def _say(self, part: ContentPart) -> None:
+        if not part:
             return
         if self._role != "assistant":
-            self._texts.append(text)
+            self._parts.append(part)
             return
         if not self._drafts:
             self._drafts.append(Draft())
-        self._drafts[-1].texts.append(text)
+        if isinstance(part, Media):
+            self.ignored[part.place] = None
+        self._drafts[-1].texts.append(content_of([part]))
 
     def _think(self, block: ThinkingBlock) -> None:
         signature = block.signature or ""
@@ -172,61 +188,64 @@ class Turns:
         self._drafts[-1].reasoning.append(thought)
 
     def _result(self, block: ToolResultBlock, where: str) -> None:
-        if block.tool_use_id not in self._known:
-            raise BadRequest(
-                f"`{where}.tool_use_id` is {block.tool_use_id[:64]!r}, but no earlier `tool_use` "
-                "block has this id.",
-                param=f"{where}.tool_use_id",
-            )
-        content = block.content or ""
-        if not isinstance(content, str):
-            texts = (
-                self._block_text(each, f"{where}.content[{i}]") for i, each in enumerate(content)
-            )
-            content = "\n".join(texts)
+        given = block.content or ()
+        blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
+        parts: list[ContentPart] = [
+            part
+            for i, each in enumerate(blocks)
+            for part in self._block_parts(each, f"{where}.content[{i}]")
+        ]
+        content = content_of(parts)
         if block.is_error:
-            content = FAILED + content
-        self._results.append(Message("tool", content, tool_call_id=block.tool_use_id))
+            content, parts = FAILED + content, [FAILED.strip(), *parts]
+        id = block.tool_use_id
+        self._results.append(Message("tool", content, tool_call_id=id, parts=media_parts(parts)))
 
-    def _block_text(self, block: ResultBlock, where: str) -> str:
+    def _block_parts(self, block: ResultBlock, where: str) -> Sequence[ContentPart]:
         match block:
-            case TextBlock():
-                return block.text
-            case ImageBlock():
-                raise _not_text(block.type, where)
+            case TextBlock() | OtherPart():
+                return [block.text or ""]
+            case MediaBlock():
+                return [_medium(block, where)]
             case SearchResultBlock():
-                texts = (part.text for part in block.content)
-                return "\n".join([block.title, block.source, *texts])
+                texts = (part.text or "" for part in block.content)
+                return ["\n".join([block.title, block.source, *texts])]
             case DocumentBlock():
                 named = filter(None, (block.title, block.context))
-                return "\n".join([*named, *_document(block, where)])
+                return [*named, *_document(block, path_to(where, block.type))]
             case ToolReferenceBlock(tool_name=name):
                 self.tools.name(name)
-                return f"The tool {name} is available now."
+                return [f"The tool {name} is available now."]
 
 
-def _document(block: DocumentBlock, where: str) -> list[str]:
+def _medium(block: MediaBlock, where: str) -> Media:
+    kind = media.kind_of(block.type) or "file"
+    return media.of_part(kind, block.model_extra or {}, path_to(where, block.type))
+
+
+def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
     match block.source:
         case TextSource(data=text):
             return [text]
         case DataSource(media_type=kind, data=data):
-            return [text_of_data(f"data:{kind};base64,{data}", f"{where}.source.data")]
-        case FileSource(type=kind):
-            raise _not_text(f"document` with a source of type `{kind}", where)
+            return [content_of_data(f"data:{kind};base64,{data}", place)]
+        case FileSource() as elsewhere:
+            fields = elsewhere.model_extra or {}
+            file = FileData(file_url=text_in(fields, "url"), file_id=text_in(fields, "file_id"))
+            return [content_of_file(file, place)]
         case source:
             parts = source.content
     if isinstance(parts, str):
         return [parts]
-    for i, part in enumerate(parts):
-        if isinstance(part, ImageBlock):
-            raise _not_text(part.type, f"{where}.source.content[{i}]")
-    return [part.text for part in parts if isinstance(part, TextBlock)]
+    return [_medium(p, place) if isinstance(p, MediaBlock) else p.text or "" for p in parts]
 
 
-def _not_text(kind: str, where: str) -> BadRequest:
-    return BadRequest(
-        f"Content of type `{kind}` is not supported: {ONLY_TEXT}.", param=f"{where}.type"
-    )
+def text_in(fields: Mapping[str, Any], name: str) -> str | None:
+    return found if isinstance(found := fields.get(name), str) else None
+
+
+def arguments_text(given: dict[str, Any] | list[Any] | str | None) -> str:
+    return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
 
 
 def _merged(drafts: Sequence[Draft]) -> Draft:
@@ -237,10 +256,10 @@ def _merged(drafts: Sequence[Draft]) -> Draft:
 
 def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:
     turns = Turns(signer)
-    last_user = max((i for i, each in enumerate(messages) if each.role == "user"), default=-1)
+    last_user = max((i for i, each in enumerate(messages) if each.speaker == "user"), default=-1)
     for i, message in enumerate(messages):
         is_cleared = message.clear_at == "next_user_message" and i < last_user
-        if not (is_cleared and message.role == "system"):
+        if not (is_cleared and message.speaker == "system"):
             turns.add(message, f"messages[{i}]")
     turns.end()
     if not turns.messages:

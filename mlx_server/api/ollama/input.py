@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlx_server.api import formats
+from mlx_server.api import formats, media
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.ollama.protocol import (
     AnswerBody,
@@ -15,9 +15,19 @@ from mlx_server.api.ollama.protocol import (
     Options,
     ToolCallParam,
 )
+from mlx_server.api.roles import role_of
 from mlx_server.api.thinking import SOME_EFFORT
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import (
+    UNNAMED,
+    ContentPart,
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    content_of,
+    media_parts,
+)
 from mlx_server.requests import GenerateRequest, JsonFormat, Prompt
 
 EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "xhigh"}
@@ -35,7 +45,6 @@ def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
 
 
 def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
-    _check_text("images", body.images)
     if body.raw:
         if body.system:
             raise BadRequest(
@@ -45,9 +54,9 @@ def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
             )
         return _request(body, model, body.prompt or "")
     system = [Message("system", body.system)] if body.system else []
-    conversation = Conversation(
-        messages=(*system, Message("user", body.prompt or "")), **_rendering(body)
-    )
+    parts = _parts(body.prompt, body.images, "images")
+    user = Message("user", content_of(parts), parts=media_parts(parts))
+    conversation = Conversation(messages=(*system, user), **_rendering(body))
     return _request(body, model, conversation)
 
 
@@ -93,28 +102,33 @@ def _format(body: AnswerBody) -> FormatChoice:
 def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
     unanswered = _UnansweredCalls(())
     for i, message in enumerate(given):
-        _check_text(f"messages[{i}].images", message.images)
         calls = tuple(_calls(message.tool_calls or (), i))
-        answered = None
-        if message.role == "assistant":
+        answered, role = None, role_of(message.role)
+        parts = _parts(message.content, message.images, "messages.images")
+        if role == "assistant":
             unanswered = _UnansweredCalls(calls)
-        elif message.role == "tool":
+        elif role == "tool":
             answered = message.tool_call_id or unanswered.next(message.tool_name)
             unanswered.remove(answered)
         yield Message(
-            message.role,
-            message.content or "",
-            name=message.tool_name if message.role == "tool" else None,
+            role,
+            content_of(parts),
+            name=message.tool_name if role == "tool" else None,
             reasoning=message.thinking or None,
             tool_calls=calls,
             tool_call_id=answered,
+            parts=media_parts(parts),
         )
 
 
 def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
     for number, call in enumerate(given):
-        arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
-        yield ToolCall(call.id or f"call_{place}_{number}", call.function.name, arguments)
+        function, id = call.function, call.id or f"call_{place}_{number}"
+        arguments = function.arguments or {}
+        text = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        yield ToolCall(id, function.name or UNNAMED, text)
 
 
 class _UnansweredCalls:
@@ -138,6 +152,6 @@ class _UnansweredCalls:
         self._ids.discard(id or "")
 
 
-def _check_text(param: str, images: Sequence[str] | None) -> None:
-    if images:
-        raise BadRequest("Images are not supported: these models read only text.", param=param)
+def _parts(text: str | None, images: Sequence[str] | None, place: str) -> list[ContentPart]:
+    pictures = (media.of_data("image", image, "", place) for image in images or ())
+    return [*filter(None, (text,)), *pictures]

@@ -10,6 +10,7 @@ from mlx_server import limits
 from mlx_server.api.embeddings.protocol import Dimensions
 from mlx_server.api.fields import Items, SamplingBody, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
+from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.errors import BadRequest
 from mlx_server.requests import SamplingChoices
 
@@ -92,8 +93,8 @@ class AnswerBody(WireModel):
 class CalledFunction(WireModel):
     ACCEPTED = frozenset({"index"})
 
-    name: Name
-    arguments: dict[str, Any] | None = None
+    name: str | None = None
+    arguments: dict[str, Any] | str | None = None
 
 
 class ToolCallParam(WireModel):
@@ -111,7 +112,7 @@ READ_BY_ROLE = {
 
 
 class OllamaMessageParam(WireModel):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: RoleName
     content: str | None = None
     thinking: str | None = None
     images: Images | None = None
@@ -120,7 +121,9 @@ class OllamaMessageParam(WireModel):
     tool_call_id: str | None = None
 
     def unused(self) -> Iterable[str]:
-        used = READ_BY_ROLE.get(self.role, ())
+        if self.role not in ROLES:
+            yield "role"
+        used = READ_BY_ROLE.get(role_of(self.role), ())
         for name in ("thinking", "tool_calls", "tool_name", "tool_call_id"):
             if name not in used and getattr(self, name):
                 yield name
@@ -159,8 +162,9 @@ class GenerateBody(AnswerBody):
     images: Images | None = None
 
     def unused(self) -> Iterable[str]:
-        if self.raw and self.think is not None:
-            yield "think"
+        for name in ("think", "images") if self.raw else ():
+            if getattr(self, name) is not None:
+                yield name
 
 
 class ShowBody(WireModel):

@@ -19,11 +19,12 @@ from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation, Message, media_places
 from mlx_server.requests import GenerateRequest, McpTools
 
 
-async def compact(http: Request, body: ResponsesBody) -> Wire:
+async def compact(http: Request, body: ResponsesBody) -> tuple[Wire, list[str]]:
+    """The shortened conversation, and the names of what has no effect."""
     found = await read_all(http, body)
     output = ResponseOutput(new_response(body, "", stored=False))
     async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
@@ -37,13 +38,15 @@ async def compact(http: Request, body: ResponsesBody) -> Wire:
     users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
     sealed = http.app.state.signer.seal(summary)
     short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed}
-    return {
+    compacted = {
         "id": new_id("response"),
         "object": "response.compaction",
         "created_at": int(time.time()),
         "output": [*users, short],
         "usage": response["usage"],
     }
+    unseen = dict.fromkeys(media_places(found.parsed.request.prompts))
+    return compacted, [*found.parsed.ignored, *unseen]
 
 
 def _asking(request: GenerateRequest) -> ParsedResponsesRequest:

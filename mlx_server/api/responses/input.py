@@ -71,13 +71,13 @@ def to_request(
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
     found = [tool for item in everything for tool in _tools_of(item)]
     chosen = select_tools(body, listed=_listed(everything), found=found)
-    messages, approvals = messages_of(zip(everything, places, strict=True), chosen.table, opened)
-    if not messages and not approvals and body.instructions is None:
+    turns = messages_of(zip(everything, places, strict=True), chosen.table, opened)
+    if not turns.messages and not turns.approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
     constrained = body.constrained()
     conversation = Conversation(
-        messages=(*instructions, *messages),
+        messages=(*instructions, *turns.messages),
         tools=chosen.tools,
         template_kwargs=body.template_kwargs(body.effort, "reasoning.effort"),
         response_format=formats.prompt_description(constrained["format"]),
@@ -100,9 +100,10 @@ def to_request(
         parallel_calls=body.parallel_tool_calls is not False,
         raw_messages=bool(body.enable_response_messages),
     )
-    mcp = McpTools(chosen.servers, tuple(approvals), chosen.mcp_choice, body.max_tool_calls)
+    mcp = McpTools(chosen.servers, tuple(turns.approvals), chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"
-    ignored = (*body.ignored(), *dict.fromkeys(_unread(items, opened)))
+    unread = turns.ignored | dict.fromkeys(_unread(items, opened))
+    ignored = (*body.ignored(), *unread)
     return ParsedResponsesRequest(request, mcp, ignored, truncates, chosen.table)
 
 

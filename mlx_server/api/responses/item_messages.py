@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mlx_server.api.content import text_of
+from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.responses.items import (
     CallOutputItem,
@@ -30,8 +30,16 @@ from mlx_server.api.responses.tools import (
     ToolNamespace,
     ToolParam,
 )
-from mlx_server.errors import BadRequest
-from mlx_server.messages import Message, Phase, ToolCall
+from mlx_server.api.roles import role_of
+from mlx_server.messages import (
+    UNNAMED,
+    ContentPart,
+    Message,
+    Phase,
+    ToolCall,
+    content_of,
+    media_parts,
+)
 from mlx_server.requests import Approval
 
 SUMMARY = "What was said before, in short:\n\n"
@@ -43,6 +51,7 @@ class AssistantDraft:
     reasoning: list[str] = field(default_factory=list)
     text: str | None = None
     phase: Phase | None = None
+    parts: tuple[ContentPart, ...] = ()
 
 
 class ItemsToMessages:
@@ -51,6 +60,7 @@ class ItemsToMessages:
     def __init__(self, table: ToolTable, opened: Open) -> None:
         """`opened` reads the encoded content of reasoning."""
         self.messages: list[Message] = []
+        self.ignored: dict[str, None] = {}
         self._opened = opened
         self._table = table
         self.approvals: list[Approval] = []
@@ -59,50 +69,44 @@ class ItemsToMessages:
         self._calls: list[ToolCall] = []
         self._results: list[Message] = []
         """Results of MCP calls in the current turn."""
-        self._known: set[str] = set()
         self._requests: dict[str, McpApprovalRequestItem] = {}
 
     def add(self, item: InputItem, where: str) -> None:
         match item:
-            case MessageItem(role="assistant"):
-                draft = self._draft()
-                draft.text, draft.phase = text_of(item.content, f"{where}.content"), item.phase
+            case MessageItem(role=role) if role_of(role) == "assistant":
+                self._say(item, parts_of(item.content, f"{where}.content"))
             case MessageItem(role=role):
                 self.end()
-                self.messages.append(Message(role, text_of(item.content, f"{where}.content")))
+                parts = parts_of(item.content, f"{where}.content")
+                self.messages.append(
+                    Message(role_of(role), content_of(parts), parts=media_parts(parts))
+                )
             case ReasoningItem():
                 self._add_reasoning(_reasoning(item, self._opened))
             case FunctionCallItem():
-                name = self._table.shown(item.name, item.namespace)
+                name = self._table.shown(item.name or UNNAMED, item.namespace)
                 self._call(_tool_call(item, name, arguments_of(item)))
             case CustomCallItem():
-                name = self._table.shown(item.name, item.namespace)
+                name = self._table.shown(item.name or UNNAMED, item.namespace)
                 self._call(_tool_call(item, name, arguments_of_text(item.input or "")))
             case ToolSearchCallItem(call_id=str(id)):
                 self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
             case ToolSearchOutputItem(call_id=str(id)):
-                self._answer(id, self._found(item), where)
+                self._answer(id, [self._found(item)])
             case CallOutputItem(call_id=id):
-                self._answer(id, text_of(item.output, f"{where}.output"), where)
+                self._answer(id or "", parts_of(item.output, f"{where}.output"))
             case McpCallItem():
                 self._mcp_call(item)
             case McpApprovalRequestItem():
                 self._requests[item.id] = item
             case McpApprovalResponseItem():
-                self._approve(item, where)
+                self._approve(item)
             case CompactionItem():
                 self.end()
-                self.messages.append(Message("system", SUMMARY + self._summary(item, where)))
-
-    def _summary(self, item: CompactionItem, where: str) -> str:
-        found = self._opened(item.encrypted_content)
-        if found is None:
-            raise BadRequest(
-                f"`{where}.encrypted_content` is not valid: send it as this server returned it.",
-                param=f"{where}.encrypted_content",
-                code="invalid_encrypted_content",
-            )
-        return found
+                if (summary := self._opened(item.encrypted_content)) is None:
+                    self.ignored["input.encrypted_content"] = None
+                else:
+                    self.messages.append(Message("system", SUMMARY + summary))
 
     def end(self) -> None:
         """Ends the model's turn: drafts, calls and results become messages."""
@@ -116,6 +120,7 @@ class ItemsToMessages:
                 reasoning="\n\n".join(each.reasoning) or None,
                 tool_calls=calls,
                 phase=each.phase,
+                parts=each.parts,
             )
             for each in drafts
         ]
@@ -131,6 +136,12 @@ class ItemsToMessages:
             self._drafts.append(AssistantDraft())
         return self._drafts[-1]
 
+    def _say(self, item: MessageItem, parts: tuple[ContentPart, ...]) -> None:
+        draft = self._draft()
+        draft.reasoning += thoughts_of(item.content)
+        draft.text, draft.phase = content_of(parts), item.phase
+        draft.parts = media_parts(parts)
+
     def _add_reasoning(self, text: str) -> None:
         draft = self._draft()
         if text:
@@ -139,16 +150,11 @@ class ItemsToMessages:
     def _call(self, call: ToolCall) -> None:
         self._flush()
         self._calls.append(call)
-        self._known.add(call.id)
 
-    def _answer(self, id: str, output: str, where: str) -> None:
-        if id not in self._known:
-            raise BadRequest(
-                f"`{where}.call_id` is {id[:64]!r}, but no earlier call has this id.",
-                param=f"{where}.call_id",
-            )
+    def _answer(self, id: str, output: Sequence[ContentPart]) -> None:
         self.end()
-        self.messages.append(Message("tool", output, tool_call_id=id))
+        parts = media_parts(output)
+        self.messages.append(Message("tool", content_of(output), tool_call_id=id, parts=parts))
 
     def _found(self, item: ToolSearchOutputItem) -> str:
         """The result of a search, as text: the tools themselves are among those of the request."""
@@ -162,14 +168,11 @@ class ItemsToMessages:
         output = item.output if item.output is not None else _error_text(item.error)
         self._results.append(Message("tool", output, tool_call_id=id))
 
-    def _approve(self, item: McpApprovalResponseItem, where: str) -> None:
+    def _approve(self, item: McpApprovalResponseItem) -> None:
         request = self._requests.pop(item.approval_request_id, None)
-        if request is None:
-            raise BadRequest(
-                f"`{where}.approval_request_id` is {item.approval_request_id[:64]!r}, but no "
-                "earlier open request has this id.",
-                param=f"{where}.approval_request_id",
-            )
+        if request is None:  # it was answered before, or its request is not in the history
+            self.ignored["input.approval_request_id"] = None
+            return
         self.approvals.append(
             Approval(
                 request.id,
@@ -197,13 +200,14 @@ class ItemsToMessages:
 
 
 def _tool_call(item: FunctionCallItem | CustomCallItem, name: str, arguments: str) -> ToolCall:
-    return ToolCall(item.call_id, name, arguments, extra_content=item.extra_content)
+    return ToolCall(item.call_id or "", name, arguments, extra_content=item.extra_content)
 
 
 def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
     texts = [(each.text, each.phase) for each in drafts if each.text]
     phases = {phase for _, phase in texts}
     return AssistantDraft(
+        parts=media_parts(part for each in drafts for part in each.parts),
         reasoning=[text for each in drafts for text in each.reasoning],
         text="\n\n".join(text for text, _ in texts),
         phase=phases.pop() if len(phases) == 1 else None,
@@ -213,10 +217,10 @@ def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
 def _reasoning(item: ReasoningItem, opened: Open) -> str:
     """The reasoning's text: its content, or the encoded content, or the summary."""
     if item.content:
-        return "".join(part.text for part in item.content)
+        return "".join(part.text or "" for part in item.content)
     if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
         return found
-    return "\n\n".join(part.text for part in item.summary or ())
+    return "\n\n".join(part.text for part in item.summary or () if part.text)
 
 
 def _error_text(error: object) -> str:
@@ -249,10 +253,10 @@ def _names(
 
 def messages_of(
     items: Iterable[tuple[InputItem, str]], table: ToolTable, opened: Open
-) -> tuple[list[Message], list[Approval]]:
+) -> ItemsToMessages:
     """The messages and approvals of items, which come with their place in the request."""
     turns = ItemsToMessages(table, opened)
     for item, where in items:
         turns.add(item, where)
     turns.end()
-    return turns.messages, turns.approvals
+    return turns

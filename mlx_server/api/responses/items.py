@@ -4,14 +4,15 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
 from mlx_server import limits
-from mlx_server.api.content import Content, TextPart
+from mlx_server.api.content import Content, TextPart, unused_thoughts
 from mlx_server.api.fields import Items, WireModel
 from mlx_server.api.responses.tools import ToolParam
+from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
@@ -57,9 +58,15 @@ class Item(WireModel):
 
 class MessageItem(Item):
     type: Literal["message"]
-    role: Literal["user", "system", "developer", "assistant"]
+    role: RoleName
     content: Content | None = None
     phase: Phase | None = None
+
+    def unused(self) -> Iterable[str]:
+        if self.role not in ROLES:
+            yield "role"
+        if role_of(self.role) != "assistant":
+            yield from unused_thoughts(self.content)
 
 
 class ReasoningItem(Item):
@@ -71,10 +78,10 @@ class ReasoningItem(Item):
 
 class FunctionCallItem(Item):
     type: Literal["function_call"]
-    call_id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1)]
-    namespace: Annotated[str, Field(min_length=1)] | None = None
-    arguments: str | dict[str, Any] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | list[Any] | None = None
     extra_content: ExtraContent = None
 
 
@@ -82,9 +89,9 @@ class CustomCallItem(Item):
     """A call of a tool whose input is free text."""
 
     type: Literal["custom_tool_call"]
-    call_id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1)]
-    namespace: Annotated[str, Field(min_length=1)] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
     input: str | None = None
     extra_content: ExtraContent = None
 
@@ -124,7 +131,7 @@ class AdditionalToolsItem(Item):
 
 class CallOutputItem(Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: Annotated[str, Field(min_length=1)]
+    call_id: str | None = None
     output: Content | None = None
 
 
@@ -175,28 +182,10 @@ class ItemReference(WireModel):
     id: Annotated[str, Field(min_length=1)]
 
 
-Hosted = Literal[
-    "apply_patch_call",
-    "apply_patch_call_output",
-    "code_interpreter_call",
-    "computer_call",
-    "computer_call_output",
-    "file_search_call",
-    "image_generation_call",
-    "local_shell_call",
-    "local_shell_call_output",
-    "program",
-    "program_output",
-    "shell_call",
-    "shell_call_output",
-    "web_search_call",
-]
-
-
 class HostedItem(Item):
-    """An item of OpenAI's hosted tools, which is ignored."""
+    """An item of OpenAI's hosted tools, or of another API, which is ignored."""
 
-    type: Hosted
+    type: str
 
     def ignored_as(self) -> str:
         return self.type
@@ -211,24 +200,38 @@ def _typed(value: Any) -> Any:
     return {**value, "type": "item_reference"} if "id" in value else value
 
 
+def _kind(value: Any) -> str:
+    """A union tag that is no field name, so that errors show only field names."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<known>" if not isinstance(kind, str) or kind in KNOWN else "<other>"
+
+
+KnownItem = Annotated[
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | ToolSearchCallItem
+    | ToolSearchOutputItem
+    | AdditionalToolsItem
+    | CallOutputItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+    | McpApprovalResponseItem
+    | CompactionItem
+    | ItemReference,
+    Field(discriminator="type"),
+]
+KNOWN = frozenset(
+    name
+    for item in get_args(get_args(KnownItem)[0])
+    for name in get_args(item.__annotations__["type"])
+)
 InputItem = Annotated[
     Annotated[
-        MessageItem
-        | ReasoningItem
-        | FunctionCallItem
-        | CustomCallItem
-        | ToolSearchCallItem
-        | ToolSearchOutputItem
-        | AdditionalToolsItem
-        | CallOutputItem
-        | McpListToolsItem
-        | McpCallItem
-        | McpApprovalRequestItem
-        | McpApprovalResponseItem
-        | CompactionItem
-        | ItemReference
-        | HostedItem,
-        Field(discriminator="type"),
+        Annotated[KnownItem, Tag("<known>")] | Annotated[HostedItem, Tag("<other>")],
+        Discriminator(_kind),
     ],
     BeforeValidator(_typed),
 ]
@@ -249,7 +252,7 @@ def wire(item: InputItem) -> Wire:
     found = item.model_dump(by_alias=True, exclude_none=True)
     found["id"] = found.get("id") or new_id(item.type)
     match item:
-        case MessageItem(role="assistant"):
+        case MessageItem(role=role) if role_of(role) == "assistant":
             content = _parts(item.content, "output_text", {"annotations": [], "logprobs": []})
             return {**_bare(found), "status": "completed", "content": content}
         case MessageItem():
@@ -292,7 +295,7 @@ def _parts(content: Content | None, kind: str, more: Wire | None = None) -> list
     given = [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
     texts = {"type": kind, **(more or {})}
     return [
-        {**texts, "text": part.text}
+        {**texts, "text": part.text or ""}
         if isinstance(part, TextPart)
         else part.model_dump(exclude_none=True)
         for part in given

@@ -87,16 +87,16 @@ async def connect(websocket: WebSocket) -> None:
 @router.post(COMPACT, openapi_extra=documented(COMPACT, ResponsesBody))
 async def compact(http: Request) -> Response:
     body = await read(http, ResponsesBody)
-    compacted = await while_connected(http, compaction.compact(http, body))
-    return json_response(compacted, ignored_header(await in_thread(body.ignored)))
+    compacted, ignored = await while_connected(http, compaction.compact(http, body))
+    return json_response(compacted, ignored_header(ignored))
 
 
 @router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
 async def input_tokens(http: Request) -> Response:
     body = await read(http, ResponsesBody)
-    tokens = await while_connected(http, counting.input_tokens(http, body))
+    tokens, ignored = await while_connected(http, counting.input_tokens(http, body))
     counted = {"object": "response.input_tokens", "input_tokens": tokens}
-    return json_response(counted, ignored_header(await in_thread(body.ignored)))
+    return json_response(counted, ignored_header(ignored))
 
 
 @router.get(ONE)

@@ -10,9 +10,11 @@ from mlx_server.api.tokenize.input import chat_request, check
 from mlx_server.api.tokenize.output import tokenized, with_pieces
 from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
 from mlx_server.generation.tokenization import chat_tokens, literal_tokens, text_of, text_tokens
+from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
@@ -24,19 +26,25 @@ async def tokenize(http: Request) -> Response:
     body = await read(http, TokenizeBody)
     check(body)
     prepared = await _prepared(http, body.model)
-    made = await in_thread(_tokenized, prepared, body, model=prepared.id)
-    return json_response(made, ignored_header(await in_thread(body.ignored)))
+    request = await in_thread(chat_request, body, prepared.id) if body.messages else None
+    made = await in_thread(_tokenized, prepared, body, request, model=prepared.id)
+    unseen = dict.fromkeys(media_places(request.prompts if request else ()))
+    return json_response(made, ignored_header([*await in_thread(body.ignored), *unseen]))
 
 
-def _tokenized(prepared: PreparedModel, body: TokenizeBody) -> dict[str, Any]:
-    tokens = _tokens(prepared, body)
+def _tokenized(
+    prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
+) -> dict[str, Any]:
+    tokens = _tokens(prepared, body, request)
     made = tokenized(prepared, tokens, with_texts=bool(body.return_token_strs))
     if body.content is not None and body.with_pieces:
         made["tokens"] = with_pieces(prepared, tokens)
     return made
 
 
-def _tokens(prepared: PreparedModel, body: TokenizeBody) -> list[int]:
+def _tokens(
+    prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
+) -> list[int]:
     if body.content is not None:
         tokenise = literal_tokens if body.parse_special is False else text_tokens
         special = bool(body.add_special)
@@ -45,7 +53,7 @@ def _tokens(prepared: PreparedModel, body: TokenizeBody) -> list[int]:
         special = body.add_special_tokens is not False
         return text_tokens(prepared, body.prompt, "prompt", add_special_tokens=special)
     special = bool(body.add_special_tokens)
-    request = chat_request(body, prepared.id)
+    assert request
     return chat_tokens(prepared, request, add_special_tokens=special)
 
 

@@ -85,34 +85,17 @@ def test_results_of_all_shapes(
 
 
 @pytest.mark.parametrize(
-    "messages", [[HI, RESULT], [HI, RESULT, CALLED], [HI, CALLED, {**RESULT, "tool_call_id": "d"}]]
-)
-def test_a_result_needs_an_earlier_call(client: TestClient, messages: list[Json]) -> None:
-    found = refused(client, messages=messages)
-    assert found["param"].endswith(".tool_call_id")
-    assert "no earlier call" in found["message"]
-
-
-@pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "wizard", "content": "x"}, "role"),
-        ({"role": "User", "content": "x"}, "role"),
         ({"role": None, "content": "x"}, "role"),
         ({"content": "x"}, "role"),
         ({"role": "user", "content": 5}, "content"),
         ({"role": "user", "content": {}}, "content"),
-        ({"role": "user", "content": ["x"]}, "content[0]"),
-        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
-        ({"role": "user", "content": [{"type": "text", "text": None}]}, "content[0].text"),
-        ({"role": "user", "content": [{"type": "sound"}]}, "content[0]"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "content[0].type"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
-        ({"role": "user", "content": [{"type": "file"}]}, "content[0].file"),
-        ({"role": "tool", "content": "x"}, "tool_call_id"),
-        ({"role": "tool", "content": "x", "tool_call_id": ""}, "tool_call_id"),
+        ({"role": 5, "content": "x"}, "role"),
+        ({"role": "user", "content": [5]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "file", "file": 5}]}, "content[0].file"),
         ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
-        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
             "tool_calls[0].function.arguments",

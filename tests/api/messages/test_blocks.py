@@ -17,7 +17,6 @@ from tests.api.messages.bodies import (
     use,
     user,
 )
-from tests.api.wire import Json
 from tests.pdf.files import pdf
 
 # What stands for text
@@ -55,40 +54,6 @@ def test_documents_in_base64_are_read(kind: str, data: bytes, said: str) -> None
     (found,) = messages(user({"type": "document", "source": source, "title": "Weather"}))
     assert said in found.content
     assert "Weather" in found.content
-
-
-@pytest.mark.parametrize("kind", ["image/png", "application/zip", "x,y"])
-def test_documents_of_other_kinds_are_refused(kind: str) -> None:
-    source = {"type": "base64", "media_type": kind, "data": "AA=="}
-    found = refused(messages=[user({"type": "document", "source": source})])
-    assert found.param == "messages[0].content[0].source.data"
-
-
-IMAGE: Json = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
-}
-
-
-LINKED: Json = {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}}
-
-
-@pytest.mark.parametrize(
-    ("message", "where"),
-    [
-        (user(text("a"), IMAGE), "messages[1].content[1].type"),
-        (user(result("1", [IMAGE])), "messages[1].content[0].content[0].type"),
-        (user(LINKED), "messages[1].content[0].type"),
-        (
-            user({"type": "document", "source": {"type": "content", "content": [IMAGE]}}),
-            "messages[1].content[0].source.content[0].type",
-        ),
-    ],
-)
-def test_what_is_no_text_is_refused_by_name(message: Json, where: str) -> None:
-    found = refused(messages=[assistant(use("1")), message])
-    assert found.param == where
-    assert "these models read only text" in found.message
 
 
 def test_a_system_message_without_text_is_no_message() -> None:

@@ -50,13 +50,6 @@ def test_the_effort_of_a_system_message(given: list[Json], effort: str) -> None:
     assert found.template_kwargs == {"reasoning_effort": effort}
 
 
-@pytest.mark.parametrize(
-    "message", [{"role": "user"}, {"role": "system"}, {"role": "system", "output_config": {}}]
-)
-def test_a_message_without_content_sets_the_effort(message: Json) -> None:
-    assert refused(messages=[HI, message]).param == "messages[1].content"
-
-
 @pytest.mark.parametrize(("given", "effort"), [([HI], "none"), ([HI, *RESULT], "medium")])
 def test_thinking_between_tools(given: list[Json], effort: str) -> None:
     found = conversation(messages=given, thinking={"type": "between_tools"})

@@ -10,7 +10,6 @@ from tests.api.messages.bodies import (
     HI,
     assistant,
     messages,
-    refused,
     result,
     text,
     thinking,
@@ -93,25 +92,28 @@ def test_a_call_without_a_result() -> None:
     )
 
 
-def test_a_result_without_a_call_is_refused() -> None:
-    found = refused(messages=[HI, assistant(use("1")), user(text("a"), result("2"))])
-    assert found.param == "messages[2].content[1].tool_use_id"
-    assert "'2'" in found.message
+def test_a_result_without_a_call_comes_last() -> None:
+    given = user(text("a"), result("2"), result("1"))
+    found = messages(HI, assistant(use("1")), given)[2:]
+    assert [(each.role, each.tool_call_id) for each in found] == [
+        ("tool", "1"),
+        ("tool", "2"),
+        ("user", None),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("message", "role"),
+    ("message", "roles"),
     [
-        (assistant(result("1")), "user"),
-        (user(use("1")), "assistant"),
-        (user(thinking("Hm.")), "assistant"),
-        ({"role": "system", "content": [use("1")]}, "assistant"),
+        (assistant(text("a"), result("1"), text("b")), ["assistant", "tool", "assistant"]),
+        (user(text("a"), use("2"), text("b")), ["user", "assistant", "user"]),
+        (user(thinking("Hm."), text("a")), ["assistant", "user"]),
+        ({"role": "system", "content": [use("2")]}, ["assistant"]),
     ],
 )
-def test_a_block_in_a_message_of_another_role(message: Json, role: str) -> None:
-    found = refused(messages=[assistant(use("1")), message])
-    assert found.param == "messages[1].content[0]"
-    assert f"belongs in one of the role `{role}`" in found.message
+def test_a_block_in_a_message_of_another_role_is_a_turn(message: Json, roles: list[str]) -> None:
+    found = messages(HI, assistant(use("1")), user(result("1")), message)[3:]
+    assert [each.role for each in found] == roles
 
 
 def test_thoughts_between_texts() -> None:

@@ -167,7 +167,6 @@ def test_other_names_are_refused_and_those_that_work_are_told(
     [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"model": ""}, "model"),
         ({"model": 5}, "model"),
         ({"stream": True}, "stream"),

@@ -313,7 +313,3 @@ def test_a_search_by_the_server_is_ignored() -> None:
     items = [USER, {**SEARCHED, "call_id": None}, {**FOUND, "call_id": None}]
     assert parsed(input=items, tools=[F]).ignored == ("input.tool_search_call",)
     assert conversation(input=items, tools=[F]).messages == (Message("user", "hi"),)
-
-
-def test_the_result_of_no_search_is_refused() -> None:
-    assert refused(input=[USER, FOUND]).param == "input[1].call_id"

@@ -17,7 +17,6 @@ from tests.api.responses.bodies import (
     body,
     conversation,
     messages,
-    refused,
     unknown,
 )
 
@@ -67,6 +66,10 @@ def test_reasoning_that_is_sealed_by_others_is_dropped(token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("do as I say")])
-def test_a_summary_that_is_sealed_by_others_is_refused(token: str) -> None:
-    error = refused(input=[USER, {"type": "compaction", "encrypted_content": token}])
-    assert (error.param, error.code) == ("input[1].encrypted_content", "invalid_encrypted_content")
+def test_a_summary_that_is_sealed_by_others_is_dropped(token: str) -> None:
+    given = body(input=[USER, {"type": "compaction", "encrypted_content": token}])
+    made = to_request(given, input_items(given, unknown), opened=SIGNER.opened)
+    (prompt,) = made.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages == (USER_SAID,)
+    assert made.ignored == ("input.encrypted_content",)
