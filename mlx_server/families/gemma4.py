@@ -7,7 +7,9 @@ from mlx_server.tool_parsers.formats import inline_gemma4
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 
-ANSWERS = (f"{CHANNEL}response\n", f"{CHANNEL}final\n")
+ANSWERS = tuple(
+    f"{CHANNEL}{name}\n" for name in ("response", "final", "content", "answer", "text", "output")
+)
 """The headers of channels for the answer, which models sometimes write although no template has
 them."""
 

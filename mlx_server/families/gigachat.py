@@ -4,7 +4,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.formats import GIGACHAT as CALLS
 from mlx_server.tool_parsers.tag_formats import GIGACHAT35 as TAGGED
-from mlx_server.tool_parsers.tag_formats import GIGACHAT35_RESPELLED
+from mlx_server.tool_parsers.tag_formats import GIGACHAT35_RESPELLED, GIGACHAT35_WITHOUT_BLOCK
 
 SEPARATORS = ROLE, MESSAGE = "<|role_sep|>\n", "<|message_sep|>\n\n"
 """The tokens between role and text and between messages, whose line breaks are part of them."""
@@ -22,7 +22,9 @@ GIGACHAT = ModelFamily(
 GIGACHAT35 = ModelFamily(
     name="gigachat35",
     layout=MarkupLayout(
-        call_formats=(TAGGED,), inline_formats=lambda tools: GIGACHAT35_RESPELLED, dropped=ENDS
+        call_formats=(TAGGED, GIGACHAT35_WITHOUT_BLOCK),
+        inline_formats=lambda tools: GIGACHAT35_RESPELLED,
+        dropped=ENDS,
     ),
     answer_prefix="\n</think>\n\n",
     template_markers=("｜GCML｜",),

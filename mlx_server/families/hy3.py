@@ -3,6 +3,7 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.tag_formats import HY3 as CALLS
+from mlx_server.tool_parsers.tag_formats import HY3_ALONE
 from mlx_server.tool_parsers.tag_formats import HY3_OPEN_SOURCE as SUFFIXED
 
 THOUGHTS = ("<think:opensource>", "</think:opensource>")
@@ -10,7 +11,9 @@ THOUGHTS = ("<think:opensource>", "</think:opensource>")
 HY3 = ModelFamily(
     name="hy3",
     layout=MarkupLayout(
-        reasoning=(THOUGHTS, THINK), call_formats=(SUFFIXED, CALLS), calls_end_reasoning=True
+        reasoning=(THOUGHTS, THINK),
+        call_formats=(SUFFIXED, CALLS, *HY3_ALONE),
+        calls_end_reasoning=True,
     ),
     answer_prefix=THOUGHTS[1],
     model_types=("hy_v3", "hy3"),

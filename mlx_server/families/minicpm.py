@@ -4,6 +4,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import THINK, MarkupLayout
 from mlx_server.tool_parsers.formats import MINICPM as CALLS
 from mlx_server.tool_parsers.tag_formats import MINICPM5 as TAGGED
+from mlx_server.tool_parsers.tag_formats import MINICPM5_SPACED
 
 THOUGHTS = ("<|thought_start|>", "<|thought_end|>")
 
@@ -26,7 +27,7 @@ MINICPM = ModelFamily(
 
 MINICPM5 = ModelFamily(
     name="minicpm5",
-    layout=MarkupLayout(call_formats=(TAGGED,)),
+    layout=MarkupLayout(call_formats=(TAGGED, MINICPM5_SPACED)),
     answer_prefix="\n</think>\n\n",
     template_markers=("<function name=", "<param name="),
     stop_tokens=("<|im_end|>", "</s>"),

@@ -3,12 +3,17 @@
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.elements import MINIMAX_M3 as CALLS
+from mlx_server.tool_parsers.elements import MINIMAX_M3_WITHOUT_BLOCK
 
 THOUGHTS = ("<mm:think>", "</mm:think>")
 
 MINIMAX_M3 = ModelFamily(
     name="minimax_m3",
-    layout=MarkupLayout(reasoning=(THOUGHTS,), call_formats=(CALLS,), calls_end_reasoning=True),
+    layout=MarkupLayout(
+        reasoning=(THOUGHTS,),
+        call_formats=(CALLS, MINIMAX_M3_WITHOUT_BLOCK),
+        calls_end_reasoning=True,
+    ),
     answer_prefix=THOUGHTS[1],
     model_types=("minimax_m3", "minimax_m3_vl", "minimax_m3_text"),
     stop_tokens=("[e~[",),

@@ -6,6 +6,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup.layout import Header, MarkupLayout
 from mlx_server.tool_parsers.tag_formats import MUSE as CALLS
+from mlx_server.tool_parsers.tag_formats import MUSE_WITHOUT_BLOCK
 
 START, MESSAGE, END, TURN_END = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 TURN = f"{START}assistant "
@@ -20,7 +21,7 @@ def _layout(tools: Sequence[Tool]) -> MarkupLayout:
     to_tools = _headers([name for tool in tools for name in _recipients(tool.name)])
     return MarkupLayout(
         reasoning=(THOUGHTS, NOTES),
-        call_formats=(CALLS,),
+        call_formats=(CALLS, MUSE_WITHOUT_BLOCK),
         dropped=(*to_user, *to_tools, f"{START}assistant", MESSAGE, END, TURN_END),
         literal=to_user,
         header=Header(f"{START}assistant", (MESSAGE,), "to="),

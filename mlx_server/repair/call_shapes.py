@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.jsonish import loads
+from mlx_server.repair.jsonish import loads_arguments
 from mlx_server.repair.malformed import Malformed
 
 NAME_KEYS = ("name", "tool", "tool_name", "function", "function_name", "recipient_name", "action")
@@ -67,7 +67,7 @@ def _parsed(text: str, *, repairs: bool) -> tuple[Any, bool]:
     except (ValueError, RecursionError):
         if not repairs:
             raise Malformed("no JSON") from None
-        return loads(text), True
+        return loads_arguments(text, CALL_KEYS), True
 
 
 def _calls(value: Any, tools: Collection[str], *, repairs: bool) -> Iterator[FoundCall]:

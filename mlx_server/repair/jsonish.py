@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import json_repair
 
 from mlx_server import limits
-from mlx_server.repair.exact import loads_exactly
+from mlx_server.repair.exact import ExactFloat, loads_exactly
 from mlx_server.repair.malformed import Malformed
 
 # The alternative for escapes keeps a quote after a backslash from opening a string: with many of
@@ -60,6 +60,22 @@ def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
         return loads_exactly(text)
     except (ValueError, RecursionError):
         return _repaired(text.strip())  # white space after an array counts as another element
+
+
+def loads_arguments(text: str, once: Set[str] = frozenset()) -> Any:
+    """Reads JSON like `loads`. Of a key that is given twice the last value counts, unless it is one
+    of `once`."""
+
+    def last_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if any(keys.count(key) > 1 for key in once):
+            raise ValueError("a key is given twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, parse_float=ExactFloat, object_pairs_hook=last_of_each)
+    except (ValueError, RecursionError):
+        return loads(text)
 
 
 def loads_value(text: str) -> Any:

@@ -116,5 +116,6 @@ def python_arguments(*ends: str) -> LiteralArguments:
     return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
 
 
-def gemma_arguments(quote: str, opening: str = "{") -> LiteralArguments:
-    return LiteralArguments(syntaxes.gemma_syntax(quote, opening), spellings.gemma(quote))
+def gemma_arguments(quote: str, opening: str = "{", *ends: str) -> LiteralArguments:
+    """ends: the delimiters that may follow the calls."""
+    return LiteralArguments(syntaxes.gemma_syntax(quote, opening, *ends), spellings.gemma(quote))

@@ -23,12 +23,12 @@ from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.coerce import read_as, read_tree, takes_text
 from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.jsonish import loads
+from mlx_server.repair.jsonish import loads_arguments
 from mlx_server.repair.malformed import Malformed, UnknownTool
 from mlx_server.repair.names import match_tool_name
 from mlx_server.repair.wrapped import unwrapped
 from mlx_server.schemas.fitting import is_made_of
-from mlx_server.schemas.lenient import properties_in, required
+from mlx_server.schemas.lenient import properties_in, required, types_of_member
 from mlx_server.tool_parsers.argument_check import argument_errors
 from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
 from mlx_server.tool_parsers.call_ids import new_id
@@ -155,7 +155,7 @@ class ToolCallEmitter:
                 mistakes = True
                 if not self.allowed.json:
                     raise Malformed("no JSON") from None
-                found = loads(arguments)
+                found = loads_arguments(arguments)
         if not isinstance(found, Mapping):
             raise Malformed("arguments should be an object")
         return found, mistakes
@@ -202,6 +202,11 @@ class ToolCallEmitter:
             for kind in what:
                 call.add_repair(kind, ARGUMENTS)
             call.finish_with(arguments)
+
+    def retract(self) -> bool:
+        """Takes back the current call's arguments, unless some of them have been reported. Returns
+        whether that was done."""
+        return self._held is not None and self._held.retract()
 
     @property
     def begun(self) -> bool:
@@ -258,6 +263,8 @@ class ToolCallWriter:
         """The repairs of this call in order, each once."""
         self._open = False
         """Whether the string of a streamed parameter is not closed yet."""
+        self._repeats = False
+        """Whether a key is written twice. Readers of JSON take the last value."""
 
     @property
     def arguments(self) -> str:
@@ -284,6 +291,14 @@ class ToolCallWriter:
         """The required arguments that have no value yet."""
         return self.known - self._keys
 
+    def meant(self, key: str) -> str:
+        """Returns the parameter that a key means, which may be written with white space around
+        it."""
+        if key in self.known or key.strip() not in self.known:
+            return key
+        self.repaired()
+        return key.strip()
+
     def streams(self, key: str) -> bool:
         """Whether text for this parameter is certain to stay the text it is."""
         return key not in self._keys and takes_text(self._schema, key)
@@ -303,13 +318,22 @@ class ToolCallWriter:
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
     def value(self, key: str, value: Any) -> None:
-        """Writes a parameter that is complete. Given twice it is Malformed: one would be a
-        guess."""
+        """Writes a parameter that is complete. Of one that is given twice the last value counts."""
         self._put(key, self._fitted(key, value))
+
+    def leave_empty(self, key: str) -> None:
+        """Writes a parameter whose value is missing: an empty text, or nothing if it can't be
+        text."""
+        self.repaired()
+        if "string" in types_of_member(self._schema, key):
+            self._put(key, "")
 
     def untyped(self, key: str, text: str) -> bool:
         """Writes a value like `value`, from a format that has every value as bare text. Returns
         whether it is text."""
+        if not text.strip() and "string" not in types_of_member(self._schema, key):
+            self.leave_empty(key)
+            return False
         found = read_as(text, self._schema, key, self.repaired)
         self._put(key, found)
         return isinstance(found, str)
@@ -323,8 +347,12 @@ class ToolCallWriter:
             for name, argument in inside.items():
                 self._put(name, self._fitted(name, argument))
             return
+        if key == value == "":  # the model filled in the format although it had no argument
+            self.repaired()
+            return
         if key in self._keys:
-            raise Malformed("a key is given twice")
+            self.repaired()
+            self._repeats = True
         self._write(self._label(key) + json_of(value))
 
     def _unwrapped(self, key: str, value: Any) -> Mapping[str, Any] | None:
@@ -373,9 +401,12 @@ class ToolCallWriter:
         self._end()
 
     def _end(self) -> None:
+        arguments = json.loads(self.arguments)
+        if self._repeats and self._calls.retract():
+            self._written = []
+            self._write(json_of(arguments))
         for repair in self._repairs:
             self._calls.emit(repair)
-        arguments = json.loads(self.arguments)
         for key, wrong in argument_errors(arguments, self._schema):
             path = self._path(key) if key in arguments else f"{ARGUMENTS}.{key}"
             what = f"tool_calls[{self.number}]{path}: {wrong}"

@@ -59,7 +59,12 @@ class Elements:
 
     def read(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
         yield from source.space()
-        found = yield from source.expect(self.invoke)
+        yield from source.expect(self.invoke)
+        yield from self._read_calls(source, calls)
+
+    def _read_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
+        """Reads like `read`, after the first opening tag."""
+        found = self.invoke
         while found == self.invoke:
             yield from self._read_call(source, calls)
             yield from source.space()
@@ -84,7 +89,7 @@ class Elements:
 
     def _read_argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
         key, end = yield from self._read_opening_tag(source)
-        opening = end.replace("/", "", 1)
+        key, opening = call.meant(key), end.replace("/", "", 1)
         if call.streams(key):
             if not (yield from source.up_to(end, into=partial(call.text, key))):
                 raise Malformed("a value has no end")
@@ -135,6 +140,15 @@ class Elements:
         )
         return CallFormat(
             self.read, (self.block,), (self.block_end,), inner=(self.sign,), blocks=(block,)
+        )
+
+    def without_block(self) -> CallFormat:
+        return CallFormat(
+            self._read_calls,
+            (self.invoke,),
+            (self.block_end,),
+            inner=(self.sign,),
+            repairs=("unmarked",),
         )
 
     def _call_rule(self, lark: Lark, tool: Tool) -> str:
@@ -208,4 +222,5 @@ def _is_name(name: str) -> bool:
     return bool(name) and not set(name) & set('<>"/ \n')
 
 
-MINIMAX_M3 = Elements("]<]minimax[>[").call_format()
+_MINIMAX_M3 = Elements("]<]minimax[>[")
+MINIMAX_M3, MINIMAX_M3_WITHOUT_BLOCK = _MINIMAX_M3.call_format(), _MINIMAX_M3.without_block()

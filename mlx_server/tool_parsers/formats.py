@@ -160,7 +160,7 @@ APERTUS = replace(_APERTUS.call_format(), repair=repaired_by_name)
 
 _PLAMO = "<|plamo:{}:plamo|>"
 _PLAMO_JSON = "<|plamo:constrain|>json<|plamo:msg|>"
-PLAMO = NamedCallFormat(
+_PLAMO_CALLS = NamedCallFormat(
     opens=_PLAMO.format("begin_tool_requests"),
     before_name=_PLAMO.format("begin_tool_request") + _PLAMO.format("begin_tool_name"),
     name=re.compile(r"[^<\n]+"),
@@ -172,7 +172,13 @@ PLAMO = NamedCallFormat(
     inner=(_PLAMO_JSON,),
     repair_unit="block",
     space="",
-).call_format()
+)
+PLAMO = _PLAMO_CALLS.call_format()
+PLAMO_WITHOUT_SECTION = replace(
+    replace(_PLAMO_CALLS, opens=_PLAMO_CALLS.before_name, closes="").call_format(),
+    repairs=("format",),
+    blocks=(),
+)
 
 SOLAR_OPEN = NamedCallFormat(
     opens="<|tool_call:begin|>",
@@ -287,8 +293,8 @@ def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
         before_name="call:",
         name=re.compile(r"[^\s{}()<>]+"),
         after_name="{",
-        arguments=gemma_arguments(quote),
-        instead=("(", gemma_arguments(quote, "(")),
+        arguments=gemma_arguments(quote, "{", closes),
+        instead=("(", gemma_arguments(quote, "(", closes)),
         closes_call=closes,
         passed=(",", ";"),
         inner=(quote,),

@@ -16,6 +16,9 @@ class HeldCall(Protocol):
     def emit(self, event: Event) -> None:
         """Takes the next event of the call."""
 
+    def retract(self) -> bool:
+        """Drops the arguments so far, unless some were reported. Returns whether it did."""
+
 
 class CompleteCall:
     """A call that is reported once it is complete."""
@@ -31,6 +34,10 @@ class CompleteCall:
             self.is_silent = False
             for held in self._held:
                 self._emit(held)
+
+    def retract(self) -> bool:
+        self._held = _without_arguments(self._held)
+        return self.is_silent
 
 
 class RepeatedCall:
@@ -59,8 +66,18 @@ class RepeatedCall:
             for each in held:
                 self._emit(each)
 
+    def retract(self) -> bool:
+        if self._held is None:
+            return self._complete is not None and self._complete.retract()
+        self._held, self._compared = _without_arguments(self._held), 0
+        return True
+
     def _is_same(self, event: Event) -> bool:
         if isinstance(event, ToolCallDelta):
             at, self._compared = self._compared, self._compared + len(event.arguments)
             return self._before.startswith(event.arguments, at)
         return not isinstance(event, ToolCallFinished) or self._compared == len(self._before)
+
+
+def _without_arguments(events: list[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, ToolCallDelta)]

@@ -164,8 +164,10 @@ class JsonCallForm:
 
 
 def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the calls in broken JSON."""
-    found = loads(text, missing=1)  # the outer brace is missing: the arguments are complete
+    """Returns the calls in broken JSON, which may be the rest of an array after its first
+    calls."""
+    # the outer brace is missing: the arguments are complete
+    found = loads(text.lstrip(" \t\r\n,;"), missing=1, surplus=1)
     return [_call(item) for item in (found if isinstance(found, list) else [found])]
 
 

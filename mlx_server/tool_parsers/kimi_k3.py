@@ -113,6 +113,7 @@ def _read_argument(source: Source, call: ToolCallWriter) -> Steps[None]:
     key, type = attributes.get("key"), attributes.get("type", "string")
     if key is None:
         raise Malformed("an argument has no key")
+    key = call.meant(key)
     streams = type == "string" and call.streams(key)
     pieces: list[str] = []
     into = partial(call.text, key) if streams else pieces.append

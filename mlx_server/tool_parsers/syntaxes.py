@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 from mlx_server.repair.coerce import read_as
 from mlx_server.repair.exact import loads_exactly
@@ -26,14 +26,19 @@ ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"} | {c: c for c 
 PYTHON_ESCAPES = {"'": "'", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 CODES = {"x": 2, "U": 8}
 """The number of digits in Python's escapes by number."""
+KNOWN_ESCAPES = {"u", "N", *ESCAPES, *PYTHON_ESCAPES, *CODES}
 
 
 def json_text(
     source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
 ) -> Steps[None]:
     """Reads a string of JSON. Line breaks in it are accepted."""
+    yield from _escaped_text(source, quote, into, _json_escape)
+
+
+def _escaped_text(source: Source, quote: str, into: Into, escape: Escape) -> Steps[None]:
     source.quoted = True
-    while not (yield from _piece(source, quote, into, escape=_json_escape)):
+    while not (yield from _piece(source, quote, into, escape)):
         pass
     source.quoted = False
 
@@ -64,13 +69,11 @@ def _quoted_text(
     """Reads a string in quotes that its syntax does not have. The syntax's own delimiter may
     follow.
 
-    What a backslash means there is in doubt, and so is any quote in it.
+    Whether a backslash begins an escape there is in doubt, unless no escape begins so, as in a
+    regular expression. Any quote in it is in doubt too.
     """
     if not (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
-        source.quoted = True
-        if (yield from source.up_to(quote, "\\", into=into)) != quote:
-            raise Malformed("a string has no end, or an escape")
-        source.quoted = False
+        yield from _escaped_text(source, quote, into, _no_escape)
         yield from source.accept(delimiter)
         if call:
             call.repaired()
@@ -84,7 +87,7 @@ def _json_text_or_delimited(
     """Reads a string of JSON in a syntax with a delimiter of its own, which may follow."""
     if (yield from _delimited_text(source, quote, into, call, delimiter=delimiter)):
         return
-    yield from json_text(source, quote, into)
+    yield from _escaped_text(source, quote, into, partial(_json_escape_or_none, call))
     if (yield from source.accept(delimiter)) and call:
         call.repaired()
 
@@ -118,11 +121,54 @@ def _piece(source: Source, quote: str, into: Into, escape: Escape) -> Steps[bool
 
 
 def marked_text(
-    source: Source, quote: str, into: Into, call: ToolCallWriter | None = None
+    source: Source,
+    quote: str,
+    into: Into,
+    call: ToolCallWriter | None = None,
+    *,
+    ends: tuple[str, ...] = (),
 ) -> Steps[None]:
-    """Reads everything up to the same delimiter again."""
-    if not (yield from source.up_to(quote, into=into)):
-        raise Malformed("a string has no end")
+    """Reads everything up to the same delimiter again, which may be missing after an argument.
+
+    ends: the delimiters that may follow the call.
+    """
+    while not (yield from source.accept(quote)):
+        yield from source.match(_marked(quote), into)
+        if call and (yield from _may_end(source, call, ends)):
+            if not (yield from _is_closed(source, quote, ends)):
+                call.repaired()
+                return
+            call = None  # the next delimiter closes this string
+        if not (yield from source.peek()):
+            raise Malformed("a string has no end")
+        if not (yield from source.comes(quote)):
+            into(source.take(1))
+
+
+@lru_cache(maxsize=8)
+def _marked(quote: str) -> re.Pattern[str]:
+    """Matches text within which no string can end that begins with this delimiter."""
+    return re.compile(rf"[^,}}{re.escape(quote[0])}]+")
+
+
+def _may_end(source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
+    """Whether another parameter of the call's tool follows, or the end of the call."""
+    ahead = source.lookahead()
+    sign = yield from ahead.accept(",", "}")
+    yield from ahead.space()
+    if sign == ",":
+        key = yield from ahead.run(BARE_KEY)
+        return key.strip() in call.awaited and bool((yield from ahead.accept(":", "=")))
+    return bool(sign) and bool((yield from ahead.accept(*ends)))
+
+
+def _is_closed(source: Source, quote: str, ends: tuple[str, ...]) -> Steps[bool]:
+    """Whether the next delimiter of a string closes one, rather than opening another."""
+    ahead = source.lookahead()
+    if not (yield from ahead.up_to(quote)):
+        return False
+    yield from ahead.space()
+    return bool((yield from ahead.accept(",", "}", "]", *ends)))
 
 
 def _json_escape(source: Source) -> Steps[str]:
@@ -134,6 +180,22 @@ def _json_escape(source: Source) -> Steps[str]:
     if kind not in ESCAPES:
         raise Malformed("an escape that JSON does not know")
     return ESCAPES[kind]
+
+
+def _json_escape_or_none(call: ToolCallWriter | None, source: Source) -> Steps[str]:
+    kind = yield from source.peek()
+    if kind in ESCAPES or kind == "u":
+        return (yield from _json_escape(source))
+    if call:
+        call.repaired()
+    return "\\"
+
+
+def _no_escape(source: Source) -> Steps[str]:
+    kind = yield from source.peek()
+    if not kind or kind in KNOWN_ESCAPES:
+        raise Malformed("a backslash that may begin an escape")
+    return "\\"
 
 
 def _python_escape(source: Source) -> Steps[str]:
@@ -215,15 +277,16 @@ def python_syntax(*ends: str) -> Syntax:
     )
 
 
-def gemma_syntax(quote: str, opening: str = "{") -> Syntax:
+def gemma_syntax(quote: str, opening: str = "{", *ends: str) -> Syntax:
     """Strings stand unescaped between two delimiters, and everything else is bare.
 
     opening: the bracket in front of the arguments; after a round one, arguments have equals signs.
+    ends: the delimiters that may follow calls.
     """
     colon, other = (":", "=") if opening == "{" else ("=", ":")
     return Syntax(
         {
-            quote: marked_text,
+            quote: partial(marked_text, ends=ends),
             '"': partial(_json_text_or_delimited, delimiter=quote),
             "'": partial(_quoted_text, delimiter=quote),
         },

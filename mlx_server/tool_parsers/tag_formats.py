@@ -34,8 +34,12 @@ def _invoked(closes: str, prefix: str = "") -> TagSyntax:
 _MINIMAX_M2 = _invoked("</minimax:tool_call>")
 MINIMAX_M2 = tagged("<minimax:tool_call>", _MINIMAX_M2)
 MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
-DOTS = tagged("<dots_function_call>", _invoked("</dots_function_call>"))
-MUSE = tagged("<atem:function_calls>", _invoked("</atem:function_calls>", "atem:"))
+_DOTS = _invoked("</dots_function_call>")
+DOTS = tagged("<dots_function_call>", _DOTS)
+DOTS_WITHOUT_BLOCK = replace(without_block(_DOTS), blocks=())
+_MUSE = _invoked("</atem:function_calls>", "atem:")
+MUSE = tagged("<atem:function_calls>", _MUSE)
+MUSE_WITHOUT_BLOCK = replace(without_block(_MUSE), blocks=())
 
 _STEP3 = TagSyntax(
     before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
@@ -78,6 +82,10 @@ MINICPM5 = replace(
         _MINICPM5_TAGS.parameter_end,
         _MINICPM5_TAGS.function_end,
     ),
+)
+
+MINICPM5_SPACED = replace(
+    MINICPM5, opens=(f"{_MINICPM5_TAGS.function[:-1]} =",), repairs=("format",), blocks=()
 )
 
 DSML, GCML = "｜DSML｜", "｜GCML｜"
@@ -132,13 +140,20 @@ def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:
 DSML_RESPELLED = _respelled_dsml(_V32, _V4, _V41)
 _GIGACHAT35 = _dsml_tags("tool_calls", GCML)
 GIGACHAT35 = _dsml(_GIGACHAT35, GCML)
+GIGACHAT35_WITHOUT_BLOCK = replace(without_block(_GIGACHAT35), inner=(GCML,), blocks=())
 GIGACHAT35_RESPELLED = _respelled_dsml(_GIGACHAT35)
 
 
 # Keys and values in delimiters of their own
 
 
-def _suffixed(suffix: str) -> CallFormat:
+def _alone(keyed: KeyedCallFormat) -> CallFormat:
+    """Returns the format of one call without a section around it."""
+    form = replace(keyed, opens="", closes="").call_format()
+    return replace(form, repairs=("format",), blocks=())
+
+
+def _suffixed(suffix: str) -> KeyedCallFormat:
     """Hy3's delimiters end in a suffix that is the same throughout a checkpoint."""
     return KeyedCallFormat(
         opens=f"<tool_calls{suffix}>",
@@ -150,11 +165,12 @@ def _suffixed(suffix: str) -> CallFormat:
         value_closes=f"</arg_value{suffix}>",
         closes_call=f"</tool_call{suffix}>",
         closes=f"</tool_calls{suffix}>",
-    ).call_format()
+    )
 
 
-HY3 = _suffixed("")
-HY3_OPEN_SOURCE = _suffixed(":opensource")
+_HY3, _HY3_OPEN_SOURCE = _suffixed(""), _suffixed(":opensource")
+HY3, HY3_OPEN_SOURCE = _HY3.call_format(), _HY3_OPEN_SOURCE.call_format()
+HY3_ALONE = (_alone(_HY3), _alone(_HY3_OPEN_SOURCE))
 
 LONGCAT = KeyedCallFormat(
     before_name="<longcat_tool_call>",
@@ -186,7 +202,4 @@ _K2_HORIZON = KeyedCallFormat(
     closes="</ifm|tool_calls>",
 )
 K2_HORIZON = _K2_HORIZON.call_format()
-K2_HORIZON_ALONE = replace(
-    replace(_K2_HORIZON, opens="", closes="").call_format(), repairs=("format",), blocks=()
-)
-"""One call without a section around it."""
+K2_HORIZON_ALONE = _alone(_K2_HORIZON)

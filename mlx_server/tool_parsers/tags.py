@@ -267,7 +267,7 @@ def _read_head(
     quote = text[:1]
     if quote and quote in "\"'":
         name, _, attributes = text[1:].partition(quote)
-        return name, attributes, has_slip
+        return name.strip(), attributes, has_slip or name != name.strip()
     return text.removesuffix("/"), text[-1:], has_slip
 
 

@@ -23,6 +23,8 @@ string is one of its arguments, and not part of another value."""
 
 SEPARATORS = (",", ":")
 CLOSING = ("}", "]", ")")
+BARE_TEXT = re.compile(r"""[^,()\[\]{}"'=\n]+""")
+"""Matches text without quotes among arguments that are written as Python."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,41 @@ def arguments(
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_bare = syntax.brackets[syntax.opening], True, False
+    if syntax.rules == "python" and (yield from _is_positional(source, syntax)):
+        call, first = (yield from _read_positional(source, syntax, start)), False
     while not (call and not first and ends and (yield from source.after_space(*ends))):
         if not (yield from goes_on(source, syntax, closing, first=first)):
             return call or start()
         key = yield from key_of(source, syntax, call)
         call, first = call or start(), False
+        key = call.meant(key)
         if is_bare and call.known and key not in call.known:
             raise Malformed("text without quotes that may go on")
         is_bare = yield from _read_argument(source, syntax, call, key, ends)
     call.repaired()
+    return call
+
+
+def _is_positional(source: Source, syntax: Syntax) -> Steps[bool]:
+    return bool((yield from source.after_space("{", "**{", *syntax.text)))
+
+
+def _read_positional(
+    source: Source, syntax: Syntax, start: Callable[[], ToolCallWriter]
+) -> Steps[ToolCallWriter]:
+    """Reads an argument without a key: an object with all arguments, or the only parameter's
+    text."""
+    yield from source.space()
+    yield from source.accept("**")
+    found = yield from value(source, syntax)
+    call = start()
+    if isinstance(found, str) and len(call.known) == 1:
+        found = dict.fromkeys(call.known, found)
+    if not isinstance(found, dict) or not call.known.issuperset(found):
+        raise Malformed("an argument without a key")
+    call.repaired()
+    for key, each in found.items():
+        call.value(key, each)
     return call
 
 
@@ -124,7 +152,15 @@ def _read_argument(
         yield from syntax.text[quote](source, quote, partial(call.text, key), call)
         call.end_text(key)
         return False
+    if (yield from source.comes(",", syntax.brackets[syntax.opening])):
+        call.leave_empty(key)
+        return False
     is_quoted = bool((yield from source.comes(*syntax.text)))
+    may_be_bare = syntax.rules == "python" and not is_quoted and call.streams(key)
+    if may_be_bare and (word := (yield from _bare_text(source, syntax))):
+        call.repaired()
+        call.value(key, word)
+        return False
     bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
     if bare and syntax.closing_quote and (yield from source.accept(syntax.closing_quote)):
         call.repaired()
@@ -134,6 +170,19 @@ def _read_argument(
         return call.untyped(key, syntax.words.get(bare, bare))
     call.value(key, (yield from value(source, syntax, call, ends)))
     return False
+
+
+def _bare_text(source: Source, syntax: Syntax) -> Steps[str]:
+    """Reads text without quotes that is all of an argument, and no value of the syntax."""
+    ahead = source.lookahead()
+    text = yield from ahead.run(BARE_TEXT)
+    if (yield from ahead.peek()) not in (",", ")"):
+        return ""
+    try:
+        syntax.as_json(syntax.words.get(text.strip(), text.strip()))
+    except ValueError:
+        return source.take(len(text)).strip()
+    return ""
 
 
 def value(

@@ -255,10 +255,15 @@ def folded(events: Sequence[Event], offered: Sequence[Tool] = ()) -> Reads:
                 assert call in names, f"{event} of a call that was not started"
                 assert call not in finished, f"{event} of a call that is finished"
                 finished.append(call)
+    repairs = [e.where for e in events if isinstance(e, Repaired) and e.what == "json"]
+    repaired = {n for n in finished if f"tool_calls[{n}].function.arguments" in repairs}
     return Reads(
         reasoning="".join(e.separated for e in events if isinstance(e, ReasoningDelta)),
         text="".join(e.separated for e in events if isinstance(e, TextDelta)),
-        calls=[GoldenCall(names[n], _object(arguments[n]), ids[n]) for n in sorted(finished)],
+        calls=[
+            GoldenCall(names[n], _object(arguments[n], repeats=n in repaired), ids[n])
+            for n in sorted(finished)
+        ],
         unfinished=[name for number, name in names.items() if number not in finished],
         repairs=[f"{e.what} {e.where}" for e in events if isinstance(e, Repaired)],
         unmet=[e.what for e in events if isinstance(e, Violation)],
@@ -269,10 +274,13 @@ def folded(events: Sequence[Event], offered: Sequence[Tool] = ()) -> Reads:
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str, *, repeats: bool) -> dict[str, Any]:
+    """repeats: whether a key may come twice, since a call that streams can't take back the first
+    value."""
+
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
-        assert len(set(keys)) == len(keys), f"a key comes twice in {text!r}"
+        assert repeats or len(set(keys)) == len(keys), f"a key comes twice in {text!r}"
         return dict(pairs)
 
     try:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server.events import Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.formats import GEMMA4
@@ -74,27 +75,36 @@ def test_an_empty_text_is_a_text(heard: Heard) -> None:
     assert heard.arguments() == '{"text": ""}'
 
 
-def test_a_key_given_twice_is_malformed(heard: Heard) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_of_a_key_that_is_given_twice_the_last_value_counts(heard: Heard, *, held: bool) -> None:
+    heard.calls.holds_calls = held
+    call = heard.calls.start("write")
+    call.text("text", "a")
+    call.end_text("text")
+    call.value("count", 1)
+    call.value("text", "b")
+    call.untyped("count", "2")
+    call.finish()
+    last = '{"text": "b", "count": 2}'
+    first = '{"text": "a", "count": 1, "text": "b", "count": 2}'
+    assert heard.arguments() == (last if held else first)
+    assert heard.of(Repaired) == [Repaired(3, "json", "tool_calls[0].function.arguments")]
+
+
+def test_a_key_is_not_given_twice_where_nothing_is_repaired(heard: Heard) -> None:
+    heard.calls.allowed = RepairPolicy(json=False)
     call = heard.calls.start("write")
     call.value("count", 1)
     with pytest.raises(Malformed):
         call.value("count", 2)
+
+
+def test_of_a_key_in_arguments_that_come_as_text_the_last_value_counts(heard: Heard) -> None:
+    heard.calls.whole("write", '{"count": 1, "count": 2}')
+    assert heard.arguments() == '{"count": 2}'
+    assert [each.what for each in heard.of(Repaired)] == ["json"]
     with pytest.raises(Malformed):
-        call.untyped("count", "1")
-
-
-@pytest.mark.parametrize(
-    "arguments", ['{"count": 1, "count": 1}', '{"x": {"": {}, "": {}}}', '{"x": 1, "\\u0078": 2,}']
-)
-def test_no_key_of_whole_arguments_is_given_twice(heard: Heard, arguments: str) -> None:
-    with pytest.raises(Malformed):
-        heard.calls.whole("write", arguments)
-    assert heard.events == []
-
-
-def test_no_parameter_of_gemmas_is_given_twice() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        parse_calls(GEMMA4, "call:now{a:1,a:1}<tool_call|>", TOOLS)
+        heard.calls.whole("write", '{"x": 1, "\\u0078": 2,}')
 
 
 def test_of_a_key_inside_a_value_the_last_counts() -> None:

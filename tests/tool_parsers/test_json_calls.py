@@ -44,8 +44,6 @@ def test_two_calls_in_any_arrangement(parse: Parse, text: str) -> None:
         '{"arguments": {"a": 1}}',
         '{"name": "h", "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
-        '{"name": "f", "arguments": {"a": 1, "a": 2}}',
-        '{"name": "f", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}',
         '{"arguments": {"a": 1}, "name": "f", "name": "g"}',
         '{"arguments": {"a": 1}, "arguments": {"a": 2}, "name": "f"}',
         '{"arguments": {"a": 1}, "parameters": {"a": 2}, "name": "f"}',

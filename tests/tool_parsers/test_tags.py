@@ -89,9 +89,10 @@ def test_other_values_are_read_by_the_schema(parse: Parse, write: Any) -> None:
 
 @every_notation
 @pytest.mark.parametrize("key", ["path", "count", "other"])
-def test_a_key_given_twice_is_malformed(parse: Parse, write: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=r"twice|no call"):
-        parse(write((key, "1"), (key, "1")), TOOLS)
+def test_of_a_key_that_is_given_twice_the_last_value_counts(
+    parse: Parse, write: Any, key: str
+) -> None:
+    assert str(only(parse(write((key, "1"), (key, "2")), TOOLS))[key]) == "2"
 
 
 @every_notation

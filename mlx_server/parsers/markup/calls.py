@@ -189,7 +189,8 @@ class MarkupCallReader:
                     self._output.whitespace.after_delimiter()
                     return following
         follows_call = self.calls.finished > self._finished_before
-        closes = (*call_format.closes, *call_format.may_close)
+        inner = (each for each in call_format.inner if each in self._delimiters.after_calls)
+        closes = (*call_format.closes, *call_format.may_close, *inner)
         self.stray_delimiters = () if end or follows_call else closes
         if self._is_lone_opening(broken):
             self._output.add_repair("format")
