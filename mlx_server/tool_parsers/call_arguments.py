@@ -12,7 +12,7 @@ from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.schemas.values import MemberSchema, arguments_of
 from mlx_server.tool_parsers import spellings, syntaxes, values
-from mlx_server.tool_parsers.calls import ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.literal_syntax import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.parameters import comma_separated_rule

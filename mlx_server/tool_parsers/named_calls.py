@@ -14,7 +14,8 @@ from mlx_server.schemas.grammar import SPACE
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.call_arguments import JSON, LEFT_OUT, CallArguments, LiteralArguments
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
-from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_ahead import json_ahead
 from mlx_server.tool_parsers.json_calls import as_object, repaired
 from mlx_server.tool_parsers.parameters import UncallableTool

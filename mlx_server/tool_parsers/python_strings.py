@@ -6,7 +6,7 @@ is in doubt the string has no end and there is no call: a command that is cut sh
 
 import re
 
-from mlx_server.tool_parsers.calls import ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps
 
 KEY = re.compile(r"\w+")

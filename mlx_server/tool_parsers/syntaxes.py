@@ -9,7 +9,7 @@ from mlx_server.repair.coerce import read_as
 from mlx_server.repair.exact import loads_exactly
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers import python_strings
-from mlx_server.tool_parsers.calls import ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.values import Syntax, no_constant
 

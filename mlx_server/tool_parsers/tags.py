@@ -20,7 +20,8 @@ from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
-from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.json_rule import json_rule

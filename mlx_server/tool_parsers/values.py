@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mlx_server import limits
 from mlx_server.repair.exact import ExactFloat
 from mlx_server.repair.malformed import Malformed
-from mlx_server.tool_parsers.calls import ToolCallWriter
+from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 
 ReadText = Callable[[Source, str, Into, ToolCallWriter | None], Steps[None]]

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from mlx_server import read
-from mlx_server.events import Repaired, TextDelta, ToolCallDelta, Violation
+from mlx_server.events import Repaired, RepairKind, TextDelta, ToolCallDelta, Violation
 from mlx_server.families import FAMILIES
 from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
@@ -34,7 +34,7 @@ def written(family: ModelFamily, **arguments: object) -> str:
     return write_answer(family, tokenizer_of(family.name), answer)
 
 
-def found_in(family: ModelFamily, output: str) -> tuple[str, object, set[str]]:
+def found_in(family: ModelFamily, output: str) -> tuple[str, object, set[RepairKind]]:
     """Returns the text, the arguments of the one call, and what was repaired."""
     events = read(output, family.name, [FIND])
     assert not [each for each in events if isinstance(each, Violation)]
