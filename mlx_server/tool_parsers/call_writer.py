@@ -119,11 +119,14 @@ class ToolCallWriter:
         self.repaired()
         if "string" in types_of_member(self._schema, key):
             self._put(key, "")
+        elif key in required(self._schema):
+            raise Malformed("a required value is missing")
 
     def untyped(self, key: str, text: str) -> bool:
         """Writes a value like `value`, from a format that has every value as bare text. Returns
         whether it is text."""
-        if not text.strip() and "string" not in types_of_member(self._schema, key):
+        takes_string = "string" in types_of_member(self._schema, key)
+        if not (text.strip() or takes_string or key in required(self._schema)):
             self.leave_empty(key)
             return False
         found = read_as(text, self._schema, key, self.repaired)
