@@ -32,6 +32,8 @@ from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
 from mlx_server.pool.memory_budget import MemoryBudget, budget_of, size
 from mlx_server.sources.cache import cache_dir
+from mlx_server.sources.local import problem_of
+from mlx_server.sources.source import on_disk
 from mlx_server.system import descriptors
 
 Status = Literal["ok", "warn", "fail"]
@@ -214,6 +216,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         yield _wired(settings.server, working_set)
         yield _budget(settings.server, working_set)
         yield _port(settings.server)
+        yield from _models(settings)
         yield from _adapters(settings)
         yield from _transcripts(settings)
 
@@ -256,6 +259,21 @@ def _port(server: ServerSettings) -> Check:
     except OSError as error:
         fix = "choose another port with `--port`, unless mlx-server itself is using this one"
         return Check("warn", "port", f"{place}: {error.strerror}", fix)
+
+
+def _models(settings: Settings) -> Iterator[Check]:
+    """The models of which there is a folder, or should be one: others are yet to be fetched."""
+    good = []
+    for id, model in settings.models.items():
+        folder = on_disk(model.source, model.revision) if model.has_weights else None
+        if model.has_weights and os.path.isabs(model.source):
+            folder = Path(model.source)
+        if problem := problem_of(id, folder) if folder else "":
+            yield Check("fail", "models", f"{id}: {problem}")
+        elif folder:
+            good.append(id)
+    if good:
+        yield Check("ok", "models", ", ".join(good))
 
 
 def _adapters(settings: Settings) -> Iterator[Check]:

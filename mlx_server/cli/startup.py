@@ -1,7 +1,8 @@
 """The settings of `serve`, checked before anything is started."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mlx_server.cli.discovery import with_local_models
@@ -29,6 +30,9 @@ def checked_settings(
     check_transcripts(settings)
     if models:
         check_named(settings, models)
+    for id in settings.models.keys() - set(ids_of(models)):
+        for problem in _problems_on_disk(settings.models[id]):
+            log.warning("%s can't be served: %s", id, problem)
     return settings
 
 
@@ -41,6 +45,16 @@ def check_named(settings: Settings, named: Sequence[str]) -> None:
         raise SettingsError("\n".join(f"{id}: {problem}" for id, problem in wrong.items()))
     for id, problem in wrong.items():
         log.warning("%s can't be served: %s", id, problem)
+
+
+def _problems_on_disk(model: ModelSettings) -> Iterator[str]:
+    """What is wrong with the folders that it names, found without a network."""
+    if os.path.isabs(model.source) and (problem := _problem(model)):
+        yield problem
+    for name, adapter in model.adapters.items():
+        if os.path.isabs(adapter.path) and not os.path.isdir(adapter.path):
+            folder = os.path.basename(adapter.path)
+            yield f"its adapter {name!r} is not there: the folder {folder!r} does not exist."
 
 
 def _problem(model: ModelSettings) -> str | None:

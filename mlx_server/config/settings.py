@@ -22,6 +22,8 @@ from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.frozen import FROZEN
 from mlx_server.config.upstream import UpstreamFields, located_upstream
 from mlx_server.config.values import Bytes, BytesOrNone, absolute, size_in_bytes
+from mlx_server.errors import SettingsError
+from mlx_server.sources.kinds import SCHEME, why_impossible
 from mlx_server.upstream.spec import is_upstream
 
 STORE_FILE = "responses.sqlite3"
@@ -49,9 +51,11 @@ def located(source: str, info: ValidationInfo | None) -> str:
         return located_upstream(source)
     if source.startswith(REPLAY):
         return REPLAY + absolute(source.removeprefix(REPLAY), info)
-    if re.match(r"[a-z]\w*:", source):
-        return source
     path = absolute(source, info)
+    if SCHEME.match(source) and not os.path.exists(path):
+        if why := why_impossible(source):
+            raise ValueError(why)
+        return source
     is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", source) and not os.path.exists(path)
     return source if is_hub_id else path
 
@@ -62,6 +66,15 @@ def _number_or_off(value: object) -> object:
     if value is None or value is True:
         raise ValueError("should be a number of repeats, or off")
     return value
+
+
+def _family(name: str) -> str:
+    from mlx_server.families import family_named  # here, since most models name none
+
+    try:
+        return family_named(name).name
+    except SettingsError as error:
+        raise ValueError(error.message) from None
 
 
 def _wired(size: object) -> object:
@@ -275,7 +288,7 @@ class ModelSettings(_Frozen, UpstreamFields):
     URL of another server: `openai+https://...` or `watsonx:https://...`."""
     revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
     """Branch, tag or commit of a hub id."""
-    family: Name | None = None
+    family: Annotated[Name, AfterValidator(_family)] | None = None
     chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
     aliases: tuple[Name, ...] = ()
     context_length: int | None = Field(default=None, gt=0)

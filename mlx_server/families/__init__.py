@@ -7,6 +7,7 @@ the table is taken.
 
 import logging
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.checkpoints.encoders import is_encoder
@@ -172,5 +173,9 @@ def family_named(name: str) -> ModelFamily:
     for family in FAMILIES:
         if family.name == name:
             return family
-    known = ", ".join(family.name for family in FAMILIES)
-    raise SettingsError(f"There is no model family {name!r}. Known families: {known}.")
+    names = [family.name for family in FAMILIES]
+    nearest = get_close_matches(name[:100].lower(), names, 1)
+    meant = f": did you mean `{nearest[0]}`?" if nearest else "."
+    raise SettingsError(
+        f"There is no model family {name[:100]!r}{meant} Known families: {', '.join(names)}."
+    )

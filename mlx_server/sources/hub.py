@@ -4,7 +4,6 @@ import difflib
 import errno
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -36,13 +35,12 @@ from mlx_server.sources.checkpoint_files import (
     missing,
     missing_of,
 )
+from mlx_server.sources.kinds import HUB_ID
 
 # The hub client reads this when it is first imported, and so does the engine process.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 log = logging.getLogger("mlx_server.pool")
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 LISTED = 5
 """The number of models or revisions that an error suggests."""

@@ -56,6 +56,11 @@ def local_models(*, upcast: bool) -> Iterator[LocalModel]:
             yield _described(candidate, upcast)
 
 
+def problem_of(name: str, folder: Path) -> str:
+    """Why the model in a folder can't be served; empty if it can."""
+    return _described(Candidate(name, str(folder), folder), upcast=False).problem
+
+
 def _candidates() -> Iterator[Candidate]:
     for candidate in (*_in_hub_cache(), *_in_folders(_lm_studio_folders())):
         if (candidate.folder / "config.json").is_file():

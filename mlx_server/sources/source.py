@@ -1,26 +1,22 @@
 """Resolves a model's or adapter's source: a local folder, a hub id, or the demo model."""
 
 import os
-import re
 from pathlib import Path
 
 from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.json_file import read_json
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress
-from mlx_server.sources.checkpoint_files import missing, weights_instead
+from mlx_server.sources.checkpoint_files import check_architecture, missing, weights_instead
 from mlx_server.sources.hub import (
-    HUB_ID,
     HubModel,
     cached,
     cached_adapter,
     fetch_adapter,
     fetch_model,
 )
-
-KINDS = "the path of a folder, a hub id such as mlx-community/Qwen3-0.6B-4bit, or demo:smollm2"
-
-DEMO = "demo:smollm2"
+from mlx_server.sources.kinds import DEMO, HUB_ID, KINDS, why_impossible
 
 
 def resolve(
@@ -33,17 +29,17 @@ def resolve(
     weights to be fetched would take more than `budget` bytes.
     """
     kind, colon, name = source.partition(":")
-    if colon and kind == "demo":
-        return _demo(name, progress)
-    if colon and kind == "hf":
+    if source == DEMO:
+        return _demo(progress)
+    if colon and kind == "hf" and HUB_ID.fullmatch(name):
         return fetch_model(HubModel(name, revision, budget), progress)
     folder = Path(os.path.expanduser(source))
     if source and os.path.exists(folder):
         return _local(folder)
     if HUB_ID.fullmatch(source) and not source.startswith((".", "~")):
         return fetch_model(HubModel(source, revision, budget), progress)
-    if not source or re.match(r"[a-z]\w*:", source):
-        raise SettingsError(f"{source!r} is not a known kind of model source. Use {KINDS}.")
+    if why := why_impossible(source):
+        raise SettingsError(why)
     raise ModelUnusable(f"The folder {folder.name!r} does not exist. Use {KINDS}.")
 
 
@@ -56,7 +52,8 @@ def check(source: str, revision: str | None = None) -> None:
     elif is_hub_id and not source.startswith((".", "~")):
         hub.check(HubModel(source, revision))
     elif source != DEMO:
-        resolve(source, lambda *progress: None)
+        folder = resolve(source, lambda *progress: None)
+        check_architecture(read_json(folder / "config.json"), folder.name)
 
 
 def on_disk(source: str, revision: str | None = None) -> Path | None:
@@ -94,9 +91,7 @@ def adapter_on_disk(source: str) -> Path | None:
     return cached_adapter(name) if HUB_ID.fullmatch(name) else Path(source)
 
 
-def _demo(name: str, progress: Progress) -> Path:
-    if name != "smollm2":
-        raise SettingsError(f"There is no demo model {name!r}; the only one is demo:smollm2.")
+def _demo(progress: Progress) -> Path:
     # imported here because it needs numpy and gguf, which no other source does
     from mlx_server.sources.demo import demo_checkpoint
 

@@ -1,6 +1,8 @@
 """The checks of this machine, one by one."""
 
 import io
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +117,21 @@ def test_doctor_names_the_fix_for_a_slow_blas(monkeypatch: pytest.MonkeyPatch) -
     assert machine_checks._blas() == machine_checks.Check(
         "ok", "blas", "the engine preloads libblis.so.4"
     )
+
+
+def test_doctor_reads_the_models_that_are_here(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "PROBE", MAC_PROBE)
+    shutil.copytree(tiny_path, "pointed")
+    Path("pointed/tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    models = {"a": str(tiny_path), "b": "./nothere", "c": "./pointed", "d": "org/name"}
+    listed = {id: {"source": source} for id, source in models.items()}
+    Path("models.yaml").write_text(json.dumps({"models": listed}))
+    checks = [check for check in machine_checks.examine(None) if check.name == "models"]
+    failed = [check.found for check in checks if check.status == "fail"]
+    assert [found[:40] for found in failed] == [
+        "b: The folder 'nothere' does not exist. ",
+        "c: tokenizer.json is a Git LFS pointer, ",
+    ]
+    assert [check.found for check in checks if check.status == "ok"] == ["a"]

@@ -169,6 +169,35 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
         ("models:\n  '': {source: x/y}\n", 2, "models.'': should be 1 to 256 printable"),
         ("models:\n  on: {source: x/y}\n", 2, "models: a key is not text: quote it"),
         ("models:\n  ? [a]\n  : {source: x/y}\n", 2, "models: a key is not text: quote it"),
+        *(
+            (f"models:\n  a:\n    source: {source}\n", 3, f"models.a.source: {says}")
+            for source, says in {
+                "http://h:1/v1": "A model on another server needs its API in front of the URL",
+                "HTTPS://me:secret@h/v1": "A model on another server needs its API",
+                "https://huggingface.co/org/name/tree/main": "A model of the hub is named by its "
+                "id: write org/name.",
+                "demo:smollm3": "There is no demo model 'smollm3'; the only one is demo:smollm2.",
+                "hf:name": "'name' is not a hub id. Write hf:org/name.",
+                "file:///models/m": "A folder is named by its path alone",
+                "opnai+https://me:secret@h/v1": "'opnai+https' is not a known kind",
+                "ollama:qwen3": "'ollama' is not a known kind of model source.",
+                "s3://bucket/m": "'s3' is not a known kind of model source.",
+            }.items()
+        ),
+        *(
+            (
+                f"models:\n  a:\n    source: {source}\n    family: {family}\n",
+                4,
+                f"models.a.family: There is no model family {family!r}{says}",
+            )
+            for source in ("org/name", "openai+http://h/v1", "replay:said.jsonl")
+            for family, says in {
+                "qwen": ": did you mean `qwen3`?",
+                "GPT-OSS": ": did you mean `gpt_oss`?",
+                "llama": ": did you mean `llama",
+                "zzzz": ". Known families: smollm2, ",
+            }.items()
+        ),
         ("- server\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
         ("just text\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
     ],
@@ -176,6 +205,7 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
 def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> None:
     found = problem(text)
     assert (found.line, str(found)[: len(message)]) == (line, message)
+    assert "secret" not in str(found)
 
 
 def test_every_mistake_is_told_in_the_order_of_lines() -> None:

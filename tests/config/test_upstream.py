@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.config.models_yaml import check_file, load_settings
-from mlx_server.config.specs import model_spec
-from mlx_server.errors import SettingsError
-from mlx_server.pool.pool import Pool
+from mlx_server.config.models_yaml import check_file
 from mlx_server.upstream.spec import UpstreamCapabilities
 from tests.upstream.entries import spec, written
 
@@ -47,10 +44,3 @@ def test_a_mistake(entry: str, wrong: str, tmp_path: Path) -> None:
     (problem,) = check_file(written(tmp_path, entry))
     assert wrong in str(problem)
     assert SECRET not in str(problem)
-
-
-def test_a_family_that_does_not_exist(tmp_path: Path) -> None:
-    file = written(tmp_path, "source: openai+http://127.0.0.1:1\nfamily: nothing")
-    model = load_settings(file, environ={}).models["up"]
-    with pytest.raises(SettingsError, match="nothing"):
-        Pool([model_spec("up", model)])
