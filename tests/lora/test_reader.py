@@ -230,6 +230,18 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "truncated": (cut, f"{MLX_WEIGHTS} is cut short"),
     "too long": (grown, f"{MLX_WEIGHTS} is longer than its header says"),
     "nothing in it": (lambda folder: (folder / MLX_WEIGHTS).write_bytes(b""), "is empty"),
+    "a pointer of Git LFS": (
+        lambda f: (f / MLX_WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        f"{MLX_WEIGHTS} is a Git LFS pointer, not the file itself. Run `git lfs pull`",
+    ),
+    "a page for weights": (
+        lambda f: (f / MLX_WEIGHTS).write_bytes(b"<!doctype html><p>Not found"),
+        f"{MLX_WEIGHTS} is a web page",
+    ),
+    "a page for a config": (
+        lambda f: (f / CONFIG).write_bytes(b"<html>Not found</html>"),
+        f"{CONFIG} is a web page",
+    ),
     "header of 10 GB": (header("{}", length=10 << 30), "header of 10,737,418,240 bytes"),
     "header that ends early": (header("{}", length=1000), "is cut short"),
     "header is not JSON": (header("{"), "header that is not JSON"),

@@ -80,11 +80,14 @@ def test_a_download_brings_what_is_needed_and_no_code(
     tmp_path: Path, hub: ThreadingHTTPServer
 ) -> None:
     wanted = [*CHECKPOINT, "chat_template.jinja", "merges.txt", "tokenizer.model"]
+    wanted.append("additional_chat_templates/tool_use.jinja")
     unwanted = ["modeling.py", "pytorch_model.bin", "original/params.json", "x.gguf", "x.pkl"]
+    unwanted += ["assets/config.json", "additional_chat_templates/x.py", "onnx/chat.jinja"]
     Hub.files = wanted + unwanted
     answer = resolve_in_child("org/name", tmp_path, hub)
     folder = Path(answer["folder"])
-    assert sorted(path.name for path in folder.iterdir()) == sorted(wanted)
+    fetched = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert sorted(map(str, fetched)) == sorted(wanted)
     assert (folder / "model.safetensors").read_bytes() == BODY
     assert not any(name in path for path in Hub.asked for name in unwanted)
 
