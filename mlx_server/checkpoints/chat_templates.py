@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_server.checkpoints.file_kind import read_own
 from mlx_server.checkpoints.json_file import read_optional_json
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.system.regular_files import read_regular_text
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates in checkpoints with several."""
@@ -36,8 +36,9 @@ def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> di
 
 
 def _of_files(folder: Path, name: str) -> str:
-    paths = [path for file in FILES[name] if (path := folder / file).is_file()]
-    return _text(paths[-1]) if paths else ""
+    paths = [folder / file for file in FILES[name]]
+    written = [path for path in paths if path.is_file() and path.stat().st_size]
+    return _text(written[-1]) if written else ""
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
@@ -58,6 +59,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_regular_text(path).removeprefix("\ufeff")
+        text = read_own(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -48,13 +48,13 @@ class SpecialTokens:
         }
         names = {token.content for token in self.named.values()}
         wanted = [
-            AddedToken(token.content, **{**_flags(token), "special": True})
+            AddedToken(token.content, **{**flags_of(token), "special": True})
             if token.content in names
             else token
             for token in (*listed, *others.values())
         ]
-        have = {token.content: _flags(token) for token in own.values()}
-        return [token for token in wanted if have.get(token.content) != _flags(token)]
+        have = {token.content: flags_of(token) for token in own.values()}
+        return [token for token in wanted if have.get(token.content) != flags_of(token)]
 
 
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> SpecialTokens:
@@ -106,5 +106,5 @@ def _token(found: object, **flags: bool) -> AddedToken | None:
     return AddedToken(found, **flags) if isinstance(found, str) and found else None
 
 
-def _flags(token: AddedToken) -> dict[str, bool]:
+def flags_of(token: AddedToken) -> dict[str, bool]:
     return {name: getattr(token, name) for name in FLAGS}

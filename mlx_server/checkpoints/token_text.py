@@ -1,11 +1,18 @@
 """Facts about the tokens of a tokenizer.json, shared by the server and the engine process."""
 
+from collections.abc import Container
 from functools import lru_cache
 
 
 def is_control(content: str, special: bool) -> bool:
     """Whether an added token is a control token, which ordinary text never becomes."""
     return bool(content) and (special or _looks_like_markup(content))
+
+
+def is_letter(content: str, vocabulary: Container[str]) -> bool:
+    """Whether an added token is a single character of the vocabulary: text, although some files
+    name one, such as `!`, as the special token for padding."""
+    return len(content) == 1 and content in vocabulary
 
 
 def _looks_like_markup(token: str) -> bool:

@@ -15,7 +15,7 @@ import tokenizers
 
 from mlx_server import limits
 from mlx_server.checkpoints.file_kind import read_own
-from mlx_server.checkpoints.token_text import is_control
+from mlx_server.checkpoints.token_text import is_control, is_letter
 from mlx_server.errors import ModelUnusable, ServerError, public_message
 
 PROBE = "Hello, 123 wörld!\n"
@@ -80,6 +80,7 @@ class TokenizerFile:
         with file_error():
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
             _check_growth(self._tokenizer)
+            _make_letters_text(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         _disable_cache(self._tokenizer)
@@ -221,6 +222,21 @@ def file_error() -> Iterator[None]:
             f"tokenizer.json of this model can't be read or used: {public_message(error)}. "
             "Download the model again."
         ) from None
+
+
+def _make_letters_text(tokenizer: tokenizers.Tokenizer) -> None:
+    added = tokenizer.get_added_tokens_decoder().values()
+    letters = [it for it in added if it.special and len(it.content) == 1]
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False) if letters else {}
+    tokenizer.add_tokens(
+        [
+            tokenizers.AddedToken(
+                it.content, single_word=it.single_word, lstrip=it.lstrip, rstrip=it.rstrip
+            )
+            for it in letters
+            if is_letter(it.content, vocabulary)
+        ]
+    )
 
 
 def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:

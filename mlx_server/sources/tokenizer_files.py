@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +17,7 @@ from tokenizers import AddedToken
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
 from mlx_server.checkpoints.file_kind import BOM
 from mlx_server.checkpoints.json_file import read_optional_json
-from mlx_server.checkpoints.special_tokens import SpecialTokens, read_special_tokens
-from mlx_server.checkpoints.tokenizer_file import content_of, file_error
+from mlx_server.checkpoints.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.regular_files import read_regular
@@ -49,11 +49,20 @@ def tokenizer_json(folder: Path) -> Path:
     source = folder / next((name for name in TOKENIZERS if (folder / name).is_file()), OWN)
     config = read_optional_json(folder / "tokenizer_config.json")
     special = read_special_tokens(folder, config)
-    if source.name == OWN and _is_complete(source, special):
+    try:
+        content = read_regular(source)
+    except OSError:  # the reader of the file says why
         return source
-    made = cache_dir() / "tokenizers" / _digest(source, config, special) / OWN
+    make = partial(_converted, source, config, special)
+    if source.name == OWN:
+        if (completed := _completed(content, special)) is None:
+            return source
+        make = partial(bytes, completed)
+    key = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)} {special}".encode())
+    key.update(content)
+    made = cache_dir() / "tokenizers" / key.hexdigest()[:32] / OWN
     if not made.is_file():
-        _keep(_made(source, config, special), made)
+        _keep(make(), made)
     return made
 
 
@@ -67,52 +76,45 @@ class _AddedToken(msgspec.Struct):
     special: bool = False
 
 
-class _TokenizerFile(msgspec.Struct):
-    model: msgspec.Raw
-    added_tokens: list[_AddedToken] = []
-
-
-def _is_complete(file: Path, special: SpecialTokens) -> bool:
-    """Whether the file can be used as it is. One that can't be read is too: its reader says why."""
+def _completed(content: bytes, special: SpecialTokens) -> bytes | None:
+    """A tokenizer.json with the special tokens that it lacks, and without a byte order mark. None
+    if it can be used as it is, or can't be used at all."""
+    bare = content.removeprefix(BOM)
     try:
-        content = read_regular(file)
-        listed = msgspec.json.decode(content, type=_TokenizerFile).added_tokens
-    except OSError:
-        return True
+        parts = msgspec.json.decode(bare, type=dict[str, msgspec.Raw])
+        listed = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[_AddedToken])
     except ValueError:
-        return not content.startswith(BOM)
+        return None
     flags = ({**msgspec.structs.asdict(token)} for token in listed)
-    return not special.missing_from({it.pop("id"): AddedToken(**it) for it in flags})
+    own = {flag.pop("id"): AddedToken(**flag) for flag in flags}
+    if "model" not in parts or not (further := special.missing_from(own)):
+        return None if bare == content else bare
+    tokens = {token.content: token for token in listed}
+    for token in further:  # the library gives each its next free id, whatever the file says
+        id = tokens[token.content].id if token.content in tokens else len(tokens)
+        tokens[token.content] = _AddedToken(id, token.content, **flags_of(token))
+    parts["added_tokens"] = msgspec.Raw(msgspec.json.encode([*tokens.values()]))
+    return msgspec.json.encode(parts)
 
 
-def _made(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> tokenizers.Tokenizer:
-    if source.name == OWN:
-        with file_error():
-            made = tokenizers.Tokenizer.from_buffer(content_of(source).removeprefix(BOM))
-        made.add_tokens(special.missing_from(made.get_added_tokens_decoder()))
-        return made
+def _converted(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
     made = MADE_FROM[source.name](source, config)
     own = made.get_added_tokens_decoder()
     present = {token.content for token in own.values()}
     further = [t for t in special.missing_from(own) if t.content not in present]
     # found in the text as it is given, as transformers does it for these files
     made.add_tokens([AddedToken(t.content, special=t.special, normalized=False) for t in further])
-    return made
+    text: str = made.to_str()
+    return text.encode()
 
 
-def _digest(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)} {special}".encode())
-    digest.update(read_regular(source))
-    return digest.hexdigest()[:32]
-
-
-def _keep(tokenizer: tokenizers.Tokenizer, made: Path) -> None:
+def _keep(content: bytes, made: Path) -> None:
     """Writes a temporary file and moves it, so that no incomplete file is left."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=made.parent) as folder:
             draft = Path(folder, OWN)
-            draft.write_text(tokenizer.to_str(), "utf-8")
+            draft.write_bytes(content)
             os.replace(draft, made)
     except OSError as error:
         raise ModelUnusable(

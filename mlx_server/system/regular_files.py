@@ -1,7 +1,6 @@
 """Opens files that another program may replace between a check and their use."""
 
 import errno
-import io
 import os
 import stat
 from pathlib import Path
@@ -24,10 +23,4 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read_regular(path: Path) -> bytes:
     with open_regular(path) as file:
-        return file.read()
-
-
-def read_regular_text(path: Path) -> str:
-    """Returns UTF-8 text, in which all line ends are those of Unix."""
-    with io.TextIOWrapper(open_regular(path), "utf-8") as file:
         return file.read()

@@ -1,7 +1,8 @@
 """The internals of mlx-lm that the engine uses, which another version may rename or change. They
 are checked when the engine starts, so that a mismatch is reported in one sentence."""
 
-from collections.abc import Callable
+import glob
+from collections.abc import Callable, Mapping
 from importlib.metadata import requires, version
 from inspect import signature
 from pathlib import Path
@@ -117,13 +118,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(folder: Path, classes: Callable[[dict[str, Any]], tuple[Any, Any]]) -> nn.Module:
-    """mlx-lm's model without its weights read, with `read_config` in the place of mlx-lm's own,
-    which takes no byte order mark and fails at damaged files that it does not need."""
+def load_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    classes: Callable[[dict[str, Any]], tuple[Any, Any]],
+) -> nn.Module:
+    """mlx-lm's model, of which no weights are read yet. mlx-lm's own reader of the config takes no
+    byte order mark and fails at damaged files that it does not need."""
     theirs = utils.load_config
-    utils.load_config = read_config
+    utils.load_config = lambda _: {**config}
     try:
-        model, _ = utils.load_model(folder, lazy=True, get_model_classes=classes)
+        # mlx-lm makes a pattern of the folder's name
+        escaped = Path(glob.escape(str(folder)))
+        model, _ = utils.load_model(escaped, lazy=True, get_model_classes=classes)
     finally:
         utils.load_config = theirs
     return model

@@ -44,7 +44,7 @@ def load(
     if is_encoder(config):
         classes = encoder_classes
     try:
-        model = load_model(path, classes)
+        model = load_model(path, config, classes)
     except Exception as error:
         if why := why_not_read(config, public_message(error)):
             raise ModelUnusable(why) from error

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,25 @@ from mlx_server.errors import ServerError
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.worker import weights
-from tests.pool.odd_folders import ODD, TEMPLATES
+from tests.pool.odd_changes import Odd
+from tests.pool.odd_files import NO_FILES, QUANTIZED, SLIPS, STALE
+from tests.pool.odd_tokens import TEMPLATES, TOKEN_FILES
 
 TEXT = "Hi  there"
 TOOL: dict[str, Any] = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+
+ODD: Mapping[str, Odd] = {
+    f"{kind}: {name}": odd
+    for kind, table in (
+        ("index", STALE),
+        ("json", SLIPS),
+        ("tokens", TOKEN_FILES),
+        ("template", TEMPLATES),
+        ("no file", NO_FILES),
+        ("quantized", QUANTIZED),
+    )
+    for name, odd in table.items()
+}
 
 Answer = tuple[list[int], list[int], mx.array]
 """The prompt's tokens, those of the prompt with a tool, and the logits after the first."""
@@ -90,6 +106,7 @@ def same(ours: Answer, theirs: Answer) -> bool:
     return ours[:2] == theirs[:2] and bool(mx.allclose(ours[2], theirs[2], atol=1e-3))
 
 
-def test_the_table_is_long() -> None:
-    assert len(ODD) >= 60
-    assert len(TEMPLATES) >= 20
+@pytest.mark.parametrize("name", ["m[4bit]", "m (1)", "a*b?", "ü 漢", "-m"])
+def test_a_folder_by_any_name(name: str, tiny_path: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_path, tmp_path / name)
+    assert same(of_ours(tmp_path / name), of_ours(tiny_path))

@@ -15,7 +15,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from mlx_server import limits
-from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
+from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control, is_letter
 from mlx_server.system.regular_files import read_regular
 from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
@@ -50,7 +50,9 @@ class Vocabulary:
         added = dict(_numbered(file.added_tokens, names))
         spelled = _decoder_of(file.decoder)
         self.control = {
-            id: a.content for id, a in added.items() if is_control(a.content, a.special)
+            id: a.content
+            for id, a in added.items()
+            if is_control(a.content, a.special) and not is_letter(a.content, names)
         }
         size = 1 + max((*names.values(), *added), default=0)
         if size > limits.VOCABULARY_TOKENS.value:

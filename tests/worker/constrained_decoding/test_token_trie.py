@@ -87,14 +87,14 @@ def test_sentence_piece(tmp_path: Path, decoder: Any, unigram: bool) -> None:
     agree(sentence_piece(tmp_path, decoder, unigram=unigram))
 
 
-@pytest.mark.parametrize("vocab", [{"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 7, "c": 3}])
+@pytest.mark.parametrize("vocab", [{"a": 0, "<b>": 1, "c": 2}, {"a": 0, "<b>": 7, "c": 3}])
 def test_added_tokens_have_the_ids_that_the_tokenizers_library_gives_them(
     tmp_path: Path, vocab: dict[str, int]
 ) -> None:
     """Not always those of the file."""
     made = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     made.decoder = decoders.ByteLevel()
-    made.add_tokens([AddedToken(t, special=True) for t in ("<x>", "<y>", "b", "<x>")])
+    made.add_tokens([AddedToken(t, special=True) for t in ("<x>", "<y>", "<b>", "a", "<x>")])
     content = json.loads(made.to_str())
     content["model"]["vocab"] = vocab
     content["added_tokens"][0]["id"] = 9

@@ -1,0 +1,285 @@
+"""Folders whose weights, configs or tokenizer are odd."""
+
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Mapping
+
+from tests.pool.odd_changes import (
+    ADDED,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    JINJA,
+    LEGACY,
+    LFS,
+    MAP,
+    MARK,
+    PAGE,
+    TOKENIZER,
+    TOKENS,
+    UNREAD,
+    WEIGHTS,
+    XML,
+    Odd,
+    all_of,
+    cut,
+    gone,
+    index,
+    linked,
+    marked,
+    put,
+    quantized,
+    renamed,
+    series,
+    setting,
+    shards,
+    without,
+    zipped,
+)
+from tests.tiny import CHAT_TEMPLATE, IM_END
+
+JSON_SLIPS: Mapping[str, bytes] = {
+    "a comma too many": b'{"eos_token_id": 2,}',
+    "nothing": b"",
+    "a comment": b'{\n// the end\n"eos_token_id": 2}',
+    "single quotes": b"{'eos_token_id': 2}",
+    "half of it": b'{"eos_token_id": [2',
+    "two objects": b'{"eos_token_id": 2}{"eos_token_id": 2}',
+    "true as in Python": b'{"do_sample": True}',
+}
+OPTIONAL = "a damaged file that is optional gives a warning"
+
+STALE: Mapping[str, Odd] = {
+    "whole, index of 2": Odd(index(*series(2))),
+    "4 shards, index of 13": Odd(all_of(shards(*series(4)), index(*series(13)))),
+    "2 shards, index of 5": Odd(all_of(shards(*series(2)), index(*series(5)))),
+    "2 shards, index of a whole": Odd(all_of(shards(*series(2)), index(WEIGHTS))),
+    "whole, index of it and a shard": Odd(index(WEIGHTS, series(2)[1])),
+    "index of nothing": Odd(put(INDEX, "{}")),
+    "index without JSON": Odd(put(INDEX, "not JSON")),
+    "index of zero bytes": Odd(put(INDEX, b"")),
+    "index of files elsewhere": Odd(index("../other.safetensors", "/etc/passwd", "model/x")),
+    "index of pickles": Odd(index("pytorch_model-00001-of-00002.bin")),
+    "index with a null map": Odd(put(INDEX, {"weight_map": None})),
+    "index is a pointer": Odd(put(INDEX, LFS)),
+    "index is a folder": Odd(lambda folder: (folder / INDEX).mkdir()),
+    "index is a link out": Odd(lambda folder: (folder / INDEX).symlink_to("/etc/hosts")),
+    "index and no weights": Odd(all_of(gone(WEIGHTS), index(*series(2))), r"lacks model\*"),
+    "shards from 0": Odd(shards(*series(3, first=0))),
+    "shards with six digits": Odd(shards(*series(3, digits=6))),
+    "shards of a name of their own": Odd(shards("model_a.safetensors", "model-b.safetensors")),
+    "one shard alone": Odd(shards(series(1)[0])),
+    "one of three is missing": Odd(
+        shards(series(3)[0], "", series(3)[2]), "lacks model-00002-of-00003"
+    ),
+    "whole, and a shard of an older copy": Odd(
+        lambda folder: shutil.copy(folder / WEIGHTS, folder / series(2)[0])
+    ),
+    "two series, one of them whole": Odd(
+        all_of(
+            lambda folder: shutil.copy(folder / WEIGHTS, folder / series(4)[0]), shards(*series(2))
+        )
+    ),
+    "a mark of macOS for each file": Odd(
+        lambda folder: [put(f"._{file.name}", b"\0\5\x16\7")(folder) for file in folder.iterdir()]
+    ),
+    "a browser's second copy": Odd(
+        lambda folder: shutil.copy(folder / WEIGHTS, folder / "model (1).safetensors")
+    ),
+    "downloads that are not finished": Odd(
+        all_of(
+            put("model-00002-of-00002.safetensors.crdownload", b"x"),
+            put("model.safetensors.incomplete", b"x"),
+            put("model.safetensors.part", b"x"),
+        )
+    ),
+    "leftovers of training": Odd(
+        all_of(put("optimizer.safetensors", b"x"), put("training_args.bin", b"\x80\2."))
+    ),
+    "weights behind a link in the folder": Odd(all_of(renamed("blob"), linked("blob"))),
+    "a shard that is a link to nowhere": Odd(
+        lambda folder: (folder / series(1)[0]).symlink_to("nowhere"), "is not a file"
+    ),
+    "a folder for a shard": Odd(
+        lambda folder: (folder / "model-extra.safetensors").mkdir(), "is not a file"
+    ),
+    "an adapter in the folder": Odd(put("adapters.safetensors", b"\0")),
+    "consolidated next to it": Odd(put("consolidated.safetensors", LFS)),
+    "consolidated alone": Odd(renamed("consolidated.safetensors"), r"lacks model\*"),
+    "pytorch_model.safetensors": Odd(renamed("pytorch_model.safetensors"), r"lacks model\*"),
+    "weights.npz": Odd(zipped("weights.npz"), r"lacks model\*"),
+    "pytorch_model.bin": Odd(zipped("pytorch_model.bin"), r"lacks model\*.*pytorch_model\.bin"),
+    "a GGUF": Odd(all_of(gone(WEIGHTS), put("m.gguf", b"GGUF")), r"lacks model\*.*m\.gguf"),
+}
+
+SLIPS: Mapping[str, Odd] = {
+    **{f"{GENERATION}: {name}": Odd(put(GENERATION, text)) for name, text in JSON_SLIPS.items()},
+    f"{GENERATION}: a mark": Odd(marked(GENERATION)),
+    f"{GENERATION}: a list": Odd(put(GENERATION, "[]"), differs=UNREAD),
+    f"{GENERATION}: null": Odd(put(GENERATION, "null"), differs=UNREAD),
+    f"{GENERATION}: Latin-1": Odd(put(GENERATION, b'{"a": "\xe9"}'), differs=UNREAD),
+    f"{GENERATION}: a page": Odd(put(GENERATION, PAGE)),
+    f"{GENERATION}: odd values": Odd(
+        put(
+            GENERATION,
+            {
+                "temperature": "0.7",
+                "top_p": [0.9],
+                "top_k": None,
+                "min_p": {},
+                "do_sample": "yes",
+                "repetition_penalty": True,
+                "eos_token_id": [IM_END, 0],
+            },
+        )
+    ),
+    f"{GENERATION}: temperature 0": Odd(put(GENERATION, {"temperature": 0, "top_p": 0})),
+    f"{GENERATION}: NaN": Odd(put(GENERATION, '{"temperature": NaN, "top_k": Infinity}')),
+    f"{GENERATION}: ends in ends": Odd(
+        put(GENERATION, {"eos_token_id": [[IM_END]]}), differs=UNREAD
+    ),
+    **{
+        f"{TOKENS}: {name}": Odd(
+            all_of(put(JINJA, CHAT_TEMPLATE), put(TOKENS, text)), differs=OPTIONAL
+        )
+        for name, text in JSON_SLIPS.items()
+    },
+    f"{TOKENS}: a mark": Odd(marked(TOKENS), differs=MARK),
+    f"{TOKENS}: none": Odd(all_of(put(JINJA, CHAT_TEMPLATE), gone(TOKENS))),
+    f"{MAP}: a comma too many": Odd(
+        all_of(without(TOKENS, "added_tokens_decoder"), put(MAP, '{"eos_token": "<|im_end|>",}')),
+        differs=OPTIONAL,
+    ),
+    f"{ADDED}: a comment": Odd(put(ADDED, b"{} // none"), differs=OPTIONAL),
+    "preprocessor_config.json: a comma too many": Odd(put("preprocessor_config.json", "{,}")),
+    "processor_config.json: a comma too many": Odd(put("processor_config.json", "{,}")),
+    f"{LEGACY}: a comma too many": Odd(put(LEGACY, "{,}")),
+    "quantize_config.json: no JSON": Odd(put("quantize_config.json", "?")),
+    f"{CONFIG}: a mark": Odd(marked(CONFIG), differs=MARK),
+    f"{CONFIG}: a comma too many": Odd(put(CONFIG, '{"a": 1,}'), r"config\.json is not valid JSON"),
+    f"{CONFIG}: nothing": Odd(put(CONFIG, b""), r"config\.json is empty"),
+    f"{CONFIG}: a list": Odd(put(CONFIG, "[]"), r"config\.json must contain a JSON object"),
+    f"{CONFIG}: a page": Odd(put(CONFIG, PAGE), r"config\.json is a web page"),
+    f"{CONFIG}: a pointer": Odd(put(CONFIG, LFS), r"config\.json is a Git LFS pointer"),
+    f"{CONFIG}: no model_type": Odd(without(CONFIG, "model_type"), "model type 'None'"),
+    f"{CONFIG}: no architectures": Odd(without(CONFIG, "architectures")),
+    f"{CONFIG}: architectures as null": Odd(setting(CONFIG, architectures=None)),
+    f"{CONFIG}: code of its own": Odd(setting(CONFIG, auto_map={"AutoModel": "evil.Model"})),
+    f"{CONFIG}: a file of code": Odd(setting(CONFIG, model_file="evil.py"), "needs code of its"),
+    f"{CONFIG}: the name of its twin": Odd(
+        setting(CONFIG, model_type="mistral", architectures=["MistralForCausalLM"])
+    ),
+    f"{CONFIG}: old scaling": Odd(setting(CONFIG, rope_scaling={"type": "linear", "factor": 2.0})),
+    f"{CONFIG}: scaling as null": Odd(setting(CONFIG, rope_scaling=None)),
+    f"{CONFIG}: new scaling": Odd(
+        setting(CONFIG, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    ),
+    f"{CONFIG}: no context": Odd(without(CONFIG, "max_position_embeddings")),
+    f"{CONFIG}: a context with a point": Odd(
+        setting(CONFIG, max_position_embeddings=2048.0), differs=UNREAD
+    ),
+    f"{CONFIG}: an end as text": Odd(setting(CONFIG, eos_token_id="2"), differs=UNREAD),
+    f"{CONFIG}: an end far out": Odd(setting(CONFIG, eos_token_id=99999)),
+    f"{CONFIG}: tagged floats": Odd(setting(CONFIG, limit={"__float__": "Infinity"})),
+    f"{TOKENIZER}: a mark": Odd(marked(TOKENIZER), differs=MARK),
+}
+
+NO_FILES: Mapping[str, Odd] = {
+    "weights: a pointer": Odd(put(WEIGHTS, LFS), "is a Git LFS pointer.*Run `git lfs pull`"),
+    "weights: a page": Odd(put(WEIGHTS, PAGE), "is a web page"),
+    "weights: an error": Odd(put(WEIGHTS, XML), "is an error that a server sent as XML"),
+    "weights: a sentence": Odd(
+        put(WEIGHTS, "Invalid username or password."), "text that begins with 'Invalid username"
+    ),
+    "weights: JSON": Odd(put(WEIGHTS, '{"error": "gated"}'), "is text that begins with"),
+    "weights: nothing": Odd(put(WEIGHTS, b""), "is empty. Download it again"),
+    "weights: zeros": Odd(put(WEIGHTS, bytes(4096)), "begins with zeros"),
+    "weights: cut": Odd(cut(100_000), "is cut short"),
+    "weights: cut in the header": Odd(cut(100), "is cut short"),
+    "weights: a pickle": Odd(put(WEIGHTS, pickle.dumps({"a": 1})), "is a PyTorch file"),
+    "weights: of PyTorch": Odd(
+        all_of(zipped("x"), lambda folder: (folder / "x").rename(folder / WEIGHTS)),
+        "is a PyTorch file",
+    ),
+    "weights: a GGUF": Odd(put(WEIGHTS, b"GGUF\x03\0\0\0" + bytes(64)), "is a GGUF file"),
+    "weights: packed": Odd(put(WEIGHTS, b"\x1f\x8b\x08\0" + bytes(64)), "is an archive"),
+    "weights: noise": Odd(put(WEIGHTS, struct.pack("<Q", 1 << 62) + b"\xff" * 64), "header of"),
+    "one shard: a pointer": Odd(
+        all_of(shards(*series(2)), put(series(2)[1], LFS)), "00002.* is a Git LFS pointer"
+    ),
+    "tokenizer: a pointer": Odd(put(TOKENIZER, LFS), r"tokenizer\.json is a Git LFS pointer"),
+    "tokenizer: a page": Odd(put(TOKENIZER, PAGE), r"tokenizer\.json is a web page"),
+    "tokenizer: nothing": Odd(put(TOKENIZER, b""), r"tokenizer\.json is empty"),
+    "tokenizer: half": Odd(
+        lambda folder: os.truncate(folder / TOKENIZER, 2000), r"tokenizer\.json of this model can't"
+    ),
+    "tokenizer.model: a pointer": Odd(
+        all_of(gone(TOKENIZER), put("tokenizer.model", LFS)), r"tokenizer\.model is a Git LFS"
+    ),
+    "tiktoken.model: a page": Odd(
+        all_of(
+            gone(TOKENIZER),
+            put("tiktoken.model", PAGE),
+            setting(TOKENS, tokenizer_class="TikTokenTokenizer"),
+        ),
+        r"tiktoken\.model is a web page",
+    ),
+}
+
+HOW = {"group_size": 32, "bits": 4}
+OWN, OF_OTHERS = "quantization", "quantization_config"
+MX = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+QUANTIZED: Mapping[str, Odd] = {
+    "both keys": Odd(quantized({OWN: HOW, OF_OTHERS: HOW})),
+    "its own key": Odd(quantized({OWN: HOW})),
+    "its own key, of other bits": Odd(quantized({OWN: {"group_size": 64, "bits": 8}})),
+    "the key of others": Odd(quantized({OF_OTHERS: HOW}), differs="it says all that is to be said"),
+    "mxfp4 by its own key": Odd(quantized({OWN: MX}, **MX)),
+    "mxfp4 by the key of others": Odd(quantized({OF_OTHERS: {"quant_method": "mxfp4"}}, **MX)),
+    "a layer of its own": Odd(
+        quantized({OWN: {**HOW, "model.layers.0.self_attn.q_proj": HOW, "lm_head": HOW}})
+    ),
+    "a layer that is none": Odd(quantized({OWN: {**HOW, "model.layers.9.mlp": {"bits": 2.5}}})),
+    "no key": Odd(quantized({}), r"quantised, and config\.json has no `quantization`"),
+    "no bits": Odd(quantized({OWN: {"group_size": 32}}), "`quantization` in .* lacks `bits`"),
+    "a number": Odd(quantized({OWN: 4}), "`quantization` in .* is '4'; mlx-lm reads an object"),
+    "a text": Odd(quantized({OWN: "4bit"}), "`quantization` in .* is '4bit'"),
+    "a layer of half a bit": Odd(
+        quantized({OWN: {**HOW, "lm_head": {"group_size": 32, "bits": 2.5}}}),
+        r"`quantization\.lm_head\.bits` in .* is '2\.5'; mlx-lm reads one of 2, 3",
+    ),
+    "a layer of an unknown mode": Odd(
+        quantized({OWN: {**HOW, "lm_head": {**HOW, "mode": "q4_k"}}}), r"lm_head\.mode.*'q4_k'"
+    ),
+    "null": Odd(quantized({OWN: None, OF_OTHERS: {"quant_method": "mxfp4"}}, **MX)),
+    "AWQ that is left over": Odd(
+        setting(CONFIG, quantization_config={"quant_method": "awq", "bits": 4}), "'awq'"
+    ),
+    "GPTQ with 8 bits": Odd(
+        setting(CONFIG, quantization_config={"quant_method": "gptq", "bits": 8}), "'gptq'"
+    ),
+    "bitsandbytes that is left over": Odd(
+        setting(CONFIG, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    ),
+    "compressed-tensors of an unknown kind": Odd(
+        setting(
+            CONFIG,
+            quantization_config={"quant_method": "compressed-tensors", "format": "float-quantized"},
+        ),
+        "'compressed-tensors'.*float-quantized",
+    ),
+    "modelopt in FP8": Odd(
+        put("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
+        "'quant_method'|`quant_method`",
+    ),
+    "a method that is none": Odd(
+        setting(CONFIG, quantization_config={"load_in_8bit": True}), "`quant_method`: 'None'"
+    ),
+    "a config of others that is empty": Odd(setting(CONFIG, quantization_config={})),
+    "a config of others that is a text": Odd(setting(CONFIG, quantization_config="awq"), "'awq'"),
+    "fp8 that is left over": Odd(
+        setting(CONFIG, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    ),
+}
