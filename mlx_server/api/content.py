@@ -6,7 +6,7 @@ thought, or has no effect and is reported: a history is not refused for it.
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
@@ -23,7 +23,7 @@ INDEX = re.compile(r"\[\d+\]")
 class TextPart(WireModel):
     ACCEPTED = frozenset({"annotations", "cache_control", "citations", "logprobs"})
 
-    type: str = "text"
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"] = "text"
     text: str | None = None
 
 
@@ -78,9 +78,7 @@ class ThoughtPart(OtherPart):
 
 
 CLASSES = {
-    **dict.fromkeys(
-        ("text", "input_text", "output_text", "reasoning_text", "summary_text"), TextPart
-    ),
+    **dict.fromkeys(get_args(TextPart.__annotations__["type"]), TextPart),
     **dict.fromkeys(("thinking", "reasoning", "thought"), ThoughtPart),
     "refusal": RefusalPart,
     "input_file": InputFilePart,

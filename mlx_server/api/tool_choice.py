@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
 from mlx_server.requests import NamedTool, ToolChoice
@@ -12,6 +13,18 @@ def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
         raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")
     if isinstance(choice, NamedTool):
         check_offered(choice.name, tools)
+
+
+def check_usable(unknown: Sequence[str]) -> None:
+    """Raises BadRequest for tools of which none can be offered. unknown: their types, empty if
+    there are no tools. Beside others such tools are only reported."""
+    if kinds := list(dict.fromkeys(unknown)):
+        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES.value])
+        raise BadRequest(
+            f"None of the `tools` can be offered: this server has no {names}. Leave `tools` out, "
+            "or send tools with a schema of their own.",
+            param="tools",
+        )
 
 
 def check_offered(name: str, tools: Sequence[Tool]) -> None:

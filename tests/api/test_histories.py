@@ -465,3 +465,30 @@ def test_the_owner_may_have_new_images_refused(
     answer = refusing.post(path, json={"model": MODEL, **body})
     assert answer.status_code == status, answer.text
     assert (status == 200) == ("can't be sent this image" not in answer.text)
+
+
+FUNCTIONS: dict[str, Json] = {
+    CHAT: {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+    MESSAGES: {"name": "f", "input_schema": {"type": "object"}},
+    RESPONSES: {"type": "function", "name": "f", "parameters": {"type": "object"}},
+}
+BODIES = {CHAT: chat(), MESSAGES: anthropic(), RESPONSES: responses()}
+
+
+@pytest.mark.parametrize("path", FUNCTIONS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("web_search_20250305", "computer_20250124", "bash_20250124", "text_editor_20250429"),
+        *("code_execution_20250522", "web_search_preview", "file_search", "image_generation"),
+        *("computer_use_preview", "local_shell", "google_search", "openrouter:web_search"),
+    ],
+)
+def test_tools_of_another_provider_are_reported(client: TestClient, path: str, kind: str) -> None:
+    other = {"type": kind, "name": "x"}
+    body = {"model": MODEL, **BODIES[path]}
+    answer = client.post(path, json={**body, "tools": [other, FUNCTIONS[path], other]})
+    assert answer.status_code == 200, answer.text
+    assert f"tools.{kind}".replace(":", "%3A") in answer.headers[IGNORED].split(", ")
+    alone = client.post(path, json={**body, "tools": [other]})
+    assert (alone.status_code, "None of the `tools`" in alone.text) == (400, True)

@@ -13,12 +13,13 @@ from mlx_server.api.chat_completions.protocol import (
     FunctionChoice,
     FunctionName,
     FunctionParam,
+    FunctionToolParam,
     GrammarParam,
-    ToolParam,
+    OtherToolParam,
 )
 from mlx_server.api.fields import check_stream_options
 from mlx_server.api.freeform import freeform_tool
-from mlx_server.api.tool_choice import check_choice, check_offered
+from mlx_server.api.tool_choice import check_choice, check_offered, check_usable
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Tool
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
@@ -85,7 +86,10 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
     if body.is_legacy:
         return _functions(body)
-    tools = tuple(map(_tool, body.tools or ()))
+    usable = [tool for tool in body.tools or () if not isinstance(tool, OtherToolParam)]
+    if not usable and body.tool_choice != "none":
+        check_usable([tool.type for tool in body.tools or ()])
+    tools = tuple(map(_tool, usable))
     _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
@@ -145,7 +149,7 @@ def _refuse_shared_names(body: ChatBody, tools: Sequence[Tool]) -> None:
             )
 
 
-def _tool(tool: ToolParam) -> Tool:
+def _tool(tool: FunctionToolParam | FreeformToolParam) -> Tool:
     if isinstance(tool, FreeformToolParam):
         format = tool.custom.format
         grammar = format.grammar if isinstance(format, GrammarParam) else None

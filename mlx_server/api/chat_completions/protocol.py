@@ -140,9 +140,26 @@ class FreeformToolParam(WireModel):
     custom: FreeformParam
 
 
+class OtherToolParam(WireModel):
+    """A tool that another provider runs, which its clients offer to every server."""
+
+    type: str
+
+    def ignored_as(self) -> str:
+        return self.type
+
+
+def _kind_of_tool(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    is_other = isinstance(kind, str) and kind not in ("function", "custom")
+    return "<other>" if is_other else _kind(value)
+
+
 ToolParam = Annotated[
-    Annotated[FunctionToolParam, Tag("<function>")] | Annotated[FreeformToolParam, Tag("<custom>")],
-    Discriminator(_kind),
+    Annotated[FunctionToolParam, Tag("<function>")]
+    | Annotated[FreeformToolParam, Tag("<custom>")]
+    | Annotated[OtherToolParam, Tag("<other>")],
+    Discriminator(_kind_of_tool),
 ]
 
 

@@ -187,9 +187,12 @@ class NamedToolChange(WireModel):
 
 
 class McpToolChange(WireModel):
-    """Refused by name: `mcp_servers` is not supported."""
+    """A change of `mcp_servers`, which are not supported."""
 
     type: Literal["mcp_tool_reference", "mcp_toolset_reference"]
+
+    def ignored_as(self) -> str:
+        return self.type
 
 
 class ToolDefinition(WireModel):

@@ -9,7 +9,6 @@ from mlx_server.api.messages.blocks import (
     ToolRemovalBlock,
 )
 from mlx_server.api.messages.tool_params import AnthropicTool, CustomTool
-from mlx_server.api.messages.tool_refusals import no_mcp, not_offered
 
 
 @dataclass
@@ -25,18 +24,17 @@ class ToolChanges:
     def name(self, tool: str) -> None:
         self.named[tool] = None
 
-    def apply(self, block: ToolAdditionBlock | ToolRemovalBlock, where: str) -> None:
+    def apply(self, block: ToolAdditionBlock | ToolRemovalBlock) -> None:
         change = block.tool
-        match change:
-            case McpToolChange():
-                raise no_mcp(f"{where}.tool")
-            case ToolDefinition(definition=tool):
-                if isinstance(tool, AnthropicTool):
-                    raise not_offered(tool.type, f"{where}.tool.definition")
-                self.defined[tool.name] = tool
-                name = tool.name
-            case _:
-                name = change.name
+        if isinstance(change, McpToolChange):
+            return
+        if isinstance(change, ToolDefinition):
+            if isinstance(change.definition, AnthropicTool):
+                return
+            name = change.definition.name
+            self.defined[name] = change.definition
+        else:
+            name = change.name
         if block.type == "tool_removal":
             self.named.pop(name, None)
             self.removed.add(name)

@@ -25,9 +25,12 @@ class CustomTool(WireModel):
 
 
 class AnthropicTool(WireModel):
-    """A tool that runs at Anthropic, or whose schema only its models know. It is refused."""
+    """A tool that runs at Anthropic, or whose schema only its models know. It is not offered."""
 
     type: Annotated[str, Field(min_length=1)]
+
+    def ignored_as(self) -> str:
+        return self.type
 
 
 def _kind(value: Any) -> str:

@@ -3,8 +3,7 @@
 from mlx_server.api.messages.protocol import PromptBody
 from mlx_server.api.messages.tool_changes import ToolChanges
 from mlx_server.api.messages.tool_params import AnthropicTool, CustomTool
-from mlx_server.api.messages.tool_refusals import no_mcp, not_offered
-from mlx_server.api.tool_choice import check_offered
+from mlx_server.api.tool_choice import check_offered, check_usable
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
 from mlx_server.requests import NamedTool, ToolChoice
@@ -18,9 +17,11 @@ def select_tools(body: PromptBody, changes: ToolChanges) -> tuple[tuple[Tool, ..
     named: what came before stays the same.
     """
     given: dict[str, CustomTool] = {}
+    unknown: list[str] = []
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, AnthropicTool):
-            raise not_offered(tool.type, f"tools[{i}]")
+            unknown.append(tool.type)
+            continue
         if tool.name in given:
             raise BadRequest(
                 f"Two `tools` have the name {tool.name[:64]!r}: give each its own.",
@@ -28,8 +29,14 @@ def select_tools(body: PromptBody, changes: ToolChanges) -> tuple[tuple[Tool, ..
             )
         given[tool.name] = tool
     if body.mcp_servers:
-        raise no_mcp("mcp_servers")
+        raise BadRequest(
+            "`mcp_servers` is not supported here: call the server's tools yourself, or use "
+            "`/v1/responses`, which has MCP servers.",
+            param="mcp_servers",
+        )
     choice = _choice(body)
+    if not given and choice != "none":
+        check_usable(unknown)
     named = [choice.name] if isinstance(choice, NamedTool) else []
     kept = [tool for tool in given.values() if tool.name not in changes.removed]
     at_once = {tool.name: tool for tool in kept if not tool.defer_loading}

@@ -151,14 +151,14 @@ class Turns:
                 for found in block.content.tool_references or ():
                     self.tools.name(found.tool_name)
             case ToolAdditionBlock() | ToolRemovalBlock():
-                self.tools.apply(block, where)
+                self.tools.apply(block)
             case HostedBlock() | RedactedThinkingBlock():
                 pass
             case OtherPart() if not block.text:
                 pass
             case CompactionBlock():
-                for i, change in enumerate(block.tool_changes or ()):
-                    self.tools.apply(change, f"{where}.tool_changes[{i}]")
+                for change in block.tool_changes or ():
+                    self.tools.apply(change)
                 self._say(SUMMARY + block.content if block.content else "")
             case _:
                 for part in self._block_parts(block, where):

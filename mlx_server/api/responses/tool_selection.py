@@ -16,7 +16,7 @@ from mlx_server.api.responses.tools import (
     ToolFilterParam,
     ToolParam,
 )
-from mlx_server.api.tool_choice import check_choice
+from mlx_server.api.tool_choice import check_choice, check_usable
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
 from mlx_server.requests import (
@@ -96,14 +96,9 @@ def _check_number(tools: Sequence[Tool]) -> None:
 def _refuse_unusable(params: Sequence[ToolParam]) -> None:
     """Raises BadRequest if there are tools: none of them can be offered. A code interpreter may be
     the only one: it says how calls are reported that gpt-oss makes without being offered it."""
-    kinds = list(dict.fromkeys(without_use(params)))
-    if kinds and "code_interpreter" not in kinds:
-        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES.value])
-        raise BadRequest(
-            f"None of the `tools` can be offered: this server has no {names}. Leave `tools` out, "
-            "or send functions, custom tools or MCP servers.",
-            param="tools",
-        )
+    kinds = list(without_use(params))
+    if "code_interpreter" not in kinds:
+        check_usable(kinds)
 
 
 def _refuse_others(allowed: ToolChoiceAllowed) -> None:

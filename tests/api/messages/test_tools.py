@@ -57,16 +57,16 @@ def test_choices(choice: Json | None, expected: Any) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-        ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "a"}]}, "tools[0].type"),
-        ({"tools": [{"type": "tool_search_tool_regex_20251119", "name": "a"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
+        ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "a"}]}, "tools"),
+        ({"tools": [{"type": "tool_search_tool_regex_20251119", "name": "a"}]}, "tools"),
     ],
 )
 def test_tools_that_can_not_be_offered(asked: Json, param: str) -> None:
     found = refused(**asked)
     assert found.param == param
-    if param.endswith(".type"):
+    if param == "tools":
         assert repr(asked["tools"][-1]["type"]) in found.message
 
 

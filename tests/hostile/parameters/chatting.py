@@ -25,6 +25,7 @@ from tests.hostile.parameters.case import (
 DISK = "tests/api/test_prompt_disk_wire.py"
 STORED = "tests/api/chat_completions/test_stored.py"
 FILES = "tests/api/test_files.py"
+HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
 FORMATS = "tests/api/test_formats_wire.py"
 CONTRACT = "tests/live/test_contract_replayed.py"
 
@@ -210,9 +211,13 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "reasoning_content": Case(answered(reasoning_content="Hm"), answered()),
         "reasoning_details": f"{HANDED_BACK}::test_details_of_the_reasoning_come_back_as_they_were",
         "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
-        "tool_call_id": refused(answered(result={"tool_call_id": None}), **answered()),
+        "tool_call_id": HISTORIES,
+    },
+    chat.OtherToolParam: {
+        "type": "tests/api/test_histories.py::test_tools_of_another_provider_are_reported"
     },
     chat.FunctionCallParam: {
+        "type": HISTORIES,
         "id": Case(calling("d"), calling("c")),
         "extra_content": f"{HANDED_BACK}::test_a_signature_comes_back_with_its_call",
     },
@@ -277,10 +282,11 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     files.FileData: {
         "filename": f"{FILES}::test_text_is_read",
         "file_data": f"{FILES}::test_text_is_read",
-        "file_id": f"{FILES}::test_anything_else_is_refused",
-        "file_url": f"{FILES}::test_anything_else_is_refused",
+        "file_id": f"{FILES}::test_a_line_says_that_anything_else_is_not_shown",
+        "file_url": f"{FILES}::test_a_line_says_that_anything_else_is_not_shown",
     },
-    content.MediaPart: {"type": refused(user(content=[{"type": "image_url"}]))},
+    content.MediaPart: {"type": Case(user(content=[{"type": "image_url"}]), user(content=[]))},
+    content.OtherPart: {"type": HISTORIES},
     CompletionBody: {
         "prompt": Case({"prompt": "Ho"}),
         "max_tokens": Case({"max_tokens": 3}),

@@ -38,6 +38,10 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "empty_retries": f"{REQUESTS}::test_an_empty_answer_is_asked_for_again",
     },
     upstream.CapabilitySettings: {
+        **dict.fromkeys(
+            ("images", "audio", "video"),
+            "tests/upstream/test_messages.py::test_images_are_passed_on_to_a_model_that_sees",
+        ),
         "tools": f"{REQUESTS}::test_tools_for_a_model_without_them",
         "tool_choice": f"{REQUESTS}::test_a_call_that_is_required_is_asked_for_again",
         "parallel_tool_calls": f"{REQUESTS}::test_one_call_where_only_one_may_come",

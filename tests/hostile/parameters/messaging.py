@@ -18,6 +18,7 @@ from tests.hostile.parameters.case import (
 )
 from tests.hostile.parameters.chatting import ONLY_A, UNIQUE
 
+HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
 INPUT = "tests/api/messages/test_input.py"
 EFFORT = "tests/api/messages/test_effort.py"
 TOOLS = "tests/api/messages/test_tools.py"
@@ -162,6 +163,8 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     blocks.TextBlock: {
         "text": Case(user({"type": "text", "text": "Ho"}), user({"type": "text", "text": "Hi"})),
     },
+    blocks.MediaBlock: {"type": HISTORIES},
+    blocks.FileSource: {"type": HISTORIES},
     blocks.SearchResultBlock: {
         "title": Case(found(title="c"), found()),
         "source": Case(found(source="c"), found()),
@@ -170,7 +173,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "data": Case(document(source={"type": "text", "data": "y"}), document()),
     },
     blocks.DataSource: {
-        "media_type": refused(file("eA==", "image/png"), **file("eA==")),
+        "media_type": Case(file("eA==", "image/png"), file("eA==")),
         "data": Case(file("eQ=="), file("eA==")),
     },
     blocks.ContentSource: {
@@ -182,7 +185,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     blocks.ToolReferenceBlock: {"tool_name": Case(referenced("g"), referenced("h"))},
     blocks.ToolResultBlock: {
-        "tool_use_id": refused(answered(result={"tool_use_id": "d"}), **answered()),
+        "tool_use_id": f"{TURNS}::test_a_result_without_a_call_comes_last",
         "content": Case(answered(result={"content": "y"}), answered()),
         "is_error": Case(answered(result={"is_error": True}), answered()),
     },

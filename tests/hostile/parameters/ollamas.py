@@ -15,7 +15,7 @@ RESULTS = f"{INPUT}::test_results_answer_the_calls_before_them"
 TOOLS = f"{INPUT}::test_tools"
 LOADED = f"{WIRE}::test_without_a_prompt_the_model_is_loaded_and_unloaded"
 SCORED = f"{WIRE}::test_a_stream_is_the_answer_in_pieces"
-PICTURES = f"{WIRE}::test_pictures_are_refused_by_name"
+PICTURES = "tests/api/test_histories.py::test_a_history_is_answered"
 
 OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.Options: {
@@ -38,7 +38,7 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "role": CALLS,
         "content": CALLS,
         "thinking": CALLS,
-        "images": f"{WIRE}::test_wrong_messages_are_named",
+        "images": PICTURES,
         "tool_name": RESULTS,
         "tool_call_id": RESULTS,
     },

@@ -76,6 +76,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
             },
         ),
         "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
+        "images": "tests/api/test_histories.py::test_the_owner_may_have_new_images_refused",
         "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
         "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),

@@ -21,6 +21,7 @@ from tests.hostile.parameters.case import (
 )
 from tests.hostile.parameters.chatting import CALL_TOKENS, FUNCTION, UNIQUE
 
+HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
 OFFERED: Json = {"tools": [{"type": "function", **FUNCTION}]}
 TWO: Json = {
     "tools": [*OFFERED["tools"], {"type": "function", **FUNCTION, "name": "g"}],
@@ -170,7 +171,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     items.FunctionCallItem: {
         "extra_content": SIGNED,
-        "call_id": refused(given({**CALL, "call_id": "d"}, RESULT), **given(CALL, RESULT)),
+        "call_id": HISTORIES,
         "name": CALLING.with_(name="g"),
         "namespace": CALLING.with_(namespace="n"),
         "arguments": CALLING.with_(arguments='{"b": 1}'),
@@ -180,13 +181,13 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.AdditionalToolsItem: {"tools": f"{CLIENT_TOOLS}::test_items_add_tools"},
     items.CustomCallItem: {
         "extra_content": SIGNED_KINDS,
-        "call_id": refused(given({**TEXT, "call_id": "d"}, TEXTS), **given(TEXT, TEXTS)),
+        "call_id": HISTORIES,
         "name": CUSTOM.with_(name="g"),
         "namespace": CUSTOM.with_(namespace="n"),
         "input": CUSTOM.with_(input="y"),
     },
     items.CallOutputItem: {
-        "call_id": OUTPUT.refused(call_id="d"),
+        "call_id": HISTORIES,
         "output": OUTPUT.with_(output="y"),
     },
     items.McpListToolsItem: {
@@ -213,7 +214,7 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),
     items.CompactionItem: {
-        "encrypted_content": f"{ITEMS}::test_a_summary_that_is_sealed_by_others_is_refused"
+        "encrypted_content": f"{ITEMS}::test_a_summary_that_is_sealed_by_others_is_dropped"
     },
     items.ItemReference: {"id": f"{LIVE}::test_items_are_referred_to"},
     items.HostedItem: {"type": Case(given({"type": "web_search_call"}), given())},
