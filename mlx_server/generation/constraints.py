@@ -11,7 +11,7 @@ from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.schema import check_tools
+from mlx_server.grammars.schema import usable_tools
 from mlx_server.messages import Conversation
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext
@@ -80,7 +80,7 @@ def _constrain(
     if not prompt.tools and request.format is None and budget is None and answer is None:
         return ()
     spec = _output_spec(prepared, request, prompt, row)
-    row.grammar, left_out = _grammar(prepared, request, spec)
+    row.grammar, left_out, spec = _grammar(prepared, request, spec)
     if request.format and (begun := prompt.continued):
         row.grammar_prefix = text_tokens(prepared.checkpoint, begun.content)
     if budget is not None or answer is not None:
@@ -121,7 +121,7 @@ def constrain_continuation(
     if row.grammar is not None:
         conversation = replace(conversation, continue_final_message=False)
         spec = _output_spec(prepared, request, conversation, row)
-        row.grammar, _ = _grammar(prepared, request, spec)
+        row.grammar, *_ = _grammar(prepared, request, spec)
         _choose_white_space(prepared, row)
 
 
@@ -161,26 +161,26 @@ def _output_spec(
     )
 
 
-def _grammar(
-    prepared: PreparedModel, request: GenerateRequest, spec: OutputSpec
-) -> tuple[str | None, tuple[str, ...]]:
-    """The grammar, and the paths of the tools' schema keywords that it does not enforce."""
+Constraint = tuple[str | None, tuple[str, ...], OutputSpec]
+"""A grammar, the paths of the tools' schema keywords that it does not enforce, and its spec."""
+
+
+def _grammar(prepared: PreparedModel, request: GenerateRequest, spec: OutputSpec) -> Constraint:
     if is_format_required(request):
         return _required_grammar(prepared, spec)
     by_default = prepared.transcript is None
     if not (by_default if prepared.spec.constrain_calls is None else prepared.spec.constrain_calls):
-        return None, ()
+        return None, (), spec
     try:
         return _required_grammar(prepared, spec)
     except (InvalidGrammar, CompilerTooSlow):
         # the client requires no format, so the answer is decoded without constraints
-        return None, NO_TOOL
+        return None, NO_TOOL, spec
 
 
-def _required_grammar(
-    prepared: PreparedModel, spec: OutputSpec
-) -> tuple[str | None, tuple[str, ...]]:
-    check_tools(spec.context.tools)
+def _required_grammar(prepared: PreparedModel, spec: OutputSpec) -> Constraint:
+    tools = usable_tools(spec.context.tools)
+    spec = replace(spec, context=replace(spec.context, tools=tools))
     grammar = prepared.family.grammar(spec)
     if grammar is None and spec.must_call:
         raise BadRequest(
@@ -189,7 +189,7 @@ def _required_grammar(
             "model of another family.",
             param="tool_choice",
         )
-    return grammar, tuple(_unenforced(prepared, spec)) if grammar else ()
+    return grammar, tuple(_unenforced(prepared, spec)) if grammar else (), spec
 
 
 def _unenforced(prepared: PreparedModel, spec: OutputSpec) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlx_server import limits
@@ -10,6 +11,7 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.schemas.compiled import compiled
 from mlx_server.schemas.members import object_of
+from mlx_server.schemas.readable import ReadableSchema, readable
 from mlx_server.schemas.view import Schema
 
 
@@ -24,7 +26,9 @@ def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
         raise
 
 
-def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
+def usable_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
+    """Returns the tools with schemas that a grammar can be made of. What can't be read of the
+    schema of a tool that is not strict is left out of it, and reported. Raises InvalidGrammar."""
     if len(tools) > limits.TOOLS.value:
         raise InvalidGrammar(
             f"There are {len(tools)} tools, more than {limits.TOOLS.value}. Send fewer.",
@@ -37,12 +41,28 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> None:
             " Send fewer tools, or shorten descriptions.",
             param=param,
         )
-    for at, tool in enumerate(tools):
-        check(
-            object_of(tool.parameters),
-            strict=tool.strict,
-            param=f"{param}[{at}].function.parameters",
-        )
+    return tuple(
+        _usable(tool, f"{param}[{at}].function.parameters") for at, tool in enumerate(tools)
+    )
+
+
+def _usable(tool: Tool, param: str) -> Tool:
+    try:
+        check(object_of(tool.parameters), strict=tool.strict, param=param)
+    except InvalidGrammar:
+        if tool.strict:
+            raise
+        return _loosened(tool)
+    return tool
+
+
+def _loosened(tool: Tool) -> Tool:
+    try:
+        found = readable(tool.parameters)
+        check(object_of(found.schema), strict=False)
+    except InvalidGrammar:
+        found = ReadableSchema({"type": "object"}, ["parameters"])
+    return replace(tool, parameters=found.schema, unenforced=(*tool.unenforced, *found.lost))
 
 
 def unenforced(schema: Schema) -> tuple[str, ...]:

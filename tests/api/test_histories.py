@@ -492,3 +492,23 @@ def test_tools_of_another_provider_are_reported(client: TestClient, path: str, k
     assert f"tools.{kind}".replace(":", "%3A") in answer.headers[IGNORED].split(", ")
     alone = client.post(path, json={**body, "tools": [other]})
     assert (alone.status_code, "None of the `tools`" in alone.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "choice"), [(CHAT, "required"), (MESSAGES, {"type": "any"}), (RESPONSES, "required")]
+)
+def test_a_call_of_a_tool_with_a_loose_schema_can_be_required(
+    client: TestClient, engine: ScriptedEngine, path: str, choice: Any
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "any"}}, "required": True}
+    tool = json.loads(json.dumps(FUNCTIONS[path]).replace('{"type": "object"}', "null"))
+    place = tool.get("function", tool)
+    place["input_schema" if path == MESSAGES else "parameters"] = parameters
+    for chosen in (choice, "auto" if isinstance(choice, str) else {"type": "auto"}):
+        body = {"model": MODEL, **BODIES[path], "tools": [tool], "tool_choice": chosen}
+        answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert engine.taken[-1].grammar
+        if path != MESSAGES:
+            unenforced = answer.json()["mlx_server"]["unenforced"]
+            assert unenforced == ["tools.f: type at #/properties/a", "tools.f: required at #"]

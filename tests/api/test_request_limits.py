@@ -111,11 +111,11 @@ CASES: list[tuple[Limit, Callable[[int], object]]] = [
     (limits.ADDED_ITEMS, lambda n: ConversationBody.model_validate({"items": [ITEM] * n})),
     (limits.TOOLS, lambda n: chat(tools=[TOOL] * n)),
     (limits.TOOLS, lambda n: native(tools=[{"name": "f"}] * n)),
-    (limits.TOOLS, lambda n: schema.check_tools(tools(n))),
+    (limits.TOOLS, lambda n: schema.usable_tools(tools(n))),
     (limits.RESPONSE_TOOLS, lambda n: response(tools=[{"type": "function", "name": "f"}] * n)),
     (
         limits.TOOL_SCHEMA_BYTES,
-        lambda n: schema.check_tools(
+        lambda n: schema.usable_tools(
             [Tool(f"f{at}", "", padded(n // 8)) for at in range(7)]
             + [Tool("g", "", padded(n - 7 * (n // 8)))]
         ),

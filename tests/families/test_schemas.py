@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars.schema import check_tools
+from mlx_server.grammars.schema import usable_tools
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
 from tests.families.walks import Way
@@ -181,7 +181,7 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
     tool = Tool("f", "", parameters, strict=True)
     wanted = OutputSpec(way.reading([tool]), "required")
     try:
-        check_tools([tool])
+        usable_tools([tool])
         matcher = way.matcher(wanted)
     except InvalidGrammar as error:
         if REFUSED.get(schema, "nothing") in str(error):

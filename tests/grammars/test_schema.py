@@ -108,16 +108,16 @@ def test_what_may_stand_around_a_schema(found: dict[str, Any]) -> None:
 
 
 def test_tools_name_the_one_that_is_wrong() -> None:
-    tools = [Tool("a"), Tool("b", parameters={"properties": {"x": {"type": 5}}})]
+    tools = [Tool("a"), Tool("b", None, {"properties": {"x": {"type": 5}}}, True)]
     with pytest.raises(InvalidGrammar) as caught:
-        schema.check_tools(tools)
+        schema.usable_tools(tools)
     assert caught.value.param == "tools[1].function.parameters"
     with pytest.raises(InvalidGrammar, match="129 tools"):
-        schema.check_tools([Tool(str(at)) for at in range(129)])
+        schema.usable_tools([Tool(str(at)) for at in range(129)])
     lenient, strict = Tool("a", parameters={"not": {}}), Tool("a", None, {"not": {}}, True)
-    schema.check_tools([lenient])
+    schema.usable_tools([lenient])
     with pytest.raises(InvalidGrammar, match="#/not "):
-        schema.check_tools([strict])
+        schema.usable_tools([strict])
 
 
 def _deep(depth: int) -> dict[str, Any]:
