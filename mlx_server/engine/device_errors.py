@@ -45,7 +45,7 @@ _KINDS: tuple[tuple[DeviceErrorKind, str], ...] = (
      r"|Timeout Error|timed out|CallbackErrorHang|GPU Hang"),
     ("discarded", r"InnocentVictim|victim of GPU error"),
     ("fault", r"PageFault|Address Fault|StackOverflow|InvalidResource|Command ?buffer execution "
-     r"failed|CommandBuffer\w*Error|Execution of the command buffer was aborted"),
+     r"failed|CommandBuffer\w{0,64}Error|Execution of the command buffer was aborted"),
 )  # fmt: skip
 _MATCHES = tuple((kind, re.compile(pattern, re.I)) for kind, pattern in _KINDS)
 

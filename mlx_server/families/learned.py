@@ -24,7 +24,7 @@ from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
-FENCE = re.compile(r"(.*?)\s*(```\w*)\s*\Z", re.DOTALL)
+FENCE = re.compile(r"(```\w*)\s*\Z")
 
 
 def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
@@ -49,8 +49,8 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
             before, after = one.written[:at].rstrip(), one.written[end:].lstrip()
             if before.endswith("[") and after.startswith("]"):
                 before, after = before[:-1].rstrip(), after[1:].lstrip()
-            fenced = FENCE.fullmatch(before)
-            opens, fence = fenced.groups() if fenced else (before, "")
+            fenced = FENCE.search(before)
+            opens, fence = (before[: fenced.start()], fenced[1]) if fenced else (before, "")
             if not (opens := opens.strip()):
                 return
             if after.strip():

@@ -9,11 +9,12 @@ from collections import Counter
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas.compiled import lark_of as converted
 
-_HEAD = re.compile(r"^\s*([a-zA-Z0-9_-]+)[ \t]*::=", re.MULTILINE)
-_WITHIN_RULE = re.compile(r"\n(?!\s*[a-zA-Z0-9_-]+[ \t]*::=)")
+_HEAD = re.compile(r"^[^\S\n]*([a-zA-Z0-9_-]+)[ \t]*::=", re.MULTILINE)
+_LINE_BREAK = re.compile(r"\n\s*(?P<head>(?=[a-zA-Z0-9_-]+[ \t]*::=))?")
+"""A line break with the white space after it; the group tells whether a rule begins there."""
 _PIECE = re.compile(
-    r'#[^\n]*|(?P<text>"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\])|(?P<any>\.)'
-    r"|(?P<special>!?<[^<>\s]+>)|(?P<start>(?<![\w-])start(?![\w-]))",
+    r'#[^\n]*|(?P<text>"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|(?P<any>\.)'
+    r"|(?P<special>!?<[^<>\s]+>)|(?P<start>(?<![\w-])start(?![\w-]))|(?P<open>[\"\[].*)",
     re.DOTALL,
 )
 _CHARACTER = re.compile(
@@ -31,13 +32,16 @@ def lark_of(source: str) -> str:
     twice = [name for name, times in Counter(_HEAD.findall(source)).items() if times > 1]
     if twice:  # llguidance would use the last definition
         raise _refused(f"{twice[0]} is defined twice")
-    return converted(_WITHIN_RULE.sub(" ", _PIECE.sub(_plain, source)))
+    plain = _PIECE.sub(_plain, source)
+    return converted(_LINE_BREAK.sub(lambda found: " " if found["head"] is None else "\n", plain))
 
 
 def _plain(piece: re.Match[str]) -> str:
     """Rewrites a piece with the escapes that llguidance converts correctly, and drops comments."""
     if piece["special"]:
         raise _refused(f"{piece[0]} is a special token; those are the model's own")
+    if piece["open"]:
+        raise _refused(f"a {piece[0][0]} is never closed")
     if piece["start"]:  # the converter renames `root` to it
         return "start-rule"
     if piece["any"]:

@@ -45,8 +45,8 @@ KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
 INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 PRINTED = re.compile(r"print\((.*)\)", re.DOTALL)
-NAMED = re.compile(r"(\w+)\s*=\s*(.*?)\s*(?:\n\s*print\(\s*\1\s*\))?", re.DOTALL)
-"""Matches a call whose result gets a name, which may be printed."""
+NAMED = re.compile(r"(\w+)\s*=\s*")
+"""Matches the beginning of a call whose result gets a name, which may be printed."""
 SEPARATORS = re.compile(r"[\s,;]+")
 
 
@@ -331,11 +331,19 @@ class Trial:
 
 def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
     """Returns the calls that code consists of, each of which may be printed."""
-    if named := NAMED.fullmatch(code):
-        code = named[2]
+    if named := NAMED.match(code):
+        code = _without_print(code[named.end() :], named[1])
     printed = PRINTED.fullmatch(code)
     try:
         found = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)
     except ValueError as error:
         raise Malformed(str(error)) from None
     return [FoundCall(call["name"], call["arguments"]) for call in found]
+
+
+def _without_print(code: str, name: str) -> str:
+    """Returns the code without its last line, if that prints the variable."""
+    call, printed, rest = code.rpartition("print(")
+    value = call.rstrip()
+    is_printed = printed and rest.endswith(")") and rest[:-1].strip() == name
+    return value if is_printed and "\n" in call[len(value) :] else code

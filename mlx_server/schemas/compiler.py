@@ -71,7 +71,9 @@ def in_a_line(message: str) -> str:
     rules."""
     text = re.split(r"<state>|<grammar>|<non-verbose/>|\n +\d+ \| ", message)[0]
     text = re.sub(r"^\s*(at )?\d+\(\d+\): ", "", text)
-    text = re.sub(r"regex parse error:.*?\nerror: ", "", text, flags=re.DOTALL)
+    before, listing, after = text.partition("regex parse error:")
+    if listing and "\nerror: " in after:
+        text = before + after.partition("\nerror: ")[2]
     text = re.sub(r" \(in \w+\)|json-schema:///", "", text)
     text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
     return (

@@ -13,11 +13,12 @@ from mlx_server import limits
 PIECE = re.compile(
     r"(?P<class>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])|(?P<escape>\\.)"
     r"|(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*:|<?[=!]|[a-zA-Z-]+(?=\))|>|\#)?)?)|(?P<close>\))"
-    r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])|(?P<other>.)",
+    r"|(?P<times>\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})|(?P<many>[*+?])"
+    r"|(?P<other>\[(?:\\.|[^\]\\])*\\?\Z|.)",
     re.DOTALL,
 )
 _HEX = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[xu]\{[0-9a-fA-F]+\}"
-_ITEM = rf"{_HEX}|\\[pP](?:\{{[^}}]*\}}|.)|\\.|\[:\^?\w+:\]|."
+_ITEM = rf"{_HEX}|\\[pP](?:\{{[^}}]{{0,64}}\}}|.)|\\.|\[:\^?\w+:\]|."
 _RANGE = re.compile(rf"({_ITEM})(?:-({_ITEM}))?", re.DOTALL)
 """A range in a character class, or a single item of one."""
 _SHORT = {
@@ -95,7 +96,7 @@ def _code(item: str) -> int:
 def _misplaced(piece: re.Match[str], before: str) -> str | None:
     if piece["other"] == "\\":
         return "a \\ at its end"
-    if piece["other"] == "[":
+    if (piece["other"] or "").startswith("["):
         return "a [ that is never closed"
     if (piece["many"] or piece["times"]) and (before == "|" or before.startswith("(")):
         return f"a {piece[0]} that repeats nothing"

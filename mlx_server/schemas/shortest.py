@@ -23,6 +23,8 @@ MOST_PARTS = 4_000
 MOST_OPTIONS = 64
 MOST_LOOKS = 20_000
 """The most combinations of schemas that are looked at: options within options multiply."""
+MOST_SEARCHED = 256
+"""The characters of a longest name in which a pattern is searched."""
 MOST_DEPTH = 64
 """The depth of schemas within schemas in one pass; deeper ones get their instance in the next
 pass."""
@@ -357,7 +359,7 @@ def _item(schema: Mapping[str, Any], at: int) -> Any:
 def _found(pattern: str, name: str) -> bool:
     """Whether the pattern is found in the name, for patterns that can't take long."""
     simple = re.fullmatch(r"\^?[\w.\[\]\-]*[+*]?\$?", pattern)
-    return bool(simple and _searched(pattern, name))
+    return bool(simple and len(name) <= MOST_SEARCHED and _searched(pattern, name))
 
 
 def _searched(pattern: str, name: str) -> bool:

@@ -16,8 +16,9 @@ from mlx_server.schemas.view import DEFINITIONS, Part, View, refused
 MOST_STEPS = 32
 """The most parts within each other that are tried, and schemas that are joined to one."""
 
-_UNSATISFIABLE = re.compile(r".*Unsatisfiable schema: ", re.DOTALL)
-_MEMBER = re.compile(r"required property '(.*)' is unsatisfiable", re.DOTALL)
+_UNSATISFIABLE = "Unsatisfiable schema: "
+_MEMBER = "required property '"
+_MEMBER_END = "' is unsatisfiable"
 _ITEM = re.compile(r"required item is unsatisfiable|prefixItems\[(\d+)\] is unsatisfiable")
 _DEFINITION = re.compile(r" while processing (#\S*)$")
 _TEXT = re.compile(r"Regex is empty: .*", re.DOTALL)
@@ -26,7 +27,7 @@ _TEXT = re.compile(r"Regex is empty: .*", re.DOTALL)
 def refusal_of(why: str, view: View) -> InvalidGrammar | None:
     """Returns the error that names the innermost part; None if llguidance refuses the schema for
     another reason. why: its message."""
-    if not _UNSATISFIABLE.match(why):
+    if _UNSATISFIABLE not in why:
         return None
     part = Part((), view.root)
     for _ in range(MOST_STEPS):
@@ -38,17 +39,19 @@ def refusal_of(why: str, view: View) -> InvalidGrammar | None:
             break
         part = inner
         inside = _fault(part.schema, view.root)
-        if not _UNSATISFIABLE.match(inside):  # it can't be met only together with others
+        if _UNSATISFIABLE not in inside:  # it can't be met only together with others
             break
         why = inside
-    reason = _TEXT.sub("no text has its pattern, format and length", _UNSATISFIABLE.sub("", why))
+    reason = why.rpartition(_UNSATISFIABLE)[2]
+    reason = _TEXT.sub("no text has its pattern, format and length", reason)
     return refused(part.path, f"can't be met by any value: {reason}")
 
 
 def _required(why: str, part: Part, view: View) -> Iterator[Part]:
     """Yields the schemas of the member or of the item that can't be met."""
-    if member := _MEMBER.search(why):
-        steps: tuple[str, ...] = ("properties", member[1])
+    name, is_member, _ = why.partition(_MEMBER)[2].rpartition(_MEMBER_END)
+    if is_member:
+        steps: tuple[str, ...] = ("properties", name)
     elif item := _ITEM.search(why):
         steps = ("prefixItems", item[1]) if item[1] else ("items",)
     else:

@@ -13,9 +13,9 @@ SECRET = re.compile(
     r"|\bAKIA[0-9A-Z]{16}\b"
     r"|\bAIza[\w-]{30,}"
     r"|\bxox[abprs]-[\w-]{10,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"  # JSON web tokens
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"  # JSON web tokens
     r"|(?i:\bbearer) +[\w.~+/-]{15,}[\w~+/-]=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----).)*-----END [A-Z ]*PRIVATE KEY-----",
     re.DOTALL,
 )
 """Keys in the forms that their makers gave them so that they can be found."""

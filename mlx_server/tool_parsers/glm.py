@@ -36,7 +36,7 @@ NAME = re.compile(r"[^<{\n]+")
 ESCAPED_LINE = "\\n"
 """A line break that was written as in a JSON string."""
 AFTER_VALUE = (KEY, CLOSE, ESCAPED_LINE + KEY, ESCAPED_LINE + CLOSE)
-ASSIGNMENT = re.compile(r"""(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""")
+ASSIGNMENT = re.compile(r"""\b(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""")
 ASSIGNMENTS = re.compile(rf"(?:{ASSIGNMENT.pattern})+")
 
 

@@ -27,7 +27,7 @@ from mlx_server.tool_parsers.syntaxes import JSON
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
 QUOTE = '"'
-ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
+ATTRIBUTE = re.compile(r"""\b(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
 WRITTEN = re.compile(r'(\s*\w+="[^"]*")*')
 """Attributes without a mistake."""
 

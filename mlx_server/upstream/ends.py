@@ -35,6 +35,9 @@ LIMITS = re.compile(
 
 PREFIX = re.compile(r"finish_?reason[._]|^reason[._]")
 
+LONGEST_NAME = 100
+"""The characters of a reason that are read."""
+
 NO_REASON = ("", "null", "none", "unspecified")
 """Values that mean that the answer has not ended, in all pieces but the last."""
 
@@ -60,7 +63,8 @@ def _reason(found: Any) -> str | None:
     if not isinstance(found, str):
         return None
     # some servers add the cause, as in `content_filter: SAFETY`
-    said = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.partition(":")[0].strip())
+    name = found[:LONGEST_NAME].partition(":")[0].strip()
+    said = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
     reason = PREFIX.sub("", said.lower().replace("-", "_"))
     if reason in NO_REASON:
         return None

@@ -21,6 +21,7 @@ CASES: list[tuple[GrammarFormat, list[str], list[str]]] = [
     (GrammarFormat('root ::= "." . # "'), [".\n", ".a"], ["a."]),
     (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
      ["ab-", "acz"], ["-"]),
+    (GrammarFormat('\n\n  root ::= "a\nb"\n\n\n\n | c\n \n\t c ::= "d"'), ["a\nb", "d"], ["a b"]),
 ]  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def test_a_format_matches_what_it_says(
         (GrammarFormat('other ::= "a"'), "root"),
         (GrammarFormat("root ::= <think>"), "special token"),
         (GrammarFormat('root ::= "a"\nroot ::= "b"'), "twice"),
-        (GrammarFormat('root ::= "a'), "end of input"),
+        (GrammarFormat('root ::= "a'), "never closed"),
+        (GrammarFormat("root ::= [a-"), "never closed"),
         (GrammarFormat('root ::= "\\UFFFFFFFF"'), "not a character"),
     ],
     ids=lambda value: str(value)[:40],

@@ -105,7 +105,8 @@ class Scanner {
     this.before(at);
     const node = document.createElement("code");
     const code = this.text.slice(at + token.length, ends.at(-1)).replaceAll("\n", " ");
-    node.textContent = /^ .*\S.* $/.test(code) ? code.slice(1, -1) : code;
+    const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
+    node.textContent = isPadded ? code.slice(1, -1) : code;
     this.tokens.push(node);
     return ends.pop() + token.length;
   }
@@ -185,7 +186,7 @@ class Scanner {
 
 // Of a sentence that ends with a URL, or has it in parentheses.
 function withoutPunctuation(url) {
-  const shown = url.slice(0, url.search(/[.,:;!?]*$/));
+  const shown = url.match(/^.*[^.,:;!?]/)[0];
   return shown.endsWith(")") && !shown.includes("(") ? shown.slice(0, -1) : shown;
 }
 
