@@ -36,7 +36,8 @@ ServerError
 │   └── ShuttingDown          503  the server is stopping
 ├── StoreFull                 507  the storage limit is reached, for this key or in total
 ├── UpstreamFailed            502  the server that has the model failed, or sent no valid answer
-│   └── UpstreamTimeout       504  it did not answer in time
+│   ├── UpstreamTimeout       504  it did not answer in time
+│   └── UpstreamLoop          508  servers pass the request on to each other
 ├── GenerationFailed          500  the engine could not continue this one answer
 ├── ModelUnusable             500  the model's files are missing, damaged or not supported
 ├── CommandMissing                 this system lacks the command that manages its services
@@ -231,6 +232,12 @@ class UpstreamFailed(ServerError):
 class UpstreamTimeout(UpstreamFailed):
     status = 504
     code = "upstream_timeout"
+
+
+class UpstreamLoop(UpstreamFailed):
+    status = 508
+    code = "upstream_loop"
+    headers: ClassVar[dict[str, str]] = NO_RETRY
 
 
 class GenerationFailed(ServerError):

@@ -6,6 +6,9 @@ from typing import Any, Literal, TypedDict
 
 from mlx_server.messages import Conversation
 
+HOPS_HEADER = "x-mlx-server-hops"
+"""Tells the next server how many have passed a request on, so that a loop of servers ends."""
+
 Prompt = Conversation | str | tuple[int, ...]
 """The family renders a conversation, text is tokenised as it is, token ids are used unchanged."""
 
@@ -140,6 +143,8 @@ class GenerateRequest:
     """Whether `Started` and `TokensSoFar` have the ids of the tokens."""
     client: str = ""
     """Digest of an API key, or an address. Waiting requests take turns by client."""
+    hops: int = 0
+    """The number of servers of this kind that have passed the request on."""
     cache_scope: str = ""
     """Requests use the cached prompts of their own scope only."""
     on_disk: bool = True

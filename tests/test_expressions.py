@@ -33,6 +33,7 @@ FLAGS_FROM = {"compile": 1, "sub": 4, "subn": 4, "split": 3}
 BOUNDED = {
     "api.ollama.keep_alive.PART": "MOST_CHARACTERS",
     "api.ollama.keep_alive.NUMBER": "MOST_CHARACTERS",
+    "checkpoints.file_kind.KINDS": "BYTES",
     "schemas.shortest._searched": "MOST_SEARCHED",
     "upstream.ends.LIMITS": "LONGEST_NAME",
     "page.markdown.FENCE": "LONGEST_MARK",
@@ -56,6 +57,7 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "sources.redaction._around": {"own": ["own", "ownown"]},
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
+    "tool_parsers.syntaxes._marked": {"quote": '"'},
     "worker.constrained_decoding.frame_tails.found": {"last": chr(0xF0009)},
     "worker.lora.tensors.found": {"leaf": "lora_A|lora_B"},
 }

@@ -31,7 +31,7 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from mlx_server.requests import GenerateRequest
+from mlx_server.requests import HOPS_HEADER, GenerateRequest
 from mlx_server.system.logs import RequestLogContext, request_context
 
 METHODS = "GET, POST, DELETE, OPTIONS"
@@ -50,6 +50,7 @@ ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
 # int() refuses more than 4300 digits
+HOPS = re.compile(r"[0-9]{1,3}")
 LENGTH = re.compile(r"[0-9]{1,4000}")
 UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
 """Content types of a body to which the client gave none: aiohttp sends the second."""
@@ -225,9 +226,14 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
 
 
 def with_client(request: GenerateRequest, connection: HTTPConnection) -> GenerateRequest:
-    """Adds what `authorise` found out about the client."""
-    state = connection.state
-    return replace(request, client=state.client, cache_scope=state.cache_scope)
+    """Adds what `authorise` found out about the client, and how the request got here."""
+    state, hops = connection.state, connection.headers.get(HOPS_HEADER, "")
+    return replace(
+        request,
+        client=state.client,
+        cache_scope=state.cache_scope,
+        hops=int(hops) if HOPS.fullmatch(hops) else 0,
+    )
 
 
 def _peer(scope: Scope) -> str:

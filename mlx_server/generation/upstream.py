@@ -244,6 +244,7 @@ class UpstreamAnswer(ReviewedAnswer):
             thoughts=self._model.thoughts,
             tells_format=again,
         )
+        asked = replace(asked, client=self._request.client, hops=self._request.hops)
         return await UpstreamAttempt.begun(self._model.connection, asked, self._reader(prompt))
 
     def _reader(self, prompt: Prompt) -> AnswerReader:

@@ -44,6 +44,13 @@ UPSTREAM_CONNECTIONS = Limit(
     per="model",
     beyond="it waits for a free one, then 503",
 )
+UPSTREAM_HOPS = Limit(
+    bounds="servers of this kind that pass a request on, one to the next",
+    value=4,
+    unit="items",
+    per="request",
+    beyond="508 upstream_loop",
+)
 UPSTREAM_CONNECT_SECONDS = Limit(
     bounds="how long connecting to an upstream may take",
     value=10,

@@ -34,7 +34,7 @@ class UpstreamAttempt:
     ) -> "UpstreamAttempt":
         """Sends the request and waits until its answer begins. Raises ServerError if none does."""
         body = request.thinking.first() if request.thinking else request.body
-        return cls(connection, request, await connection.open(request.route, body), reader)
+        return cls(connection, request, await connection.open(request, body), reader)
 
     @property
     def counts(self) -> TokenCounts:
@@ -65,7 +65,7 @@ class UpstreamAttempt:
             body = thinking.second(reader.thoughts, reader.content, spent)
             for event in reader.close_thoughts(thinking.tags):
                 yield event
-            self._stream = await self._connection.open(self._request.route, body)
+            self._stream = await self._connection.open(self._request, body)
             async with aclosing(self._request_events()) as events:
                 async for event in events:
                     yield event

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -14,21 +13,26 @@ import httpx2
 import msgspec
 
 from mlx_server import limits
-from mlx_server.errors import ServerError, UpstreamBusy, UpstreamFailed, UpstreamTimeout
-from mlx_server.upstream.breaker import CircuitBreaker
+from mlx_server.errors import (
+    ServerError,
+    UpstreamBusy,
+    UpstreamFailed,
+    UpstreamLoop,
+    UpstreamTimeout,
+)
+from mlx_server.requests import HOPS_HEADER
+from mlx_server.upstream.breaker import UpstreamBreaker
 from mlx_server.upstream.credentials import Credentials, credentials_of, limited
 from mlx_server.upstream.dialects import MODELS, body_for, endpoint
 from mlx_server.upstream.event_values import values_of
 from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
+from mlx_server.upstream.request_body import UpstreamRequest
+from mlx_server.upstream.retriable import Retriable, Unreachable, pause_before
 from mlx_server.upstream.spec import ReasoningField, UpstreamSpec
 from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 
 log = logging.getLogger("mlx_server.upstream")
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""The first and the longest pause before a request is sent again, in seconds. It doubles each time,
-and up to half of it is left out at random."""
 
 USAGE_SECONDS = 2.0
 """How long the reader waits for the usage after an answer's end."""
@@ -44,16 +48,6 @@ EVENTS_PER_TURN = 64
 
 MODEL_LIST_ATTEMPTS = 3
 """How often an upstream is asked for its models if it does not respond."""
-
-
-class Retriable(Exception):
-    """The request may be sent again. `error` is reported if it is not."""
-
-    def __init__(self, error: ServerError, pause: float | None = None) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.pause = pause
-        """The seconds to wait that the upstream asks for, if any."""
 
 
 class UpstreamStream:
@@ -85,7 +79,7 @@ class UpstreamConnection:
         """id: the model's id on this server. pause: sleeps between attempts."""
         self.id = id
         self.spec = spec
-        self.breaker = CircuitBreaker()
+        self.breaker = UpstreamBreaker()
         self.running = 0
         """The number of answers that are being read."""
         self.last_used: float | None = None
@@ -155,18 +149,23 @@ class UpstreamConnection:
             if not self.capabilities.reasoning_messages:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
 
-    async def open(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
+    async def open(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
         """Sends the request until an answer begins. Raises ServerError if none does."""
+        if request.hops >= limits.UPSTREAM_HOPS.value:
+            raise UpstreamLoop(
+                f"The request for {self.id} was passed on from server to server {request.hops} "
+                "times. Check in their models.yaml that no `source` leads back to the first."
+            )
         for attempt in range(self.spec.policy.retries + 1):
-            if left := self.breaker.seconds_left():
+            if left := self.breaker.seconds_left(request.client):
                 raise UpstreamBusy(
                     f"The upstream of {self.id} failed several times in a row. It is asked again "
                     f"in {left:.0f} seconds."
                 )
             try:
-                return await self._attempt(route, body)
+                return await self._attempt(request, body)
             except Retriable as failure:
-                seconds = _pause_before(attempt, failure)
+                seconds = pause_before(attempt, failure)
                 if seconds is None or attempt == self.spec.policy.retries:
                     raise failure.error from None
                 # logs only the code, since the server's message may quote the prompt
@@ -174,29 +173,34 @@ class UpstreamConnection:
                 await self._pause(seconds)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
-        self.breaker.begin()
+    async def _attempt(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
+        breaker, client = self.breaker, request.client
+        breaker.begin(client)
         try:
-            stream = await self._sent(route, body)
+            stream = await self._sent(request, body)
         except Retriable as failure:
             self.last_error = f"The last request failed: {failure.error.code}."
-            failed = failure.error.status != UpstreamBusy.status or failure.pause is None
-            self.breaker.failed() if failed else self.breaker.abandoned()
+            if isinstance(failure, Unreachable):
+                breaker.unreachable(client)
+            elif failure.error.status != UpstreamBusy.status or failure.pause is None:
+                breaker.failed(client)
+            else:
+                breaker.abandoned(client)
             raise
         except BaseException:
-            self.breaker.abandoned()
+            breaker.abandoned(client)
             raise
-        self.breaker.succeeded()
+        breaker.succeeded(client)
         self.last_error = None
         self.learn_soon()
         return stream
 
-    async def _sent(self, route: str, body: Mapping[str, Any]) -> UpstreamStream:
+    async def _sent(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
         policy, again = self.spec.policy, True
         try:
             async with asyncio.timeout(policy.first_seconds):
                 while True:
-                    response = await self._response(route, body)
+                    response = await self._response(request, body)
                     if response.status_code != 401 or not (again and self._credentials.refused()):
                         break
                     await response.aclose()
@@ -214,29 +218,34 @@ class UpstreamConnection:
                 f"All connections to the upstream of {self.id} are in use. Try again later."
             ) from None
         except httpx2.ConnectTimeout:
-            raise Retriable(
+            raise Unreachable(
                 UpstreamTimeout(
                     f"The upstream of {self.id} took no connection within "
                     f"{policy.connect_seconds:g} seconds."
                 )
             ) from None
         except httpx2.HTTPError as error:  # only its type is shown, since its text may have the URL
-            raise Retriable(
+            kind = Unreachable if isinstance(error, httpx2.ConnectError) else Retriable
+            raise kind(
                 UpstreamFailed(
                     f"The upstream of {self.id} can't be reached, or lost the connection "
                     f"({type(error).__name__})."
                 )
             ) from None
 
-    async def _response(self, route: str, body: Mapping[str, Any]) -> httpx2.Response:
+    async def _response(self, request: UpstreamRequest, body: Mapping[str, Any]) -> httpx2.Response:
         http = self._http()
-        request = http.build_request(
+        sent = http.build_request(
             "POST",
-            endpoint(self.spec, route),
+            endpoint(self.spec, request.route),
             content=msgspec.json.encode(body_for(self.spec, body)),
-            headers={"content-type": "application/json", **await self._credentials.headers()},
+            headers={
+                "content-type": "application/json",
+                HOPS_HEADER: str(request.hops + 1),
+                **await self._credentials.headers(),
+            },
         )
-        return await http.send(request, stream=True)
+        return await http.send(sent, stream=True)
 
     async def _begun(self, response: httpx2.Response) -> UpstreamStream:
         try:
@@ -390,11 +399,3 @@ def _may_be_json(begin: bytearray) -> bool:
     """Whether a body with this beginning may be JSON, and not an event stream."""
     head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
     return not head or head.startswith((b"{", b"["))
-
-
-def _pause_before(attempt: int, failure: Retriable) -> float | None:
-    """The seconds before the next attempt; None if the upstream asks for more than the limit."""
-    backoff = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
-    jittered = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - it keeps no secret
-    asked = failure.pause or 0.0
-    return None if asked > limits.UPSTREAM_PAUSE_SECONDS.value else max(asked, jittered)

@@ -98,10 +98,10 @@ class IamToken:
         form = {"grant_type": GRANT, "apikey": self._key.key()}
         async with self._client().stream("POST", self._url, data=form) as response:
             body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
-        if response.status_code in (400, 401, 403):
-            raise refusal("watsonx's identity service", 401, body)
         if response.status_code != 200:
-            raise refusal("watsonx's identity service", response.status_code, body)
+            status = 401 if response.status_code in (400, 403, 413, 422) else response.status_code
+            # its words are not shown, since they may quote the form with the key
+            raise refusal("watsonx's identity service", status, b"")
         try:
             found = msgspec.json.decode(body, type=_Token)
         except msgspec.MsgspecError:

@@ -14,6 +14,7 @@ from mlx_server.errors import (
     ServerError,
     UpstreamBusy,
     UpstreamFailed,
+    UpstreamLoop,
 )
 from mlx_server.upstream.usage import whole_number
 
@@ -108,6 +109,8 @@ def refusal(model: str, status: int, body: bytes, secrets: Iterable[str] = ()) -
             f"The upstream of {model} answered with a redirect (status {status}), which is not "
             "followed. Name the right URL as `source` in models.yaml."
         )
+    if status == UpstreamLoop.status:
+        return UpstreamLoop(f"The upstream of {model} reports a loop of servers{quoted}")
     if status in BUSY:
         return UpstreamBusy(f"The upstream of {model} is busy (status {status}){quoted}")
     return UpstreamFailed(f"The upstream of {model} failed with status {status}{quoted}")

@@ -39,6 +39,9 @@ class UpstreamRequest:
     body: Mapping[str, Any]
     thinking: LimitedThoughts | None = None
     """The two requests that are sent in place of `body` if the thoughts are limited."""
+    client: str = ""
+    hops: int = 0
+    """The number of servers of this kind that have passed the request on."""
 
 
 def check(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server.upstream.breaker import UpstreamBreaker
 from tests.upstream.failing import HASTY, NOWHERE, connections
 from tests.upstream.playing import KEY, KEY_VARIABLE, PlayingServer, gateway
 from tests.upstream.quirks import FAMILIES
@@ -38,7 +39,7 @@ def pauses(server: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     for connection in connections(server):
         monkeypatch.setattr(connection, "_pause", pause)
-        connection.breaker.succeeded()
+        connection.breaker = UpstreamBreaker()
     return asked
 
 

@@ -1,4 +1,11 @@
-from mlx_server.upstream.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
+from mlx_server.upstream.breaker import (
+    FAILURES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_CLIENTS,
+    CircuitBreaker,
+    UpstreamBreaker,
+)
 
 
 class Clock:
@@ -60,3 +67,39 @@ def test_a_failure_that_began_before_does_not_lengthen_the_pause() -> None:
         for _ in range(FAILURES + 3):
             each()
     assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_clients_are_told_apart() -> None:
+    breaker = UpstreamBreaker(Clock())
+    for _ in range(FAILURES):
+        breaker.begin("one")
+        breaker.failed("one")
+    assert (breaker.seconds_left("one"), breaker.seconds_left("two")) == (FIRST_PAUSE, 0)
+    assert breaker.is_open
+    breaker.begin("two")
+    breaker.succeeded("two")
+    assert breaker.seconds_left("one") == FIRST_PAUSE
+    assert not breaker.is_open
+
+
+def test_what_concerns_all_counts_for_all() -> None:
+    breaker = UpstreamBreaker(clock := Clock())
+    for _ in range(FAILURES):
+        breaker.begin("one")
+        breaker.unreachable("one")
+    assert breaker.is_open
+    assert breaker.seconds_left("two") == FIRST_PAUSE
+    clock.now += FIRST_PAUSE
+    breaker.begin("two")
+    assert breaker.seconds_left("one") > 0
+    breaker.failed("two")  # it is reached again
+    assert breaker.seconds_left("one") == 0
+
+
+def test_few_clients_are_remembered() -> None:
+    breaker = UpstreamBreaker(Clock())
+    for _ in range(FAILURES):
+        breaker.failed("first")
+    for number in range(MOST_CLIENTS):
+        breaker.failed(f"{number}")
+    assert breaker.seconds_left("first") == 0

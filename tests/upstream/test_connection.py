@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from mlx_server.pool.pool import Pool
+from mlx_server.upstream.breaker import UpstreamBreaker
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,
@@ -94,7 +95,7 @@ def closed_breaker(client: TestClient) -> None:
     pool: Pool = cast(FastAPI, client.app).state.pool
     model = pool.upstream("up")
     assert model
-    model.connection.breaker.succeeded()
+    model.connection.breaker = UpstreamBreaker()
 
 
 def chunked(data: bytes, end: bytes = b"0\r\n\r\n") -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.upstream.connection import FIRST_PAUSE
+from mlx_server.upstream.retriable import FIRST_PAUSE
 from mlx_server.upstream.spec import UpstreamPolicy
 from tests.hostile.lowered import lower
 from tests.upstream.failing import error_of
@@ -122,6 +122,51 @@ def test_the_breaker_opens_and_others_are_served(
     states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
     assert (states["up"], states["patient"]) == ("unavailable", "ready")
     answered(client, model="patient")
+
+
+def another(client: TestClient) -> TestClient:
+    """A client of the same server, with another address."""
+    other = TestClient(client.app, "http://localhost", client=("198.51.100.7", 1))
+    other.portal = client.portal
+    return other
+
+
+def test_one_clients_failures_are_its_own(client: TestClient, upstream: PlayingServer) -> None:
+    other = another(client)
+    upstream.plays(whole({}, 500))
+    for _ in range(5):
+        error_of(client, 502)
+    upstream.plays(says("Yes"))
+    error_of(client, 503)
+    answered(other)
+
+
+def test_an_upstream_that_takes_no_connection_is_left_alone_by_all(client: TestClient) -> None:
+    other = another(client)
+    for _ in range(5):
+        error_of(client, 502, model="gone")
+    assert "several times in a row" in error_of(other, 503, model="gone")["message"]
+
+
+def test_a_loop_of_servers_ends(client: TestClient, upstream: PlayingServer) -> None:
+    hops, most = "x-mlx-server-hops", limits.UPSTREAM_HOPS.value
+    for sent, passed_on in [({}, 1), ({hops: str(most - 1)}, most), ({hops: "-1"}, 1)]:
+        upstream.plays(says("Yes"))
+        client.headers.update(sent)
+        answered(client)
+        assert upstream.asked[0].headers[hops] == str(passed_on)
+        client.headers.pop(hops, None)
+    upstream.plays(says("Yes"))
+    client.headers[hops] = str(most)
+    try:
+        error = error_of(client, 508)
+    finally:
+        del client.headers[hops]
+    assert (error["code"], upstream.asked) == ("upstream_loop", [])
+    assert "source" in error["message"]
+    upstream.plays(whole({"error": {"message": error["message"]}}, 508))
+    assert error_of(client, 508, model="patient")["code"] == "upstream_loop"
+    assert len(upstream.asked) == 1
 
 
 def test_a_client_that_leaves_ends_the_upstreams_work(
