@@ -1,4 +1,4 @@
-"""Reads the text of PDF files: the program of a warm process, `child.py MEMORY_BYTES`."""
+"""Reads the text of PDF files: the program of a warm process, `child.py MEMORY_BYTES LIFELINE`."""
 
 import encodings
 import gc
@@ -17,7 +17,7 @@ from pypdf.errors import PyPdfError
 from pypdf.generic import DecodedStreamObject, NameObject
 
 from mlx_server.pdf.messages import PdfText, ReadPdf, Refused, Reply
-from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
+from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 
 
 def reply_to(request: ReadPdf) -> tuple[Reply, str]:
@@ -58,6 +58,7 @@ def _ended(data: bytes) -> bytes:
 
 
 def main() -> None:
+    end_with_server(int(sys.argv[2]))
     logging.disable()
     decoder = msgspec.msgpack.Decoder(ReadPdf)
 

@@ -2,10 +2,13 @@
 is closed, and the operating system enforces its limits.
 """
 
+import fcntl
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -47,6 +50,19 @@ def _exactly(channel: socket.socket, size: int) -> bytearray | None:
             return None
         at += read
     return found
+
+
+def end_with_server(lifeline: int) -> None:
+    """Ends the process at once when the server is gone: it holds the lifeline's other end."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    # Linux kills by this signal, also a process that does not let its threads run; macOS ignores it
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    threading.Thread(target=_wait_and_end, args=(lifeline,), daemon=True).start()
+
+
+def _wait_and_end(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

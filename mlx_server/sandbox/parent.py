@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import psutil
 
@@ -54,7 +55,8 @@ class _ChildLost(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """The program of a child, run as `file MEMORY_BYTES` with a socket as its stdin."""
+    """The program of a child, run as `file MEMORY_BYTES LIFELINE` with a socket as its stdin. The
+    lifeline is a pipe that breaks when this process ends, however it does."""
 
     file: str
     task: str
@@ -73,7 +75,7 @@ class WarmProcess:
     def __init__(self, program: Program) -> None:
         self._program = program
         try:
-            self._socket, self._process = _started(program)
+            self._lifeline, self._socket, self._process = _started(program)
         except OSError as error:
             raise program.unavailable(
                 f"The process that {program.task} can't be started: "
@@ -210,16 +212,21 @@ class WarmProcess:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+        self._lifeline.close()
 
 
-def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The child, and our end of its socket."""
-    ours, theirs = socket.socketpair()
-    with theirs, ExitStack() as unless_it_starts:
-        unless_it_starts.enter_context(ours)
+def _started(program: Program) -> tuple[BinaryIO, socket.socket, subprocess.Popen[bytes]]:
+    """The child, and our ends of its lifeline and its socket."""
+    with ExitStack() as theirs, ExitStack() as unless_it_starts:
+        read, write = os.pipe()
+        theirs.callback(os.close, read)
+        lifeline = unless_it_starts.enter_context(os.fdopen(write, "wb"))
+        ours, stdin = map(unless_it_starts.enter_context, socket.socketpair())
+        theirs.enter_context(stdin)
         process = subprocess.Popen(
-            [sys.executable, "-I", program.file, str(program.memory)],
-            stdin=theirs.fileno(),
+            [sys.executable, "-I", program.file, str(program.memory), str(read)],
+            stdin=stdin.fileno(),
+            pass_fds=(read,),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=child_environment(),
@@ -228,7 +235,7 @@ def _started(program: Program) -> tuple[socket.socket, subprocess.Popen[bytes]]:
             process_group=0,
         )
         unless_it_starts.pop_all()
-    return ours, process
+    return lifeline, ours, process
 
 
 def child_environment() -> dict[str, str]:

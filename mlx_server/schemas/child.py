@@ -1,4 +1,4 @@
-"""Compiles schemas and checks values: the program of a warm process, `child.py MEMORY_BYTES`.
+"""Compiles schemas and checks values: the program of a warm process, `child.py MEMORY LIFELINE`.
 
 llguidance can't be interrupted, so it runs where the operating system can end it. The threads of
 this process have stacks as large as those that compile in the engine, so that both fail alike.
@@ -23,7 +23,7 @@ from referencing import Registry
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
+from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
 from mlx_server.schemas.compiler import fault, text_fault
 from mlx_server.schemas.disjoint import Disjointness
@@ -166,6 +166,7 @@ def _converted(gbnf: str) -> str:
 
 
 def main() -> None:
+    end_with_server(int(sys.argv[2]))
     decoder = msgspec.msgpack.Decoder(Request)
     confined = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Renders chat templates: the program of a warm process (see sandbox), `child.py MEMORY_BYTES`.
+"""Renders chat templates: the program of a warm process, `child.py MEMORY_BYTES LIFELINE`.
 
 It imports only jinja2 and msgspec. The operating system enforces its limits, whatever a template
 does: timers end the process, its memory is bounded, and it can open no file, socket or process. If
@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
-from mlx_server.sandbox.child import Served, enter_sandbox, serve, time_limit
+from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 from mlx_server.templates.messages import (
     BIG_NUMBER,
     CompiledReply,
@@ -173,6 +173,7 @@ def _warm_up() -> None:
 
 
 def main() -> None:
+    end_with_server(int(sys.argv[2]))
     _warm_up()
     enter_sandbox(int(sys.argv[1]))
     serve_templates(socket.socket(fileno=0))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -49,7 +50,8 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
     assert processes.render("a", {}) == "a"
     (pid,) = pids() - before
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
+    (own,) = processes._idle
+    eventually(lambda: not own.is_alive, "it is dead")
     assert processes.render("a", {}) == "a"
     assert pids() - before - {pid}
 
@@ -174,6 +176,39 @@ def test_none_outlives_a_server_that_is_killed(state: str) -> None:
     assert run.returncode == -signal.SIGKILL
     pid = int(run.stdout)
     eventually(lambda: not _is_template_process(pid), f"no process is left that was {state}")
+
+
+ENDING_SERVER = """
+import os, re, signal, sys, threading
+from mlx_server.sandbox.child import end_with_server
+end_with_server(int(sys.argv[2]))
+os.kill(os.getppid(), signal.SIGKILL)
+re.match("(a|a)*b", "a" * 99) if {holds!r} else threading.Event().wait()
+"""
+SERVING = """
+import sys
+from mlx_server.errors import Unavailable
+from mlx_server.sandbox.parent import Program, WarmProcess
+own = WarmProcess(Program(sys.argv[1], "works", 1 << 30, 99, Unavailable))
+print(own.pid, flush=True)
+own.ask(bytearray(b"x"), 99)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "holds",
+    [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="SIGIO"))],
+)
+def test_one_that_no_limit_ends_ends_with_its_server(holds: bool, tmp_path: Path) -> None:
+    """Also while it lets no other thread run."""
+    program = tmp_path / "program.py"
+    program.write_text(ENDING_SERVER.format(holds=holds))
+    command = [sys.executable, "-c", SERVING, str(program)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    assert run.returncode == -signal.SIGKILL
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(run.stdout)).wait(10)
 
 
 def _is_template_process(pid: int) -> bool:
