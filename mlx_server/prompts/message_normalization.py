@@ -34,6 +34,9 @@ unknown) and the number of earlier calls."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message's reasoning; a template reads one of them."""
 
+Content = str | Sequence[Mapping[str, str]] | None
+"""The content of a message as templates read it: a text or a list of parts."""
+
 THINK_DELIMITERS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -41,6 +44,10 @@ THINK_DELIMITERS = (
     ("<mm:think>", "</mm:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+
+
+def text_parts(text: str) -> Content:
+    return [{"type": "text", "text": text}]
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class TemplateCapabilities:
     with the id of one of these calls."""
     arguments: Literal["any", "object", "text"] = "any"
     """The form of a call's arguments that is rendered; with "object" others are lost or refused."""
-    empty_content: str | None = ""
+    empty_content: Content = ""
     """The content of a turn that has only calls."""
     reasoning: Literal["key", "part", "never"] = "never"
     """The place of a turn's reasoning: under a key, or as a part of the content. "never" means that
@@ -73,6 +80,10 @@ class TemplateCapabilities:
     """The variable from which the schema of the answer is rendered."""
     names: frozenset[str] = frozenset()
     """The roles of turns whose `name` is rendered; a result has the name of its tool."""
+    shows_user: bool = True
+    """Whether a user's text is rendered at all, in a sample."""
+    parts: frozenset[str] = frozenset()
+    """The roles of turns whose text is rendered only from a list of parts."""
 
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
@@ -93,7 +104,7 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
         "anywhere" if capabilities.results == "anywhere" else "never"
     )
     yield replace(capabilities, calls="never", results=results)
-    yield MINIMAL
+    yield replace(MINIMAL, parts=capabilities.parts)
 
 
 def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:

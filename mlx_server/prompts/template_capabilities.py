@@ -5,13 +5,18 @@ Each test looks for the words of its conversation in the prompt.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Literal
 
 from mlx_server.errors import BadRequest
-from mlx_server.prompts.message_normalization import REASONING_KEYS, TemplateCapabilities
+from mlx_server.prompts.message_normalization import (
+    REASONING_KEYS,
+    Content,
+    TemplateCapabilities,
+    text_parts,
+)
 from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
 
 TOOL_VARIABLES = ("tools", "xml_tools")
@@ -41,8 +46,9 @@ def template_capabilities(template: ChatTemplate, tokens: dict[str, str]) -> Tem
 
 @lru_cache(maxsize=64)
 def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateCapabilities:
-    def attempt(*messages: TemplateMessage, **variables: Any) -> str:
-        known = {**dict(tokens), "messages": list(messages), "add_generation_prompt": True}
+    def render(*messages: TemplateMessage, parts: Collection[str] = (), **variables: Any) -> str:
+        given = with_parts(messages, parts)
+        known = {**dict(tokens), "messages": given, "add_generation_prompt": True}
         try:
             return template.render({**known, "tools": None, **variables})
         except TemplateLimitExceeded:
@@ -50,18 +56,27 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         except BadRequest:
             return ""
 
-    tried = partial(attempt, tools=[TOOL])
-    if USER not in tried(_message("user", USER)):  # it needs other input and can't be tested
+    for tools in ([TOOL], None):  # some templates refuse the tools
+        parts = _parts(partial(render, tools=tools))
+        attempt = partial(render, parts=parts)
+        tried = partial(attempt, tools=tools)
+        if USER in tried(_message("user", USER)):
+            break
+    else:  # it needs other input and can't be tested
         reads_tools = not template.reads.isdisjoint(TOOL_VARIABLES)
-        return TemplateCapabilities(tools="variable" if reads_tools else "never")
-    arguments, empty = _call_arguments_shape(tried) or ("never", "")
+        return TemplateCapabilities(tools="variable" if reads_tools else "never", shows_user=False)
+    empties: list[Content] = ["", None, *([text_parts("")] if "assistant" in parts else [])]
+    arguments, empty = _call_arguments_shape(tried, empties) or ("never", "")
     has_calls = arguments != "never"
 
-    def calling(values: int = 1, content: str | None = empty, **more: Any) -> TemplateMessage:
+    def calling(values: int = 1, content: Content = empty, **more: Any) -> TemplateMessage:
         made = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
         return {"role": "assistant", "content": content, "tool_calls": made, **more}
 
     first = calling() if has_calls else _message("assistant", ANSWER)
+    if _is_part(tried, "tool", parts, RESULT, [_message("user", USER), first, _result()]):
+        parts |= {"tool"}
+        tried = partial(tried, parts=parts)
     return TemplateCapabilities(
         system=_system(tried, first),
         alternates=not tried(_message("user", USER), _message("user", LATER)),
@@ -75,11 +90,58 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         tools=_tools(attempt, template),
         schema=_schema(attempt, template),
         names=frozenset(_named_roles(tried)),
+        parts=parts,
     )
 
 
-def _message(role: str, content: str | None, **more: Any) -> TemplateMessage:
+def _message(role: str, content: Content, **more: Any) -> TemplateMessage:
     return {"role": role, "content": content, **more}
+
+
+def with_parts(
+    messages: Sequence[TemplateMessage], roles: Collection[str]
+) -> list[TemplateMessage]:
+    """Returns the messages with the texts of these roles as parts."""
+    return [
+        {**message, "content": text_parts(text)}
+        if message["role"] in roles and (text := message.get("content")) and isinstance(text, str)
+        else message
+        for message in messages
+    ]
+
+
+def _parts(tried: RenderAttempt) -> frozenset[str]:
+    """Returns the roles whose texts the template shows only if they are parts."""
+    user, answer = _message("user", USER), _message("assistant", ANSWER)
+    conversations = {
+        "user": (USER, [user]),
+        "system": (SYSTEM, [_message("system", SYSTEM), user]),
+        "assistant": (ANSWER, [user, answer, user]),
+    }
+    roles = frozenset[str]()
+    for role, (text, messages) in conversations.items():
+        if _is_part(tried, role, roles, text, messages):
+            roles |= {role}
+    return roles
+
+
+def _is_part(
+    tried: RenderAttempt,
+    role: str,
+    others: frozenset[str],
+    text: str,
+    messages: Sequence[TemplateMessage],
+) -> bool:
+    """Whether a role's text is shown only as a part, where texts of the other roles are parts."""
+    if text in tried(*messages, parts=others):
+        return False
+    prompt = tried(*messages, parts=others | {role})
+    return text in prompt and not _is_quoted(prompt, text)
+
+
+def _is_quoted(prompt: str, word: str) -> bool:
+    """Whether a word stands in the repr or in the JSON of a part, on which no model was trained."""
+    return any(f"{quote}{word}" in prompt for quote in ("'", '"'))
 
 
 def _call(number: int, arguments: str, value: str) -> TemplateMessage:
@@ -94,10 +156,10 @@ def _result(number: int = 0) -> TemplateMessage:
 
 
 def _call_arguments_shape(
-    tried: RenderAttempt,
-) -> tuple[Literal["object", "text"], str | None] | None:
-    shapes: Iterator[tuple[Literal["object", "text"], str | None]] = product(
-        ("object", "text"), ("", None)
+    tried: RenderAttempt, empties: Iterable[Content]
+) -> tuple[Literal["object", "text"], Content] | None:
+    shapes: Iterator[tuple[Literal["object", "text"], Content]] = product(
+        ("object", "text"), empties
     )
     for arguments, empty in shapes:
         call = _call(0, arguments, VALUES[0])
@@ -111,7 +173,7 @@ def _call_arguments_shape(
 
 
 def _arguments(
-    tried: RenderAttempt, shape: str, empty: str | None
+    tried: RenderAttempt, shape: str, empty: Content
 ) -> Literal["any", "object", "text"]:
     if shape == "text":
         return "text"
@@ -177,11 +239,10 @@ def _reasoning(
 ) -> Literal["key", "part", "never"]:
     parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]
     prompt = tried(_message("user", USER), {**calling(), "content": parts}, _result())
-    is_repr = any(f"{quote}{THOUGHT}" in prompt for quote in ("'", '"'))
     keyed = calling(**dict.fromkeys(REASONING_KEYS, THOUGHT))
     if THOUGHT in tried(_message("user", USER), keyed, _result()):
         return "key"
-    return "part" if THOUGHT in prompt and not is_repr else "never"
+    return "part" if THOUGHT in prompt and not _is_quoted(prompt, THOUGHT) else "never"
 
 
 def _named_roles(tried: RenderAttempt) -> Iterator[str]:
@@ -235,13 +296,15 @@ def schema_variables(variable: str, wanted: Mapping[str, Any]) -> dict[str, Any]
     return {variable: {"type": "json_schema", "json_schema": wanted}}
 
 
-def default_system(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
+def default_system(
+    template: ChatTemplate, variables: Mapping[str, Any], parts: Collection[str] = ()
+) -> str:
     """Returns the system prompt that the template writes for a conversation without one. It may
     depend on the date, so it is not cached."""
-    user = _message("user", USER)
+    system, user = with_parts([_message("system", SYSTEM), _message("user", USER)], parts)
     try:
         own = template.render({**variables, "messages": [user], "tools": None})
-        other = [_message("system", SYSTEM), user]
+        other = [system, user]
         given = template.render({**variables, "messages": other, "tools": None})
     except TemplateLimitExceeded:
         raise

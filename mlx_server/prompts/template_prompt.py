@@ -9,12 +9,13 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.branches import Branches, find_branches
 from mlx_server.prompts.continuation import ReasoningText, continued_prompt
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from mlx_server.prompts.history_rendering import Escape, WriteCalls
+from mlx_server.prompts.lost_text import lost_texts
 from mlx_server.prompts.message_normalization import (
     REASONING_KEYS,
     CallId,
@@ -26,6 +27,7 @@ from mlx_server.prompts.message_normalization import (
     calls_as_text,
     fallbacks,
     fit_to_template,
+    text_parts,
     think_delimiters,
     to_turns,
 )
@@ -107,8 +109,9 @@ def render_prompt(
         begins = conversation.add_generation_prompt
         text = rendering.prompt(conversation.messages, generation_prompt=begins)
     tokens = guard.tokens(text, most)
+    ignored = tuple(rendering.ignored(text))
     branches = partial(find_branches, conversation, rendering.prompt, text, tokens, guard)
-    return RenderedPrompt(tokens, tuple(rendering.ignored()), branches=branches)
+    return RenderedPrompt(tokens, ignored, branches=branches)
 
 
 class _Rendering:
@@ -176,7 +179,13 @@ class _Rendering:
         variants = (
             partial(variables, m, effort) for effort in efforts for m in fallbacks(capabilities)
         )
-        return first_accepted(self._template, variants)
+        # an assistant's text is no reason to render its calls as text
+        heard = [message for message in messages if message.role != "assistant"]
+        return best_accepted(
+            self._template,
+            variants,
+            lambda prompt: sum(1 for _ in lost_texts(heard, prompt, self._escaped)),
+        )
 
     def _variables(self, generation_prompt: bool, effort: object) -> Json:
         kwargs = {**self._conversation.template_kwargs, "reasoning_effort": effort}
@@ -198,7 +207,8 @@ class _Rendering:
         return with_system_text(turns, added, self._default_system)
 
     def _default_system(self) -> str:
-        return default_system(self._template, self._variables(True, self._efforts[0]))
+        variables = self._variables(True, self._efforts[0])
+        return default_system(self._template, variables, self._capabilities.parts)
 
     def _drops_name(self, message: Message) -> bool:
         if not message.name or message.role == "tool":
@@ -206,8 +216,9 @@ class _Rendering:
         role = self._options.roles.get(message.role, message.role)
         return role not in self._capabilities.names
 
-    def ignored(self) -> Iterator[str]:
-        """Yields the names of the parameters that the template does not read."""
+    def ignored(self, prompt: str) -> Iterator[str]:
+        """Yields the names of the parameters that the template does not read, and of the texts that
+        the prompt lacks. Raises ModelUnusable if these are all that a user may say."""
         used = {*self._taken, *({"reasoning_effort"} if self._switched or self._word else ())}
         for name in self._conversation.template_kwargs:
             if name not in used:
@@ -218,7 +229,13 @@ class _Rendering:
             yield "schema_in_prompt"
         if any(self._drops_name(message) for message in self._conversation.messages):
             yield "messages.name"
-        yield from dropped_text(self._conversation, self._capabilities)
+        for i in lost_texts(self._conversation.messages, prompt, self._escaped):
+            if self._conversation.messages[i].role == "user" and not self._capabilities.shows_user:
+                raise ModelUnusable(
+                    "The model's chat template renders no text of a user, neither as a string nor "
+                    "as parts. Set another one with `chat_template:` in models.yaml."
+                )
+            yield f"messages[{i}].content"
 
 
 def described_schema(
@@ -234,24 +251,28 @@ def described_schema(
     return wanted if is_short else None
 
 
-def first_accepted(template: ChatTemplate, variants: Iterable[Callable[[], Json]]) -> str:
-    """Returns the prompt of the first variant that the template accepts; else raises the first
-    refusal."""
+def best_accepted(
+    template: ChatTemplate, variants: Iterable[Callable[[], Json]], losses: Callable[[str], int]
+) -> str:
+    """Returns the prompt of the first variant that the template accepts without losses; else the
+    one with the fewest. Raises the first refusal if it accepts none."""
     refusal: BadRequest | None = None
+    best, fewest = "", -1
     for variables in variants:
         check_wanted()
         try:
-            return template.render_made(variables)
+            prompt = template.render_made(variables)
         except RefusedByTemplate as error:
             refusal = refusal or error
-    assert refusal
-    raise refusal
-
-
-def dropped_text(conversation: Conversation, capabilities: TemplateCapabilities) -> list[str]:
-    """Returns the paths of texts in turns with calls, if the template can render them nowhere."""
-    messages = enumerate(conversation.messages) if capabilities.text_with_calls == "never" else ()
-    return [f"messages[{i}].content" for i, m in messages if m.tool_calls and m.content]
+            continue
+        if not (found := losses(prompt)):
+            return prompt
+        if fewest < 0 or found < fewest:
+            best, fewest = prompt, found
+    if fewest < 0:
+        assert refusal
+        raise refusal
+    return best
 
 
 @dataclass(frozen=True)
@@ -304,10 +325,12 @@ def message_json(
     }
     content: Any = "".join(part_text(part, options.write_calls, escaped) for part in turn.parts)
     if reasoning and capabilities.reasoning == "part":
-        text = [{"type": "text", "text": content}] if content else []
+        text: Any = text_parts(content) if content else []
         content = [{"type": "thinking", "thinking": reasoning}, *text]
     elif turn.calls and not content:
         content = capabilities.empty_content
+    elif turn.role in capabilities.parts:
+        content = text_parts(content)
     present = {key: value for key, value in optional.items() if value}
     return {"role": turn.role, "content": content, **present}
 

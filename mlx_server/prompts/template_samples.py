@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Tool
-from mlx_server.prompts.message_normalization import REASONING_KEYS
+from mlx_server.prompts.message_normalization import REASONING_KEYS, Content, TemplateCapabilities
 from mlx_server.prompts.template_capabilities import (
     ANSWER,
     RESULT,
@@ -20,6 +20,7 @@ from mlx_server.prompts.template_capabilities import (
     USER,
     TemplateMessage,
     template_capabilities,
+    with_parts,
 )
 from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
 
@@ -78,16 +79,18 @@ def template_samples(template: ChatTemplate, tokens: dict[str, str]) -> Template
 
 @lru_cache(maxsize=64)
 def _sampled(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateSamples:
-    return _Sampling(template, dict(tokens)).samples()
+    capabilities = template_capabilities(template, dict(tokens))
+    return _Sampling(template, dict(tokens), capabilities).samples()
 
 
 @dataclass(frozen=True)
 class _Sampling:
     template: ChatTemplate
     tokens: dict[str, str]
+    capabilities: TemplateCapabilities
 
     def samples(self) -> TemplateSamples:
-        capabilities = template_capabilities(self.template, self.tokens)
+        capabilities = self.capabilities
         if capabilities.calls == "never":
             return TemplateSamples(thoughts=self._thoughts())
         shape = "text" if capabilities.arguments == "text" else "object"
@@ -112,7 +115,8 @@ class _Sampling:
             }
             for tool in SAMPLED_TOOLS
         ]
-        variables = {**self.tokens, "messages": list(messages), "tools": tools}
+        given = with_parts(messages, self.capabilities.parts)
+        variables = {**self.tokens, "messages": given, "tools": tools}
         try:
             return self.template.render({**variables, "add_generation_prompt": False})
         except TemplateLimitExceeded:
@@ -121,7 +125,7 @@ class _Sampling:
             return ""
 
     def _calls(
-        self, calls: Sequence[Call], shape: str, content: str | None, id: str
+        self, calls: Sequence[Call], shape: str, content: Content, id: str
     ) -> CallSample | None:
         user = {"role": "user", "content": USER}
         turn = {"role": "assistant", "content": content, "tool_calls": _made(calls, shape, id)}

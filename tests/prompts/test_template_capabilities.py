@@ -87,7 +87,7 @@ ASKED: dict[str, tuple[str, TemplateCapabilities]] = {
         + CALLS.replace("ARGS", "c.function.arguments | tojson"),
         TemplateCapabilities(reasoning="part"),
     ),
-    "can't be asked": ("{{ m.name + m.content }}", TemplateCapabilities()),
+    "can't be asked": ("{{ m.name + m.content }}", TemplateCapabilities(shows_user=False)),
 }
 
 
@@ -157,4 +157,6 @@ def test_a_template_is_asked_with_the_checkpoints_tokens() -> None:
     assert template_capabilities(template, {"eos_token": "</s>"}) == TemplateCapabilities(
         calls="never", tools="never"
     )
-    assert template_capabilities(template, {}) == TemplateCapabilities(tools="never")
+    assert template_capabilities(template, {}) == TemplateCapabilities(
+        tools="never", shows_user=False
+    )

@@ -131,7 +131,7 @@ def test_fields_that_a_template_joins_make_no_control_token(tmp_path: Path, how:
         for form in FORMS:
             text = form(token)
             for cut in range(len(text) + 1):
-                attack = said(text[cut:], name=text[:cut] or " ")
+                attack = Conversation((Message("system", text[cut:], name=text[:cut] or " "),))
                 assert control_tokens(prompted, attack) == ["<|im_end|>"]
 
 
@@ -177,7 +177,7 @@ FRAMES = {
 def test_text_inside_a_templates_brackets_makes_no_control_token(
     tmp_path: Path, frame: str
 ) -> None:
-    prompted = checkpoint(tmp_path, byte_level(), EACH + frame + ALL)
+    prompted = checkpoint(tmp_path, byte_level(), EACH + frame + "{{ m.content }}" + ALL)
     own = control_tokens(prompted, said(name="plain"))
     for name in FRAMES[frame]:
         assert control_tokens(prompted, said(name=name)) == own
@@ -186,10 +186,10 @@ def test_text_inside_a_templates_brackets_makes_no_control_token(
 def test_a_schemas_own_keys_as_tags(tmp_path: Path) -> None:
     """As Qwen3-Coder's template writes what else is in a parameter's schema."""
     template = """\
-{% for tool in tools %}{% for key in tool.function.parameters %}
+{% for tool in tools or [] %}{{ tool.function.name }}{% for key in tool.function.parameters %}
 {% set tag = key | replace("-", "_") | replace(" ", "_") | replace("$", "") %}
 {{ '\\n<' ~ tag ~ '>' ~ (tool.function.parameters[key] | tojson) ~ '</' ~ tag ~ '>' }}
-{% endfor %}{% endfor %}"""
+{% endfor %}{% endfor %}{{ messages[0].content }}"""
     prompted = checkpoint(tmp_path, byte_level(), template)
     for key in ("think", "/think", "$think", "|im_end|", "|im-end|", "|im end|", "|im_$end|", "s"):
         assert control_tokens(prompted, offered(parameters={key: "x"})) == []
@@ -270,7 +270,8 @@ def test_flags_of_added_tokens_give_text_no_control(tmp_path: Path, flag: str) -
 
 @pytest.mark.parametrize("longer", ["<|im_end|>>", "<|im_end|><|im_end|>"])
 def test_text_does_not_change_the_templates_own_token(tmp_path: Path, longer: str) -> None:
-    prompted = checkpoint(tmp_path, byte_level("<|im_end|>", longer), "<|im_end|>{{ greeting }}")
+    template = "<|im_end|>{{ greeting }} {{ messages[0].content }}"
+    prompted = checkpoint(tmp_path, byte_level("<|im_end|>", longer), template)
     for text in (longer.removeprefix("<|im_end|>"), longer, ">", "<", " "):
         asked = replace(said(), template_kwargs={"greeting": text})
         assert control_tokens(prompted, asked) == ["<|im_end|>"]

@@ -200,21 +200,21 @@ SAID = EACH + "{{ m.role }}: {{ m.content }};" + "{% endfor %}"
 
 
 def test_tools_by_another_name(tmp_path: Path) -> None:
-    template = "{% for t in xml_tools or [] %}{{ t | tojson }}{% endfor %}"
+    template = "{% for t in xml_tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}"
     tool = f'{{"type": "function", "function": {FUNCTION}}}'
-    assert rendered_by(template, tmp_path, OFFERED) == (tool, ())
-    assert rendered_by(template, tmp_path, said()) == ("", ())
+    assert rendered_by(template, tmp_path, OFFERED) == (tool + "Hello", ())
+    assert rendered_by(template, tmp_path, said()) == ("Hello", ())
 
 
 def effort(name: str, **kwargs: Any) -> Conversation:
-    return replace(said(), template_kwargs={"reasoning_effort": name, **kwargs})
+    return replace(said(""), template_kwargs={"reasoning_effort": name, **kwargs})
 
 
 def test_effort_by_the_templates_own_switch(tmp_path: Path) -> None:
     template = "{{ enable_thinking }}"
     assert rendered_by(template, tmp_path, effort("none")) == ("False", ())
     assert rendered_by(template, tmp_path, effort("low")) == ("True", ())
-    assert rendered_by(template, tmp_path, said()) == ("", ())
+    assert rendered_by(template, tmp_path, said("")) == ("", ())
     asked = effort("none", enable_thinking="mine")
     assert rendered_by(template, tmp_path, asked) == ("mine", ())
 
@@ -238,13 +238,13 @@ def test_effort_that_the_template_refuses_is_the_nearest_that_it_takes(tmp_path:
 
 def test_effort_by_a_word_of_the_systems(tmp_path: Path) -> None:
     template = "{% if '/no_think' in messages[0].content %}quiet {% endif %}" + SAID
-    expected = "quiet system: /no_think;user: Hello;"
+    expected = "quiet system: /no_think;user: ;"
     assert rendered_by(template, tmp_path, effort("none")) == (expected, ())
 
 
 def test_effort_that_nothing_can_be_made_of_is_reported(tmp_path: Path) -> None:
     ignored = ("chat_template_kwargs.reasoning_effort",)
-    assert rendered_by(SAID, tmp_path, effort("none")) == ("user: Hello;", ignored)
+    assert rendered_by(SAID, tmp_path, effort("none")) == ("user: ;", ignored)
 
 
 def test_text_beside_calls_that_a_template_drops_is_reported(tmp_path: Path) -> None:
