@@ -247,6 +247,10 @@ class GenerationFailed(ServerError):
 class ModelUnusable(ServerError):
     code = "model_unusable"
     headers: ClassVar[dict[str, str]] = NO_RETRY
+    of_files: bool = True
+    """Whether it is due to the model's files alone, which give it until they are changed."""
+    stamp: tuple[tuple[str, int, int, int], ...] = ()
+    """The stamp of these files; empty as long as it is not known."""
 
 
 class SettingsError(ServerError):

@@ -1,9 +1,10 @@
 """Estimates from a model's files how much memory its weights will take."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mlx_server import limits
-from mlx_server.checkpoints.safetensors_headers import BadHeader, NoWeights, read_header_of
+from mlx_server.checkpoints.safetensors_headers import BadHeader, NoWeights, Tensor, read_header_of
 from mlx_server.errors import ModelUnusable
 
 NOT_OF_MLX = frozenset({"F64", "F8_E5M2"})
@@ -12,6 +13,12 @@ NOT_OF_MLX = frozenset({"F64", "F8_E5M2"})
 def weights_bytes(path: Path, upcast: bool) -> int:
     """Memory of the weights; with `upcast`, half precision is loaded as float32."""
     return sum(_tensor_bytes(file, upcast) for file in _weight_files(path))
+
+
+def tensor_names(path: Path) -> Iterator[str]:
+    """The names of all tensors of the weights. Raises ModelUnusable."""
+    for file in _weight_files(path):
+        yield from _tensors(file)
 
 
 def weights_on_disk(path: Path) -> int:
@@ -29,17 +36,21 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _tensor_bytes(file: Path, upcast: bool) -> int:
+    tensors = _tensors(file)
+    if strange := sorted({tensor.dtype for tensor in tensors.values()} & NOT_OF_MLX):
+        raise _unusable(file, f"contains the type {strange[0]}, which MLX cannot read")
+    return sum((t.end - t.begin) * _growth(t.dtype, upcast) for t in tensors.values())
+
+
+def _tensors(file: Path) -> Mapping[str, Tensor]:
     try:
-        tensors = read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value).tensors
+        return read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value).tensors
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})") from None
     except NoWeights as error:
         raise ModelUnusable(_in_folder(file, f"{error}.")) from None
     except BadHeader as error:
         raise _unusable(file, f"is damaged: it {error}") from None
-    if strange := sorted({tensor.dtype for tensor in tensors.values()} & NOT_OF_MLX):
-        raise _unusable(file, f"contains the type {strange[0]}, which MLX cannot read")
-    return sum((t.end - t.begin) * _growth(t.dtype, upcast) for t in tensors.values())
 
 
 def _growth(dtype: str, upcast: bool) -> int:

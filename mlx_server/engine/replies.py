@@ -36,8 +36,10 @@ class PendingReplies:
         match report:
             case messages.ModelLoaded(model):
                 self._succeed((messages.LoadModel, model), report)
-            case messages.ModelLoadFailed(model, message):
-                self._fail((messages.LoadModel, model), _unusable(model, message))
+            case messages.ModelLoadFailed(model, message, of_files):
+                error = _unusable(model, message)
+                error.of_files = of_files
+                self._fail((messages.LoadModel, model), error)
             case messages.ModelUnloaded(model):
                 self._succeed((messages.UnloadModel, model))
             case messages.CacheMeasured(model, cost):

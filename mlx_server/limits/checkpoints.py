@@ -19,7 +19,7 @@ CHECKPOINT_FILES = Limit(
     beyond="the model is unusable",
 )
 CHECKPOINT_LAYERS = Limit(
-    "layers and experts in a config", 10_000, "items", "model", beyond="the model is unusable"
+    "layers and experts in a config", 2048, "items", "model", beyond="the model is unusable"
 )
 NORMALIZER_GROWTH = Limit(
     bounds="the factor by which a tokenizer's normalizer may lengthen a text",

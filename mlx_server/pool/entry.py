@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlx_server.checkpoints.folder_check import Stamp
-from mlx_server.errors import ServerError
+from mlx_server.errors import ModelUnusable, ServerError
 from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.pool.prepare import (
     Capabilities,
@@ -79,6 +79,8 @@ class PoolEntry:
     model: LoadedModel | None = None
     failure: ServerError | None = None
     """The error of the most recent attempt to prepare or load the model."""
+    unusable: ModelUnusable | None = None
+    """The last error that was due to the model's files."""
     progress: LoadProgress | None = None
     batching: bool | None = None
     """Whether its answers are computed in one batch; None until it has been loaded once."""

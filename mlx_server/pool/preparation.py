@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded
-from mlx_server.errors import ModelReplaced, ServerError
+from mlx_server.errors import ModelReplaced, ModelUnusable, ServerError
 from mlx_server.pool.disk_threads import DiskThreads
 from mlx_server.pool.entry import LoadProgress, OnProgress, PoolEntry
 from mlx_server.pool.policy import Policy
@@ -80,12 +81,14 @@ class ModelPreparation:
                     report,
                     upcast=self.upcast,
                     budget=ranks * self._policy().budget or None,
+                    unusable=entry.unusable,
                 )
             )
             if prepared.transcript is None:  # a replay model has no KV cache to measure
-                kv = await self._engine().kv_cost(
-                    prepared.id, str(prepared.path), prepared.spec.kv_bits
-                )
+                with _stamped(prepared):
+                    kv = await self._engine().kv_cost(
+                        prepared.id, str(prepared.path), prepared.spec.kv_bits
+                    )
                 weights = prepared.weights // ranks
                 most_padding = kv.most_padding(self._policy().budget - weights)
                 prepared = replace(prepared, kv=kv, most_padding=most_padding, weights=weights)
@@ -105,6 +108,8 @@ class ModelPreparation:
     def failed(self, entry: PoolEntry, error: Exception) -> ServerError:
         """Logs the error, and records in the entry the one to report to clients, which it also
         returns. An unexpected error is only in the log."""
+        if isinstance(error, ModelUnusable) and error.stamp:
+            entry.unusable, entry.preparing = copy(error), None
         if isinstance(error, ServerError):
             log.error("%s: %s", entry.spec.id, error.message)
         else:
@@ -120,15 +125,16 @@ class ModelPreparation:
         """Loads the weights. Raises ModelReplaced if the files have changed since they were
         prepared."""
         await self._disk.run(partial(check_files, prepared))
-        loaded = await self._engine().load(
-            prepared.id,
-            str(prepared.path),
-            lambda done, total: report("loading", done, total),
-            sorted(prepared.family.stops(prepared.checkpoint)),
-            str(prepared.tokenizer_json.parent),
-            prepared.spec.kv_bits,
-            prepared.most_padding,
-        )
+        with _stamped(prepared):
+            loaded = await self._engine().load(
+                prepared.id,
+                str(prepared.path),
+                lambda done, total: report("loading", done, total),
+                sorted(prepared.family.stops(prepared.checkpoint)),
+                str(prepared.tokenizer_json.parent),
+                prepared.spec.kv_bits,
+                prepared.most_padding,
+            )
         try:
             await self._disk.run(partial(check_files, prepared))
         except ModelReplaced:
@@ -143,3 +149,14 @@ class ModelPreparation:
             self._on_progress(entry.spec.id, what, done, total)
 
         return report
+
+
+@contextmanager
+def _stamped(prepared: PreparedModel) -> Iterator[None]:
+    """Gives an error that is due to the model's files their stamp."""
+    try:
+        yield
+    except ModelUnusable as error:
+        if error.of_files:
+            error.stamp = prepared.stamp
+        raise

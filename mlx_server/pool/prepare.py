@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ from mlx_server.parsers.reasoning_tags import pairs_of
 from mlx_server.repair.allowed import ALL_REPAIRS, MisplacedCalls, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
-from mlx_server.sources.checkpoint_files import check_architecture
+from mlx_server.sources.checkpoint_files import check_architecture, check_layer_count
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.sources.tokenizer_files import tokenizer_json
@@ -274,19 +275,39 @@ def _capabilities(
 
 
 def prepare(
-    spec: ModelSpec, progress: Progress, *, upcast: bool, budget: int | None = None
+    spec: ModelSpec,
+    progress: Progress,
+    *,
+    upcast: bool,
+    budget: int | None = None,
+    unusable: ModelUnusable | None = None,
 ) -> PreparedModel:
     """Downloads missing files and reads them, so it may block for long. Raises ServerError.
 
-    upcast: see `weights_bytes`. budget: the bytes above which weights are not downloaded.
+    upcast: see `weights_bytes`. budget: the bytes above which weights are not downloaded. unusable:
+    the error of the last attempt, raised again if the files are the same.
     """
     if spec.source.startswith(REPLAY):
         return _replay(spec)
     path = resolve(spec.source, progress, revision=spec.revision, budget=budget)
     stamp = stamp_of_model(path)
+    if unusable and unusable.stamp == stamp:
+        raise copy(unusable)
+    try:
+        return _read(spec, path, stamp, progress, upcast)
+    except ModelUnusable as error:
+        if error.of_files and not isinstance(error.__context__, OSError | MemoryError):
+            error.stamp = stamp
+        raise
+
+
+def _read(
+    spec: ModelSpec, path: Path, stamp: Stamp, progress: Progress, upcast: bool
+) -> PreparedModel:
     tokenizer = tokenizer_json(path)
     checkpoint = read_checkpoint(path, spec.chat_template, tokenizer)
     check_architecture(checkpoint.config, spec.id)
+    check_layer_count(checkpoint.config, path)
     check_task(spec, checkpoint)
     prepared = PreparedModel(
         spec=spec,

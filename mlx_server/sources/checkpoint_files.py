@@ -11,6 +11,7 @@ from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.checkpoints.json_file import read_json
+from mlx_server.checkpoints.memory_estimate import tensor_names
 from mlx_server.checkpoints.tokenizer import read_tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
@@ -20,6 +21,12 @@ SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})\.safetensors")
 WEIGHTS = re.compile(r"model[^/]*\.safetensors")
 
 OTHER_WEIGHTS = re.compile(r"(?!adapter).*\.(?:bin|gguf|h5|msgpack|npz|onnx|pth?|safetensors)")
+
+NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+LAYERS = re.compile("(layer|block)s?$")
+MORE_LAYERS = 128
+"""The number of layers that a config may have in excess of the weights: its vision tower may have
+been left out, or layers may share their weights."""
 
 COUNT = re.compile("(layer|expert|block|loop)s?$")
 """Names of settings that are numbers of layers, or of parts of them."""
@@ -100,6 +107,21 @@ def check_architecture(config: dict[str, Any], name: str) -> None:
                 f"config.json: {key[-60:]} is {str(count)[:20]}; the limit is "
                 f"{limits.CHECKPOINT_LAYERS.value}. Download the model again."
             )
+
+
+def check_layer_count(config: dict[str, Any], folder: Path) -> None:
+    """Raises ModelUnusable if config.json promises far more layers than the weights have: to make
+    each takes the engine milliseconds, in which it computes nothing else."""
+    promised = [it for it in _counts(config) if LAYERS.search(it[0]) and it[1] > MORE_LAYERS]
+    if not promised:
+        return
+    key, count = max(promised, key=lambda it: it[1])
+    layers = len({number for name in tensor_names(folder) for number in NUMBER.findall(name)})
+    if count > layers + MORE_LAYERS:
+        raise ModelUnusable(
+            f"config.json: {key[-60:]} is {count}, but the weights have {layers} layers. Download "
+            "the model again."
+        )
 
 
 def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:

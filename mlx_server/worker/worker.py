@@ -330,7 +330,9 @@ class Engine:
             self._loads.end(model)
             self._constraints.forget(model)
             log.exception("%s could not be loaded", model)
-            return [*self._device_failed(error), messages.ModelLoadFailed(model, message_of(error))]
+            of_files = not isinstance(error, RuntimeError | OSError | MemoryError)
+            failed = messages.ModelLoadFailed(model, message_of(error), of_files)
+            return [*self._device_failed(error), failed]
 
     def _load_piece(self, model: str) -> list[Report]:
         reports, network = self._loads.step(model)

@@ -64,6 +64,7 @@ class Machine:
         self.most = 0
         self.broken: set[str] = set()
         """Models that do not load."""
+        self.blames_files = False
         self.cached = 0
         """Bytes in the prompt cache."""
         self.room = 0
@@ -125,7 +126,7 @@ class Machine:
 
     def _loaded(self, model: str) -> Report:
         if model in self.broken:
-            return ModelLoadFailed(model, "no room")
+            return ModelLoadFailed(model, "no room", self.blames_files)
         return ModelLoaded(model, vocabulary=500, nbytes=WEIGHTS)
 
     def _reply(self, engine: "Engine", report: Report) -> None:

@@ -1,6 +1,8 @@
 """A model's files are read and loaded once for all requests, and again after a failure."""
 
 import asyncio
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,21 +68,78 @@ def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_model_that_is_not_measured_is_refused_and_measured_again(
-    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def own(a: ModelSpec, tmp_path: Path) -> ModelSpec:
+    """A model whose files a test may change."""
+    return replace(a, source=str(shutil.copytree(a.source, tmp_path / "own")))
+
+
+def test_a_model_that_is_not_measured_is_measured_again_when_its_files_change(
+    own: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(*_: Any) -> KvCost:
+    asked: list[str] = []
+
+    async def failing(engine: Engine, model: str, *_: Any) -> KvCost:
+        asked.append(model)
         raise ModelUnusable("Model 'a' can't be loaded: no layers")
 
     async def test() -> None:
-        async with running(a) as (pool, machine):
+        async with running(own) as (pool, machine):
             with monkeypatch.context() as patched:
                 patched.setattr(Engine, "kv_cost", failing)
                 errors = await results(*(asking(pool) for _ in range(3)))
+                errors += [*await results(asking(pool)), *await results(asking(pool))]
+            errors += await results(asking(pool))
             assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no layers"}
             assert (view(pool).error, machine.log) == ("Model 'a' can't be loaded: no layers", [])
+            assert asked == ["a"]
+            (Path(own.source) / "config.json").touch()
             assert (await held(pool)).prepared.kv is BYTES
             assert view(pool).error is None
+
+    run(test)
+
+
+def test_files_that_are_unusable_are_not_read_again(
+    own: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config of 9,999 layers has the engine make them all."""
+    file, read = Path(own.source) / "config.json", list[Path]()
+
+    def counted(folder: Path, *rest: Any) -> Any:
+        read.append(folder)
+        return read_checkpoint(folder, *rest)
+
+    read_checkpoint = preparing.read_checkpoint
+    monkeypatch.setattr(preparing, "read_checkpoint", counted)
+    whole = file.read_text()
+
+    async def test() -> None:
+        async with running(own) as (pool, _):
+            file.write_text(json.dumps({**json.loads(whole), "num_hidden_layers": 9_999}))
+            errors = [*await results(asking(pool)), *await results(asking(pool), asking(pool))]
+            assert all("num_hidden_layers is 9999" in str(error) for error in errors)
+            assert len(read) == 1
+            file.write_text(whole)
+            await held(pool)
+
+    run(test)
+
+
+@pytest.mark.parametrize("of_files", [True, False])
+def test_a_load_that_fails_is_tried_again_unless_its_files_are_to_blame(
+    own: ModelSpec, of_files: bool
+) -> None:
+    async def test() -> None:
+        async with running(own) as (pool, machine):
+            machine.broken, machine.blames_files = {"a"}, of_files
+            for _ in range(3):
+                (error,) = await results(asking(pool))
+                assert str(error) == "Model 'a' can't be loaded: no room"
+            assert len(machine.log) == (1 if of_files else 3)
+            machine.broken = set()
+            (Path(own.source) / "config.json").touch()
+            await held(pool)
 
     run(test)
 

@@ -1,10 +1,13 @@
 """What is known of a model from its files and from models.yaml, before it is loaded."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.families import family_named
@@ -14,6 +17,7 @@ from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
+from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, POSITIONS, ranking, tiny_encoder
 
 
@@ -53,6 +57,41 @@ def test_its_context_can_not_be_raised(tmp_path: Path) -> None:
     tiny_encoder(tmp_path, BERT)
     assert of(tmp_path, context_length=4096).context_length == POSITIONS
     assert of(tmp_path, context_length=20).context_length == 20
+
+
+LAYERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "as many": ({"num_hidden_layers": 2}, True),
+    "a tower that was left out": ({"vision_config": {"num_hidden_layers": 64}}, True),
+    "many": ({"num_hidden_layers": 999}, False),
+    "many in a nested config": ({"text_config": {"n_layer": 999}}, False),
+    "many encoder layers": ({"audio_config": {"encoder_layers": 999}}, False),
+    "many blocks": ({"num_blocks": 999}, False),
+    "more than any model has": ({"num_hidden_layers": 9_999}, False),
+    "many experts, whose weights may be one tensor": ({"num_experts": 999}, True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_the_weights_do_not_have(tmp_path: Path, name: str) -> None:
+    changed, is_usable = LAYERS[name]
+    tiny_llama(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    if is_usable:
+        assert of(tmp_path).id == "m"
+        return
+    with pytest.raises(ModelUnusable, match=r"config.json: \w+ is 9,?999?.*Download"):
+        of(tmp_path)
+
+
+def test_numbers_in_the_names_of_tensors_are_not_layers_that_are_there(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 999}))
+    tensors = {"model.layers.9999.mlp.weight": np.zeros((2, 2), np.float32)}
+    save_file(tensors, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(ModelUnusable, match="num_hidden_layers is 999, but the weights have 3"):
+        of(tmp_path)
 
 
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:

@@ -56,6 +56,8 @@ class ModelLoaded(msgspec.Struct, tag=True):
 class ModelLoadFailed(msgspec.Struct, tag=True):
     model: str
     message: str
+    of_files: bool = False
+    """Whether it was due to the model's files, rather than to memory, a disk or the device."""
 
 
 class CacheMeasured(msgspec.Struct, tag=True):
