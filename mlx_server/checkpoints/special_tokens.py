@@ -4,6 +4,7 @@ Most folders list them in tokenizer_config.json, as `added_tokens_decoder`. In o
 special_tokens_map.json names them, and added_tokens.json has those of a fine-tune.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 STANDARD = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 """Keys of further special tokens, in a list or by names of their own; the second is the older."""
+
+NUMBER, SURROGATE = re.compile(r"[0-9]{1,9}"), re.compile(r"[\ud800-\udfff]")
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -62,7 +65,7 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> Sp
     if not config.get(EXTRA):
         config[EXTRA] = config.get(ADDITIONAL)
     if isinstance(listed := config.get("added_tokens_decoder"), dict):
-        numbered = {int(id): _token(token) for id, token in listed.items() if id.isdecimal()}
+        numbered = {int(id): _token(it) for id, it in listed.items() if NUMBER.fullmatch(id)}
         by_id = {id: token for id, token in numbered.items() if token}
         return SpecialTokens(_named(config), _further(config), by_id)
     older = read_optional_json(folder / MAP)
@@ -72,9 +75,9 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> Sp
     special = {token.content for name, token in named.items() if name in STANDARD}
     special |= {token.content for token in further}
     added = {
-        id: AddedToken(text, special=text in special, normalized=text not in special)
+        id: token
         for text, id in read_optional_json(folder / ADDED).items()
-        if text and type(id) is int
+        if type(id) is int and (token := _token(text, special=text in special))
     }
     if not further:
         further = _tokens(older.get(ADDITIONAL))
@@ -103,7 +106,8 @@ def _token(found: object, **flags: bool) -> AddedToken | None:
         given = {name: found.get(name) for name in FLAGS}
         flags |= {name: value for name, value in given.items() if isinstance(value, bool)}
         found = found.get("content")
-    return AddedToken(found, **flags) if isinstance(found, str) and found else None
+    is_text = isinstance(found, str) and found and not SURROGATE.search(found)
+    return AddedToken(found, **flags) if is_text else None
 
 
 def flags_of(token: AddedToken) -> dict[str, bool]:

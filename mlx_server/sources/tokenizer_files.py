@@ -66,7 +66,7 @@ def tokenizer_json(folder: Path) -> Path:
     return made
 
 
-class _AddedToken(msgspec.Struct):
+class _ListedToken(msgspec.Struct):
     id: int
     content: str
     single_word: bool = False
@@ -82,7 +82,7 @@ def _completed(content: bytes, special: SpecialTokens) -> bytes | None:
     bare = content.removeprefix(BOM)
     try:
         parts = msgspec.json.decode(bare, type=dict[str, msgspec.Raw])
-        listed = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[_AddedToken])
+        listed = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[_ListedToken])
     except ValueError:
         return None
     flags = ({**msgspec.structs.asdict(token)} for token in listed)
@@ -92,7 +92,7 @@ def _completed(content: bytes, special: SpecialTokens) -> bytes | None:
     tokens = {token.content: token for token in listed}
     for token in further:  # the library gives each its next free id, whatever the file says
         id = tokens[token.content].id if token.content in tokens else len(tokens)
-        tokens[token.content] = _AddedToken(id, token.content, **flags_of(token))
+        tokens[token.content] = _ListedToken(id, token.content, **flags_of(token))
     parts["added_tokens"] = msgspec.Raw(msgspec.json.encode([*tokens.values()]))
     return msgspec.json.encode(parts)
 
