@@ -18,9 +18,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
     except (ValueError, RecursionError) as error:
-        raise ModelUnusable(f"{path.name} is not valid JSON: {error}. {AGAIN}") from None
+        raise ModelUnusable(f"{path.name} is not valid JSON: {error}. {AGAIN}.") from None
     if not isinstance(found, dict):
-        raise ModelUnusable(f"{path.name} must contain a JSON object. {AGAIN}")
+        raise ModelUnusable(f"{path.name} must contain a JSON object. {AGAIN}.")
     return found
 
 
@@ -31,7 +31,8 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except ModelUnusable as error:
-        log.warning("%s Until then the model is used without this file.", error.message)
+        folder = path.parent.name
+        log.warning("%s The model in %r is used without this file.", error.message, folder)
         return {}
 
 

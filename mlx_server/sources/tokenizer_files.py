@@ -51,8 +51,10 @@ def tokenizer_json(folder: Path) -> Path:
     special = read_special_tokens(folder, config)
     try:
         content = read_regular(source)
-    except OSError:  # the reader of the file says why
-        return source
+    except OSError as error:
+        if source.name == OWN:  # its reader says why
+            return source
+        raise ModelUnusable(f"{source.name} can't be read: {public_message(error)}.") from None
     make = partial(_converted, source, config, special)
     if source.name == OWN:
         if (completed := _completed(content, special)) is None:

@@ -37,7 +37,7 @@ def test_what_is_none_is_told_or_passed_over(
         read_json(file)
     assert read_optional_json(file) == {}
     assert "x.json" in caplog.text
-    assert "without this file" in caplog.text
+    assert "is used without this file" in caplog.text
 
 
 def test_an_optional_file_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

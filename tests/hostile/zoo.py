@@ -238,7 +238,7 @@ REFUSED: Zoo = {
     "10^9 blocks": (config(num_blocks=10**9), "num_blocks is 1000000000"),
     "10^9 loops": (config(num_loops=10**9), "num_loops is 1000000000"),
     "deep config.json": (text("config.json", DEEP), "config.json is not valid JSON"),
-    "deep tokenizer.json": (text("tokenizer.json", DEEP), "tokenizer.json of"),
+    "deep tokenizer.json": (text("tokenizer.json", "[" * 10_000), "tokenizer.json of"),
     "a list for a config": (text("config.json", "[]"), "config.json must contain a JSON object"),
     "a number too long": (
         text("config.json", f'{{"a": {"9" * 5000}}}'),

@@ -241,6 +241,9 @@ QUANTIZED: Mapping[str, Odd] = {
     "a layer of its own": Odd(
         quantized({OWN: {**HOW, "model.layers.0.self_attn.q_proj": HOW, "lm_head": HOW}})
     ),
+    "bits that differ by layer, and are not listed": Odd(
+        all_of(quantized({OWN: {"group_size": 64, "bits": 8}}), setting(CONFIG, quantization=MX))
+    ),
     "a layer that is none": Odd(quantized({OWN: {**HOW, "model.layers.9.mlp": {"bits": 2.5}}})),
     "no key": Odd(quantized({}), r"quantised, and config\.json has no `quantization`"),
     "no bits": Odd(quantized({OWN: {"group_size": 32}}), "`quantization` in .* lacks `bits`"),
