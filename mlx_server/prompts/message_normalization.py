@@ -88,6 +88,9 @@ class TemplateCapabilities:
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
 
+MOST_NESTED = limits.JSON_DEPTH.value // 2
+"""How deep arguments of earlier calls are nested at most as objects, which are in messages then."""
+
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 EMPTY_TURN = " "
@@ -302,8 +305,10 @@ def _turn_calls_to_text(turn: Turn) -> Turn:
 
 def arguments_object(arguments: str) -> Any:
     """Returns the arguments of an earlier call as an object, which templates expect. Text that is
-    not JSON, or that would take far more memory as an object, is returned unchanged."""
-    if sum(map(arguments.count, ",[{")) > limits.ARGUMENT_ITEMS.value:
+    not JSON, or that would take far more memory as an object, or is nested too deeply for a prompt,
+    is returned unchanged."""
+    opened = arguments.count("[") + arguments.count("{")
+    if opened + arguments.count(",") > limits.ARGUMENT_ITEMS.value:
         return arguments
     try:
         found = json.loads(arguments)
@@ -311,7 +316,18 @@ def arguments_object(arguments: str) -> Any:
             found = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
-    return found
+    return arguments if opened > MOST_NESTED and _is_deep(found) else found
+
+
+def _is_deep(value: Any) -> bool:
+    waiting = [(value, 0)]
+    while waiting:
+        found, depth = waiting.pop()
+        if depth > MOST_NESTED:
+            return True
+        inner = found.values() if isinstance(found, dict) else found
+        waiting += ((each, depth + 1) for each in inner if isinstance(each, dict | list))
+    return False
 
 
 def start_with_user(turns: Sequence[Turn]) -> list[Turn]:

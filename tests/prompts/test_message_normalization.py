@@ -377,6 +377,14 @@ def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
     assert arguments_object(r'{"a": "\ud83d\ude00"}') == {"a": "😀"}
 
 
+def test_arguments_that_are_nested_deeply_stay_text() -> None:
+    """A prompt with them as an object would be refused, and so the whole history."""
+    for depth, kind in ((30, dict), (60, str), (5000, str)):
+        found = arguments_object('{"a": ' * depth + "1" + "}" * depth)
+        assert isinstance(found, kind), depth
+    assert isinstance(arguments_object(f'{{"a": [{", ".join(["{}"] * 99)}]}}'), dict)
+
+
 def test_arguments_left_out_are_an_empty_object() -> None:
     (turn,) = to_turns([calling(call("1", arguments=""))], ROLES, as_given)
     assert turn.calls[0].arguments == "{}"

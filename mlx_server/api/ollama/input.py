@@ -9,6 +9,7 @@ from mlx_server.api import formats, media
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.ollama.protocol import (
     AnswerBody,
+    CalledFunction,
     GenerateBody,
     OllamaChatBody,
     OllamaMessageParam,
@@ -123,7 +124,8 @@ def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
 
 def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
     for number, call in enumerate(given):
-        function, id = call.function, call.id or f"call_{place}_{number}"
+        function = call.function or CalledFunction()
+        id = call.id or f"call_{place}_{number}"
         arguments = function.arguments or {}
         text = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

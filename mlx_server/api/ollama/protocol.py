@@ -101,7 +101,7 @@ class ToolCallParam(WireModel):
     ACCEPTED = frozenset({"type"})
 
     id: str | None = None
-    function: CalledFunction
+    function: CalledFunction | None = None
 
 
 READ_BY_ROLE = {

@@ -336,7 +336,8 @@ def _harmony_message(
 
 
 def _checked_name(name: str) -> str:
-    return header_name(_refuse_endless(name, "messages"))
+    """Returns a name as headers have it. One of an earlier call may have any length."""
+    return header_name(name[:LONGEST_NAME])
 
 
 def _text_contents(text: str) -> list[Content]:

@@ -14,6 +14,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families.gpt_oss import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.prompts.harmony.prompt import LONGEST_NAME
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding
 from tests.families import SAMPLES
 from tests.prompts.harmony.gpt_oss import (
@@ -203,11 +204,24 @@ def test_words_are_cut_only_where_they_are_endless(gpt_oss: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["tool description", "schema description", "schema enum", "identity", "name"]
+    "field", ["tool description", "schema description", "schema enum", "identity"]
 )
 def test_endless_words_are_refused_where_they_cant_be_cut(gpt_oss: Checkpoint, field: str) -> None:
     with pytest.raises(BadRequest, match="a word of 3000 characters"):
         GPT_OSS.render(gpt_oss, FIELDS[field]("😀" * 3000))
+
+
+def test_an_endless_name_in_a_history_is_cut(gpt_oss: Checkpoint) -> None:
+    calls = (ToolCall("c", "x" * 3000, "{}"),)
+    history = [
+        Message("user", "Hi", name="é" * 3000),
+        Message("assistant", tool_calls=calls),
+        Message("tool", "x", tool_call_id="c"),
+    ]
+    prompt = encoding().decode(tokens_of(gpt_oss, Conversation(tuple(history))))
+    assert prompt.count("x" * LONGEST_NAME) == 2
+    assert "é" * LONGEST_NAME in prompt
+    assert "x" * (LONGEST_NAME + 1) not in prompt
 
 
 @pytest.mark.parametrize(

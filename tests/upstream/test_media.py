@@ -1,0 +1,101 @@
+"""Images for a model on another server, from every dialect: a model that sees gets them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.upstream.playing import Json, PlayingServer, gateway, says
+
+DATA = "iVBORw0KGgo="
+URL = f"data:image/png;base64,{DATA}"
+SEEN: Json = {"type": "image_url", "image_url": {"url": URL}}
+BLOCK: Json = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": DATA},
+}
+LINE = "[image: image/png, not shown: this model reads only text]"
+IGNORED = "x-mlx-server-ignored"
+
+
+@pytest.fixture(scope="module")
+def seeing(upstream: PlayingServer) -> Iterator[TestClient]:
+    models: Json = {
+        "sees": {"capabilities": {"images": True}},
+        "reads": {},
+        "refuses": {"images": "refuse"},
+        "chooses": {"images": "refuse", "capabilities": {"images": True}},
+    }
+    with gateway(upstream.url, models) as client:
+        yield client
+
+
+def user(*parts: Json) -> list[Json]:
+    return [{"role": "user", "content": [*parts]}]
+
+
+ASKED: dict[str, tuple[str, Json, str]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": user({"type": "text", "text": "What?"}, SEEN)},
+        "messages.content.image_url",
+    ),
+    "messages": (
+        "/v1/messages",
+        {"messages": user({"type": "text", "text": "What?"}, BLOCK), "max_tokens": 9},
+        "messages.content.image",
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": user(
+                {"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": URL}
+            )
+        },
+        "input.content.input_image",
+    ),
+    "ollama": (
+        "/api/chat",
+        {"messages": [{"role": "user", "content": "What?", "images": [DATA]}], "stream": False},
+        "messages.images",
+    ),
+    "generate": (
+        "/api/generate",
+        {"prompt": "What?", "images": [DATA], "stream": False},
+        "images",
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", ASKED)
+def test_a_model_that_sees_gets_the_image(
+    seeing: TestClient, upstream: PlayingServer, dialect: str
+) -> None:
+    path, body, place = ASKED[dialect]
+    for model in ("sees", "chooses", "reads"):
+        upstream.plays(says("A cat."))
+        answer = seeing.post(path, json={"model": model, **body})
+        assert answer.status_code == 200, answer.text
+        (sent,) = upstream.bodies[-1]["messages"]
+        text: Json = {"type": "text", "text": "What?"}
+        assert sent["content"] == (f"What?\n{LINE}" if model == "reads" else [text, SEEN])
+        assert (place in answer.headers.get(IGNORED, "")) == (model == "reads")
+    refused = seeing.post(path, json={"model": "refuses", **body})
+    assert refused.status_code == 400
+    assert "refuses can't be sent this image" in refused.text
+
+
+def test_the_image_of_a_result_follows_it(seeing: TestClient, upstream: PlayingServer) -> None:
+    use: Json = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result: Json = {"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]}
+    talk: list[Any] = [*user(), {"role": "assistant", "content": [use]}, *user(result)]
+    upstream.plays(says("A cat."))
+    body = {"model": "sees", "messages": talk, "max_tokens": 9}
+    answer = seeing.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    *_, called, told, shown = upstream.bodies[-1]["messages"]
+    assert [called["role"], told["role"], shown["role"]] == ["assistant", "tool", "user"]
+    assert "it follows in the next message" in told["content"]
+    assert shown["content"] == [SEEN]
+    assert IGNORED not in answer.headers
