@@ -15,7 +15,11 @@ BOX = ("<|begin_of_box|>", "<|end_of_box|>")
 """Delimiters around the final answer of vision models."""
 
 LAYOUT = MarkupLayout(
-    call_formats=(GLM,), dropped=(TURN,), transparent=BOX, calls_end_reasoning=True
+    call_formats=(GLM,),
+    dropped=(TURN,),
+    transparent=BOX,
+    stutters=True,
+    calls_end_reasoning=True,
 )
 
 

@@ -1,13 +1,13 @@
 """Recognises tool calls that a model writes as JSON where its call format has no place for them.
 
 JSON is a call if it names a tool of the request and its arguments fit that tool's schema. It has
-to be all that a code fence holds, or the last paragraph of the message. For families whose own
-calls are bare JSON it may stand anywhere in a text. Until a call is certain the text is held; JSON
-whose first key or name is no call's is passed on at once.
+to be all that a code fence holds, or the end of the message. For families whose own calls are bare
+JSON, and in reasoning after which nothing comes, it may stand anywhere in a text. Until a call is
+certain the text is held; JSON whose first key or name is no call's is passed on at once.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mlx_server import limits
@@ -27,7 +27,11 @@ from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.formats import PYTHON_LINES
-from mlx_server.tool_parsers.source import Source, Steps, complete_source
+from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source
+
+LEADS_ON = frozenset(".!?:。！？：")
+"""The characters that may end the text before a call on its line."""
+IsProse = Callable[[Lookahead], Steps[bool]]
 
 FENCE = "```"
 PYTHON_LANGUAGE = "tool_code"
@@ -36,10 +40,8 @@ LANGUAGES = ("json", "tool_calls", "tool_call", PYTHON_LANGUAGE, "function_call"
 ASSIGNED = f"{PYTHON_LANGUAGE} = "
 """The beginning of a call in Python that has no fence."""
 BEGINNINGS = ("{", "[", FENCE, ASSIGNED)
-IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[")
+IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[", "{", "[{")
 """Texts after which JSON calls may begin in the middle of a text."""
-INLINE = (*IN_TEXT, "{")
-"""Texts after which JSON calls may begin, for families whose own calls are bare JSON."""
 
 KEY = re.compile(r"[^\"'\\\n]+")
 PLAIN = re.compile(r"[^\"'{}\[\]]+")
@@ -66,23 +68,35 @@ class MisplacedCallReader:
         """makes: whether such calls are made. closes: delimiters that may follow a call. inline:
         whether text may follow it too."""
         self.beginnings = BEGINNINGS if makes and tools else ()
-        self.in_text = (INLINE if inline else IN_TEXT) if makes and tools else ()
-        self._trial = partial(
-            Trial, {t.name: t for t in tools}, calls, allowed, tuple(closes), inline
-        )
+        self.in_text = IN_TEXT if makes and tools else ()
+        self._trial = partial(Trial, {t.name: t for t in tools}, calls, allowed, tuple(closes))
+        self._inline = inline
         self._calls = calls
         self._tools = {tool.name: tool for tool in tools}
         self._allowed = allowed
         self._seen = 0
         """The position in the source up to which the text was found to be no call."""
 
-    def read(self, source: Source, already: str = "") -> Steps[bool]:
+    def read(
+        self,
+        source: Source,
+        already: str = "",
+        before: str = "",
+        is_prose: IsProse | None = None,
+    ) -> Steps[bool]:
         """Reads calls, and emits them. If there are none, the source is unread. already: what was
-        read of them."""
+        read of them. before: the text on their line, after which calls come only if it is complete.
+        is_prose: finds out whether they are shown in inline code."""
+        is_in_line = already.startswith(("{", "[{")) and not self._inline
+        if is_in_line and before.rstrip()[-1:] not in LEADS_ON:
+            return False
         if source.position < self._seen:
             return False
-        trial = self._trial()
+        trial = self._trial(self._inline)
         found = yield from trial.run(source, already)
+        if found and is_prose:
+            ahead = source.lookahead(trial.size - len(already))
+            found = [] if (yield from is_prose(ahead)) else found
         if not found:
             self._seen = source.position + trial.size - len(already)
             return False
@@ -115,7 +129,7 @@ class MisplacedCallReader:
         return FoundCall(takers[0].name, arguments) if len(takers) == 1 else None
 
     def at_end_of(self, text: str) -> list[FoundCall]:
-        """Returns the calls at the end of a complete text, such as reasoning."""
+        """Returns the last calls of a complete text, such as reasoning."""
         if not self.beginnings:
             return []
         source = complete_source(text)
@@ -128,11 +142,11 @@ class MisplacedCallReader:
         raise AssertionError("a complete source has nothing to wait for")
 
     def _at_end_of(self, source: Source) -> Steps[list[FoundCall]]:
-        seen, already = 0, ""
+        seen, already, is_apart = 0, "", False
         calls: list[FoundCall] = []
         yield from source.space()
         while already or (yield from source.peek()):
-            trial, found = self._trial(), list[FoundCall]()
+            trial, found = self._trial(True), list[FoundCall]()
             is_new = source.position >= seen
             if already or (is_new and (yield from source.comes(*self.beginnings))):
                 found = yield from trial.run(source, already)
@@ -140,9 +154,10 @@ class MisplacedCallReader:
             if found:
                 source.take(trial.size - len(already))
                 yield from source.space()
-                calls, already = [*calls, *found], ""
+                calls, already = [*(() if is_apart else calls), *found], ""
+                is_apart = False
             else:
-                calls = []
+                is_apart = True
                 already = yield from source.up_to(*self.in_text, into=lambda piece: None)
         return calls
 

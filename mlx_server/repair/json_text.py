@@ -21,7 +21,7 @@ def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
     """
     if _is_json(text):
         return text, ()
-    begin, end = _brackets(text)
+    begin, end = json_range(text)
     inside = text[begin:end]
     around: tuple[RepairKind, ...] = ("fences",) if inside != text.strip() else ()
     if _is_json(inside):
@@ -34,11 +34,11 @@ def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
 
 def text_around_json(text: str) -> str:
     """The text that `json_text` leaves out, without code fences and think tags."""
-    begin, end = _brackets(text)
+    begin, end = json_range(text)
     return THINK_DELIMITERS.sub("", text[:begin] + text[end:]).strip()
 
 
-def _brackets(text: str) -> tuple[int, int]:
+def json_range(text: str) -> tuple[int, int]:
     """The range from the first opening to the last closing bracket."""
     begin = min((at for at in map(text.find, "{[") if at >= 0), default=0)
     return begin, max(begin, *(text.rfind(bracket) + 1 for bracket in "}]"))

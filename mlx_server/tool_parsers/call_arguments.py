@@ -111,9 +111,10 @@ LEFT_OUT = LeftOutArguments()
 PYTHON = LiteralArguments(syntaxes.python_syntax(), spellings.PYTHON)
 
 
-def python_arguments(*ends: str) -> LiteralArguments:
-    """ends: the delimiters that may follow the calls."""
-    return LiteralArguments(syntaxes.python_syntax(*ends), spellings.PYTHON)
+def python_arguments(*ends: str, bare_text: bool = False) -> LiteralArguments:
+    """ends: the delimiters that may follow the calls. bare_text: whether a word without quotes is
+    text, rather than a variable."""
+    return LiteralArguments(syntaxes.python_syntax(*ends, bare_text=bare_text), spellings.PYTHON)
 
 
 def gemma_arguments(quote: str, opening: str = "{", *ends: str) -> LiteralArguments:

@@ -55,6 +55,8 @@ class ToolCallWriter:
         """The repairs of this call in order, each once."""
         self._open = False
         """Whether the string of a streamed parameter is not closed yet."""
+        self.lacks_arguments = False
+        """Whether required arguments are missing at its end."""
         self._repeats = False
         """Whether a key is written twice. Readers of JSON take the last value."""
 
@@ -202,6 +204,7 @@ class ToolCallWriter:
             self._write(json_of(arguments))
         for repair in self._repairs:
             self._calls.emit(repair)
+        self.lacks_arguments = not arguments.keys() >= set(required(self._schema))
         for key, wrong in argument_errors(arguments, self._schema):
             path = self._path(key) if key in arguments else f"{ARGUMENTS}.{key}"
             what = f"tool_calls[{self.number}]{path}: {wrong}"

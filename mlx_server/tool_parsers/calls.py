@@ -197,6 +197,17 @@ class ToolCallEmitter:
                 call.add_repair(kind, ARGUMENTS)
             call.finish_with(arguments)
 
+    def take_back(self, started: int, finished: int) -> None:
+        """Forgets the last calls, which were not reported. started, finished: the counts before
+        them."""
+        self.started, self.finished = started, finished
+        self._before, self._in_a_row = None, 0
+
+    @property
+    def lacks_arguments(self) -> bool:
+        """Whether required arguments of the last call are missing."""
+        return self._before is not None and self._before.lacks_arguments
+
     def retract(self) -> bool:
         """Takes back the current call's arguments, unless some of them have been reported. Returns
         whether that was done."""

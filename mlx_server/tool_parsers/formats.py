@@ -212,7 +212,7 @@ def _python_block(opens: str, closes: str, *, listed: bool, between: str) -> Cal
     return NamedCallFormat(
         opens=opens,
         after_name="(",
-        arguments=python_arguments(closes),
+        arguments=python_arguments(closes, bare_text=listed),
         between=between,
         closes=closes,
         listed=listed,
@@ -241,7 +241,7 @@ PYTHON_LINES = python_lines("", "")
 _BARE_PYTHON = NamedCallFormat(
     begins="[",
     after_name="(",
-    arguments=python_arguments(),
+    arguments=python_arguments(bare_text=True),
     between=", ",
     closes="]",
     passed=(",",),

@@ -203,8 +203,8 @@ class Source:
             raise Malformed(f"expected one of {literals}")
         return found
 
-    def lookahead(self) -> "Lookahead":
-        return Lookahead(self)
+    def lookahead(self, skipped: int = 0) -> "Lookahead":
+        return Lookahead(self, skipped)
 
     def fence(self) -> Steps[None]:
         """Reads the beginning of a block of code in Markdown, if one comes."""
@@ -312,9 +312,9 @@ class Source:
 class Lookahead:
     """Looks at what comes next in a source, without reading it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, skipped: int = 0) -> None:
         self._source = source
-        self._offset = 0
+        self._offset = skipped
 
     def peek(self) -> Steps[str]:
         """Returns the next character; empty at the end."""

@@ -260,8 +260,8 @@ def _bare_scalar(word: str) -> str:
 JSON = Syntax({'"': json_text}, SCALAR, _json_scalar)
 
 
-def python_syntax(*ends: str) -> Syntax:
-    """ends: the delimiters that may follow calls."""
+def python_syntax(*ends: str, bare_text: bool = False) -> Syntax:
+    """ends: the delimiters that may follow calls. bare_text: as in `Syntax`."""
     return Syntax(
         dict.fromkeys(('"""', "'''", '"', "'"), partial(python_text, ends=ends)),
         SCALAR,
@@ -273,6 +273,7 @@ def python_syntax(*ends: str) -> Syntax:
         colon="=",
         key_quotes=(),
         bare_key=re.compile(r"\w+"),
+        bare_text=bare_text,
         begins_with_key=True,
     )
 

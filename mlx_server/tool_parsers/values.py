@@ -52,6 +52,8 @@ class Syntax:
     key_quotes: tuple[str, ...] = ('"',)
     bare_key: re.Pattern[str] | None = None
     """A key without quotes."""
+    bare_text: bool = False
+    """Whether a word without quotes among the arguments is text, rather than a variable."""
     begins_with_key: bool = False
     """Whether text looks like a call up to its first key, so that only this makes it one."""
     closing_quote: str = ""
@@ -156,7 +158,7 @@ def _read_argument(
         call.leave_empty(key)
         return False
     is_quoted = bool((yield from source.comes(*syntax.text)))
-    may_be_bare = syntax.rules == "python" and not is_quoted and call.streams(key)
+    may_be_bare = syntax.bare_text and not is_quoted and call.streams(key)
     if may_be_bare and (word := (yield from _bare_text(source, syntax))):
         call.repaired()
         call.value(key, word)

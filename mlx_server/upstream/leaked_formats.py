@@ -5,16 +5,22 @@ delimiters are recognised too: of thoughts at the beginning of an answer, of cal
 """
 
 from collections.abc import Mapping
+from string import ascii_uppercase
 
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony_text import HARMONY_TEXT
-from mlx_server.parsers.harmony.text_parser import CHANNELS
+from mlx_server.parsers.harmony.text_parser import CHANNELS, HEADS
 from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, Parser
 
-HARMONY = (*(f"<|channel|>{name}" for name in CHANNELS), "<|start|>assistant")
-"""The beginnings of an answer in Harmony, which no answer of another family has."""
+HARMONY = (
+    *(f"<|channel|>{name}" for name in CHANNELS),
+    *("<|start|>assistant", *HEADS, "analysis to=", "commentary to="),
+    *(f"analysis{letter}" for letter in ascii_uppercase),
+)
+"""The beginnings of an answer in Harmony, with control tokens and without, which no answer of
+another family has."""
 
 THOUGHTS: Mapping[str, str] = {
     "[THINK]": "mistral",

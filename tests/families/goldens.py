@@ -75,6 +75,8 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reads: Reads
     prompt_end: str = ""
     cut: bool = False
+    held: bool = False
+    """Whether calls are reported once they are complete, as where no grammar constrains them."""
     by_text: bool = True
     """Whether it reads the same in a vocabulary that has none of the control tokens."""
 
@@ -216,7 +218,8 @@ class Player:
     def _parser(self, control: dict[int, str]) -> Parser:
         end = self.case.prompt_end
         prompt = tuple(self.tokenizer.encode(end))
-        return self.family.make_parser(ParseContext(0, tools(), prompt, end, control, self.repair))
+        context = ParseContext(0, tools(), prompt, end, control, self.repair, self.case.held)
+        return self.family.make_parser(context)
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:

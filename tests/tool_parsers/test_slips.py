@@ -93,7 +93,9 @@ FAMILIES = [
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_call_with_something_missing_or_doubled(family: str, data: st.DataObject) -> None:
-    """It is the same call, or text with every character of it, and is never taken back."""
+    """It is the same call, or text with every character of it, and is never taken back.
+
+    In a line of prose it is text if no grammar holds the model to its calls."""
     cases = [case for case in goldens_of(family_named(family)) if case.reads.calls and case.by_text]
     case = data.draw(st.sampled_from(cases))
     output = case.prompt_end + case.output
@@ -107,7 +109,9 @@ def test_a_call_with_something_missing_or_doubled(family: str, data: st.DataObje
     found = read(family, broken, offered=tools())
     held = read(family, broken, 3, offered=tools(), holds_calls=True)
     assert not held.unfinished
-    assert [call.arguments for call in held.calls] == [call.arguments for call in found.calls]
+    made = [call.arguments for call in found.calls]
+    assert all(call.arguments in made for call in held.calls)
+    assert len(held.calls) == len(made) or held.text.strip()
     assert (held.text, held.reasoning) == (found.text, found.reasoning)
     marked = [what for what in found.unmet if what.endswith("is text")]
     assert len(marked) == len(found.unfinished), "a call that was begun and is text is reported"

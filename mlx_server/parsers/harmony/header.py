@@ -28,6 +28,8 @@ class HarmonyHeader:
     rest: str = ""
     """Text within the header that is not part of it."""
     broken: bool = False
+    has_type: bool = False
+    """Whether it names a content type, as the header of a call does."""
 
     def misplaced(self) -> tuple[RepairKind, ...]:
         """Repairs to report for a function call in this message."""
@@ -60,4 +62,6 @@ def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
         rest.append(text[found.end() :])
     # OpenAI's parser rejects a content type without a recipient, which models write
     whole = tokens == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
-    return HarmonyHeader(channel, recipient, "".join(rest), broken=not whole)
+    return HarmonyHeader(
+        channel, recipient, "".join(rest), broken=not whole, has_type=CONSTRAIN in tokens
+    )

@@ -127,6 +127,8 @@ class HarmonyParser:
         self._misplaced = partial(
             MisplacedCallReader, self._calls, tools, context.repair, makes=makes
         )
+        self._line_end = ""
+        """The last character of the text so far that is no white space."""
         self._answered = False
         """Whether the answer has had anything but reasoning and white space."""
         self._reasoned: list[str] = []
@@ -285,7 +287,8 @@ class HarmonyParser:
             if header.broken:
                 self._add_repair("unmarked", "reasoning_content")
             self._reasoned = []
-            read = ReadSink(self._read_nameless) if is_nameless else Sink(self._emit_reasoning)
+            may_be_nameless = is_nameless or header.has_type
+            read = ReadSink(self._read_nameless) if may_be_nameless else Sink(self._emit_reasoning)
             return "reasoning", read
         if header.broken:
             self._add_repair("unmarked", "content")
@@ -341,7 +344,7 @@ class HarmonyParser:
         else:
             self._emit_text(before)
         while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
-            if (yield from calls.read(source, found)):
+            if (yield from calls.read(source, found, self._line_end)):
                 self._texts.interrupt()
                 yield from source.space()
             else:
@@ -386,6 +389,7 @@ class HarmonyParser:
     def _emit(self, event: Event) -> None:
         match event:
             case TextDelta(_, text):
+                self._line_end = text.rstrip()[-1:] or self._line_end
                 self._answered = self._answered or not text.isspace()
             case ToolCallStarted() | BuiltInCall():
                 self._answered = True

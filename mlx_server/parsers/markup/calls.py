@@ -3,20 +3,25 @@
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from mlx_server.events import Event, RepairKind, ToolCallFinished, Violation
 from mlx_server.parsers.markup.delimiters import MarkupDelimiters
 from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup.mentions import Mentions
 from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.repair.json_text import json_range
 from mlx_server.repair.malformed import Malformed, UnknownTool
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.mixed_blocks import mixed_block
-from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 BLANKS = re.compile(r"[ \t]+")
 RECIPIENT = re.compile(r"[\w.:/-]+")
+LONGEST_PROSE = 120
+"""The characters of prose that may come before the JSON of a call between its delimiters."""
 BRACKETS = re.compile(r"[\s\]}]+")
 
 
@@ -28,6 +33,7 @@ class MarkupCallReader:
         delimiters: MarkupDelimiters,
         source: Source,
         output: MarkupOutput,
+        mentions: Mentions,
     ) -> None:
         self._index, self._tools = context.index, context.tools
         self._holds_calls = context.holds_calls
@@ -46,6 +52,11 @@ class MarkupCallReader:
         self._delimiters = delimiters
         self._source = source
         self._output = output
+        self._mentions = mentions
+        self._block: list[str] = []
+        """The text of the block in progress, up to the last call that was complete."""
+        self._is_inline = False
+        """Whether models write calls like the one in progress within a line of text."""
         self._is_delimited = False
         """Whether delimiters opened the last call."""
         self._finished_before = 0
@@ -63,17 +74,32 @@ class MarkupCallReader:
             self.calls.holds_calls = self._holds_calls or is_uncertain
             self._finished_before = self.calls.finished
             is_delimited = bool(call_format.opens) and "unmarked" not in call_format.repairs
-            self.calls.may_echo = (
-                self._is_delimited and not is_delimited and not self._output.in_text
-            )
+            is_echo = self._is_delimited and not is_delimited and not self._output.in_text
+            self.calls.may_echo = is_echo or self._layout.stutters
+            before = self._mentions.line_before(already)
+            self._is_inline = self._delimiters.is_inline(call_format, already)
+            counts = self.calls.started, self.calls.finished
+            self._block = []
             self._source.keep(already)
+            if before and self.calls.holds_calls:
+                self._output.hold()
             try:
                 yield from self._doubled(call_format)
                 yield from call_format.read(self._source, self.calls)
                 self.is_reading = False
+                if (yield from self._is_prose(before, self._source)):
+                    self._make_text(counts, into)
+                    return
                 yield from self._leftovers(call_format)
                 self._output.whitespace.after_delimiter()
             except Malformed as error:
+                rest = self._source.kept()
+                self._source.keep(rest)
+                after = complete_source(rest) if rest.strip() else self._source
+                is_line = "\n" not in rest[: len(rest) - len(rest.lstrip())]
+                if (yield from self._is_prose(before, after, is_line=is_line)):
+                    self._make_text(counts, into)
+                    return
                 is_mixed = isinstance(error, UnknownTool) and bool(call_format.opens)
                 if not (is_mixed and (yield from self._mixed(call_format, already))):
                     following = yield from self._broken(call_format, already, into)
@@ -84,6 +110,28 @@ class MarkupCallReader:
                 self._is_delimited = is_delimited
             already, following = following, ""
             call_format = self._delimiters.formats.get(already, call_format)
+        self.is_reading = False
+
+    def _is_prose(self, before: str, after: Source, *, is_line: bool = True) -> Steps[bool]:
+        """Whether the calls of a block, whose events are held, are shown in a line of prose. If
+        not, their events are released. is_line: whether what comes after them is on their line."""
+        is_prose = False
+        if is_line and self._output.holds and self.calls.finished > self._finished_before:
+            is_prose = yield from self._mentions.is_prose(
+                before,
+                after.lookahead(),
+                lacks=self.calls.lacks_arguments,
+                inline=self._is_inline,
+            )
+        if not is_prose:
+            self._output.release()
+        return is_prose
+
+    def _make_text(self, counts: tuple[int, int], into: Into) -> None:
+        """Makes text of the calls of a block. counts: the numbers of calls before it."""
+        self.calls.take_back(*counts)
+        self._output.release(drops=True)
+        into("".join((*self._block, self._source.kept())))
         self.is_reading = False
 
     def recipient(self, before: str) -> Steps[None]:
@@ -170,7 +218,9 @@ class MarkupCallReader:
         end = following = ""
         is_call = bool(call_format.opens) or self.calls.begun
         thinks = yield from self._source.comes(*self._delimiters.own)
-        if call_format.repair and ("{" in broken or thinks) and is_call:
+        may_be_repaired = call_format.repair and is_call
+        if may_be_repaired and ("{" in broken or thinks or (yield from self._leads_to_json())):
+            assert call_format.repair
             rest: list[str] = []
             # without a closing delimiter, a call extends to the next one or to the answer's end
             ends = call_format.closes or (*self._delimiters.formats, *call_format.may_close)
@@ -182,7 +232,9 @@ class MarkupCallReader:
                     inside = _without_opening(broken, already, call_format.opens)
                     thought, inside = self._delimiters.split_reasoning(inside)
                     what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
-                    self.calls.add_repaired(call_format.repair(inside), what)
+                    found, prose = _calls_in(inside, call_format.repair)
+                    self.calls.add_repaired(found, what)
+                    into(prose)
                     if thought:
                         self._output.thoughts.interrupt()
                         self._output.add_reasoning(thought)
@@ -199,15 +251,40 @@ class MarkupCallReader:
             into(broken if following or follows_call else broken + end)
         return following
 
+    def _leads_to_json(self) -> Steps[bool]:
+        """Whether a few words of prose come, and then an object."""
+        ahead = self._source.lookahead()
+        for _ in range(LONGEST_PROSE):
+            character = yield from ahead.peek()
+            if character in ("{", "[", "<", "`", ""):
+                return character in ("{", "[")
+            yield from ahead.accept(character)
+        return False
+
     def _is_lone_opening(self, broken: str) -> bool:
         """Whether the model has ended its answer with an opening delimiter."""
         is_last = self._source.ended and not self._source.cut
         return is_last and broken.strip() in self._layout.calls
 
     def _emit(self, event: Event) -> None:
+        is_first = self.calls.finished == self._finished_before + 1
         if isinstance(event, ToolCallFinished):
+            self._block.append(self._source.kept())
             self._source.keep()
+        elif self.calls.holds_calls and is_first and self.calls.lacks_arguments:
+            self._output.hold()
         self._output.emit(event)
+
+
+def _calls_in(text: str, repair: BlockRepair) -> tuple[Sequence[tuple[str, Any]], str]:
+    """Returns the calls of a broken block, and the prose around their JSON."""
+    try:
+        return repair(text), ""
+    except Malformed:
+        begin, end = json_range(text)
+        if not text[:begin].strip():
+            raise
+        return repair(text[begin:end]), f"{text[:begin].strip()} {text[end:].strip()}".strip()
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.reasoning_tags import is_tag
+from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
 from mlx_server.tool_parsers.respelled import respelled_delimiter
 
@@ -21,6 +22,7 @@ class MarkupDelimiters:
         """Call formats by the delimiters that open calls, also where a text begins."""
         self.formats = {o: n for n in inline for o in n.opens} | self.first_formats
         """Call formats by the delimiters that open calls within a text."""
+        self.inline_formats = inline
         self.uncertain_formats = (*foreign, *inline)
         """The formats of those delimiters that a text about calls may contain as examples."""
         self.own = dict(layout.reasoning)
@@ -67,6 +69,12 @@ class MarkupDelimiters:
 
     def is_foreign(self, delimiter: str) -> bool:
         return delimiter in self.foreign or delimiter in self.foreign.values()
+
+    def is_inline(self, call_format: CallFormat, opening: str) -> bool:
+        """Whether models write such a call within a line of text: one without delimiters, or one
+        that a control token opens, which no text about calls has."""
+        is_bare = any(call_format is each for each in self.inline_formats)
+        return is_bare or any(token in opening for token in self.tokens.values())
 
     def closes(self, closing: str) -> tuple[str, ...]:
         """Returns the delimiters that close a thought. The family's own tag may also close the tag

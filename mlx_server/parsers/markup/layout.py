@@ -43,6 +43,8 @@ class MarkupLayout:
     """Whether it is removed next to the answer's text too, and not only next to reasoning."""
     after_reasoning: str = ""
     """White space between reasoning and a text that may itself begin with white space."""
+    stutters: bool = False
+    """Whether models write a call twice although they decided on it once."""
     calls_end_reasoning: bool = False
     """Whether a call within reasoning ends it; if not, the call is part of the reasoning."""
     ends_reasoning: tuple[str, ...] = ()

@@ -4,8 +4,14 @@ import re
 
 from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
 from mlx_server.parsers.markup.output import MarkupOutput
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Lookahead, Source, Steps
 
+MARKS = "`*_>-#\"' \t"
+"""Characters around the words of a line."""
+SENTENCE_ENDS = frozenset(".!?。！？")
+CONTINUES = frozenset(",;:.)!?")
+"""The characters with which a sentence goes on after a call that is shown in it."""
+TICKS = re.compile("`+")
 BLANKS = re.compile(r"[ \t]+")
 ENDS_SENTENCE = re.compile(r"[\w.!?:。！？]")
 """The last character of a thought that a closing tag may end within a line."""
@@ -46,6 +52,39 @@ class Mentions:
         if (yield from self._source.comes(*self._delimiters.first_formats)):
             return True
         return (yield from self._source.comes("\n\n"))
+
+    def line_before(self, already: str) -> str:
+        """Returns the text on the line of a call. already: the call's beginning, and the white
+        space before it."""
+        begun = already.lstrip()
+        space = already[: len(already) - len(begun)]
+        return "" if "\n" in space else self._output.line + space
+
+    def is_prose(
+        self, before: str, ahead: Lookahead, *, lacks: bool = False, inline: bool = False
+    ) -> Steps[bool]:
+        """Whether a call that was just read is shown in a line of prose or in inline code, which
+        goes on after it. A call next to whole sentences is made.
+
+        before: the text on the line before the call. lacks: whether required arguments of the call
+        are missing: then text on one of its sides will do. inline: whether models write such calls
+        within a line.
+        """
+        words = before.strip(MARKS)
+        in_code = before.endswith("`") and bool((yield from ahead.run(TICKS)))
+        yield from ahead.run(BLANKS)
+        following = ""
+        if not (yield from ahead.accept(*self._delimiters.all)):
+            following = (yield from ahead.peek()).strip()
+        if in_code:
+            return bool(words or following) or lacks
+        is_sentence = words[-1:] in SENTENCE_ENDS
+        if lacks:
+            return bool(following or (words and not is_sentence))
+        if inline:
+            return False
+        goes_on = following.islower() or following in CONTINUES
+        return bool(words and following) and (goes_on or not is_sentence)
 
     def is_example(self, delimiter: str) -> Steps[bool]:
         """Whether the call that a delimiter opens is shown in a block of code: one that is not all

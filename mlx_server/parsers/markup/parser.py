@@ -7,6 +7,7 @@ delimiter within reasoning is reasoning, and any delimiter within a call's strin
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from mlx_server.events import Event
@@ -45,11 +46,11 @@ class MarkupParser:
         tokens = frozenset(self._delimiters.tokens.values())
         self._source = Source(tokens, self._delimiters.spelled_stops)
         self._output = MarkupOutput(layout, context.index)
+        self._mentions = Mentions(self._source, self._delimiters, self._output)
         self._reader = MarkupCallReader(
-            layout, context, self._delimiters, self._source, self._output
+            layout, context, self._delimiters, self._source, self._output, self._mentions
         )
         self._calls = self._reader.calls
-        self._mentions = Mentions(self._source, self._delimiters, self._output)
         self._misplaced = MisplacedCallReader(
             self._calls,
             context.tools,
@@ -186,10 +187,11 @@ class MarkupParser:
     def _misplaced_call(self, already: str) -> Steps[bool]:
         """Reads calls in JSON. already: what was read of them."""
         beginnings = self._misplaced.beginnings
-        if not already and not (beginnings and (yield from self._source.comes(*beginnings))):
+        if not (already or (beginnings and (yield from self._source.comes(*beginnings)))):
             return False
-        is_made = yield from self._misplaced.read(self._source, already)
-        if is_made:
+        before = self._mentions.line_before(already)
+        is_prose = partial(self._mentions.is_prose, before, inline=True)
+        if is_made := (yield from self._misplaced.read(self._source, already, before, is_prose)):
             self._output.whitespace.at_delimiter()
             self._output.whitespace.after_delimiter()
         return is_made
@@ -286,8 +288,7 @@ class MarkupParser:
         is between them: the model expects their results."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
-        opening = yield from source.up_to(*openings, into=discard)
-        if not opening:
+        if not (opening := (yield from source.up_to(*openings, into=discard))):
             self._misplaced.emit(self._misplaced.at_end_of(self._output.reasoning), "reasoning")
             return
         before = self._output.take()
@@ -363,7 +364,7 @@ class MarkupParser:
     def _end_reasoning(self, *, unclosed: str) -> None:
         self._section = "text"
         self._unclosed = unclosed
-        self._output.in_text = False
+        self._output.end_thought()
         self._may_begin = True
 
     def _after_reasoning(self) -> Steps[None]:
