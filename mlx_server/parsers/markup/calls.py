@@ -243,7 +243,8 @@ class MarkupCallReader:
         follows_call = self.calls.finished > self._finished_before
         inner = (each for each in call_format.inner if each in self._delimiters.after_calls)
         closes = (*call_format.closes, *call_format.may_close, *inner)
-        self.stray_delimiters = () if end or follows_call else closes
+        unread = (each for each in dict.fromkeys(closes) if each != end)
+        self.stray_delimiters = () if follows_call else tuple(unread)
         if self._is_lone_opening(broken):
             self._output.add_repair("format")
         elif end or not (is_call and self._source.ended and self._source.cut):
