@@ -13,16 +13,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, NoReturn
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
+from mlx_server.json_bounds import ExceedsBounds, check_bounds, mask_escapes
 
 QUOTED = 60
-
-OPENING, CLOSING, QUOTE = b"[{", b"]}", b'"'
-NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 
 # Raw surrogates are not valid UTF-8, so a lone surrogate can only come from an escape.
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -76,18 +73,17 @@ def _parsed(body: bytes, max_depth: int) -> Any:
     if body.startswith(codecs.BOM_UTF8):
         raise _invalid("the body starts with a byte order mark, but should be plain UTF-8")
     text = _decode(body)
-    masked = _mask_escapes(body)
-    _check_strings(masked)
-    _check_nodes(body, masked, max_depth)
-    del masked  # the copies of a large body add up
+    check_size(body, max_depth)
     return _load(text, body)
 
 
-def check_size(body: bytes) -> None:
+def check_size(body: bytes, max_depth: int = limits.JSON_DEPTH.value) -> None:
     """Refuses JSON that `parse` would refuse for its size, without parsing it."""
-    masked = _mask_escapes(body)
-    _check_strings(masked)
-    _check_nodes(body, masked, limits.JSON_DEPTH.value)
+    try:
+        check_bounds(body, max_depth)
+    except ExceedsBounds as error:
+        where = "" if error.offset is None else f" {_place(body, error.offset)}"
+        raise _invalid(f"{error}{where}") from None
 
 
 def quoted(text: str) -> str:
@@ -103,61 +99,9 @@ def _decode(body: bytes) -> str:
         raise _invalid(f"not UTF-8 {_place(body, error.start)}") from None
 
 
-def _mask_escapes(body: bytes) -> bytes:
-    """A copy of the same length without escapes, so that every quote begins or ends a string."""
-    return body.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
-
-
-def _check_strings(masked: bytes) -> None:
-    if masked.count(b'"') > 2 * limits.JSON_STRINGS.value:
-        raise _invalid(f"it has more than {limits.JSON_STRINGS.value} strings, keys included")
-
-
-def _check_nodes(body: bytes, masked: bytes, max_depth: int) -> None:
-    """Checks depth and number of nodes before `json` recurses. In invalid JSON the counts are exact
-    up to the first error, where `json` stops."""
-    if sum(masked.count(bracket) for bracket in OPENING) <= max_depth:
-        return
-    level = nodes = 0
-    for begin, end in _outside_strings(masked):
-        for bracket in masked[begin:end].translate(None, NO_BRACKETS):
-            if bracket in CLOSING:
-                level -= 1
-                if level < 0:  # an error, so that `json` stops here
-                    return
-                continue
-            level, nodes = level + 1, nodes + 1
-            if level > max_depth:
-                where = _place(body, _nth_opening(masked, nodes))
-                raise _invalid(f"nested deeper than {max_depth} levels {where}")
-            if nodes > limits.JSON_NODES.value:
-                most = limits.JSON_NODES.value
-                raise _invalid(f"it has more than {most} lists and objects")
-
-
-def _outside_strings(masked: bytes) -> Iterator[tuple[int, int]]:
-    begin, size = 0, len(masked)
-    while begin < size:
-        quote = masked.find(QUOTE, begin)
-        end = size if quote < 0 else quote
-        yield begin, end
-        quote = masked.find(QUOTE, end + 1)
-        begin = size if quote < 0 else quote + 1
-
-
-def _nth_opening(masked: bytes, n: int) -> int:
-    found = (
-        at
-        for begin, end in _outside_strings(masked)
-        for at in range(begin, end)
-        if masked[at] in OPENING
-    )
-    return next(islice(found, n - 1, None))
-
-
 def _lone_surrogates(body: bytes) -> Iterator[int]:
     """Searches in pieces: `re` holds the GIL during a search."""
-    masked = _mask_escapes(body)
+    masked = mask_escapes(body)
     for start in range(0, len(masked), PIECE):
         end = start + PIECE
         for lone in LONE_SURROGATE.finditer(masked, start, end + LONGEST_ESCAPE):
@@ -189,7 +133,7 @@ def _load(text: str, body: bytes) -> Any:
         what = error.msg.rstrip(": ").removesuffix(" at")
         raise _invalid(f"{what} at line {error.lineno}, column {error.colno}") from None
     except _BadLiteral as refused:
-        where = _place(body, _find_literal(_mask_escapes(body), refused.literal.encode()))
+        where = _place(body, _find_literal(mask_escapes(body), refused.literal.encode()))
         raise _invalid(f"{refused.why} {where}") from None
 
 

@@ -29,6 +29,7 @@ from mlx_server.requests import (
     SamplingParams,
 )
 from mlx_server.system.logs import log_model
+from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.attempt import UpstreamAttempt
 from mlx_server.upstream.reading import AnswerReader
 from mlx_server.upstream.reading_options import ReadingOptions
@@ -171,6 +172,7 @@ class UpstreamAnswer(ReviewedAnswer):
             unchecked=must_call or isinstance(request.format, JsonFormat),
         )
         self._model = model
+        self._allowance = Allowance(model.upstream.policy.answer_seconds)
         self._attempt: UpstreamAttempt | None = None
         self._nudges = 0
 
@@ -187,6 +189,7 @@ class UpstreamAnswer(ReviewedAnswer):
         return self._attempt.estimated_prompt_tokens
 
     async def aclose(self) -> None:
+        self._allowance.release()
         if self._attempt:
             await self._attempt.aclose()
 
@@ -245,7 +248,9 @@ class UpstreamAnswer(ReviewedAnswer):
             tells_format=again,
         )
         asked = replace(asked, client=self._request.client, hops=self._request.hops)
-        return await UpstreamAttempt.begun(self._model.connection, asked, self._reader(prompt))
+        return await UpstreamAttempt.begun(
+            self._model.connection, asked, self._reader(prompt), self._allowance
+        )
 
     def _reader(self, prompt: Prompt) -> AnswerReader:
         model, request, spec = self._model, self._request, self._model.spec

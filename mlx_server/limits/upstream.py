@@ -9,12 +9,27 @@ UPSTREAM_LINE_BYTES = Limit(
     per="response",
     beyond="the answer ends with an error",
 )
-UPSTREAM_BYTES = Limit(
-    bounds="all that an upstream sends for one answer",
-    value=256 << 20,
+UPSTREAM_MEMORY = Limit(
+    bounds="memory for an upstream's answer, reckoned as four times the bytes that are received",
+    value=512 << 20,
     unit="bytes",
     per="response",
     beyond="the answer ends with an error",
+)
+UPSTREAM_ALL_MEMORY = Limit(
+    bounds="the same memory for all upstreams' answers that run",
+    value=2 << 30,
+    unit="bytes",
+    per="server",
+    beyond="answers with more than an equal share end with an error",
+)
+UPSTREAM_HEADER_BYTES = Limit(
+    bounds="the headers of an upstream's or MCP server's response, with those of informational "
+    "responses before it",
+    value=64 << 10,
+    unit="bytes",
+    per="response",
+    beyond="the connection is closed",
 )
 UPSTREAM_CHARACTERS = Limit(
     bounds="the text, reasoning and calls of an upstream's answer",
@@ -24,7 +39,7 @@ UPSTREAM_CHARACTERS = Limit(
     beyond="the answer ends with an error",
 )
 UPSTREAM_CALLS = Limit(
-    bounds="the calls of an upstream's answer",
+    bounds="the calls of an upstream's answer, in fields of their own or in its text",
     value=256,
     unit="items",
     per="response",
@@ -68,12 +83,20 @@ UPSTREAM_FIRST_SECONDS = Limit(
     setting="models.*.upstream.first_seconds",
 )
 UPSTREAM_IDLE_SECONDS = Limit(
-    bounds="how long an upstream's stream may bring no event",
+    bounds="how long nothing may be added to an upstream's answer that has begun",
     value=60,
     unit="seconds",
     per="response",
     beyond="the answer ends with an error",
     setting="models.*.upstream.idle_seconds",
+)
+UPSTREAM_ANSWER_SECONDS = Limit(
+    bounds="how long an upstream's answer may take in all, also in the background",
+    value=3600,
+    unit="seconds",
+    per="response",
+    beyond="the answer ends with an error",
+    setting="models.*.upstream.answer_seconds",
 )
 UPSTREAM_RETRIES = Limit(
     bounds="how often a request is sent again that an upstream refused or lost",

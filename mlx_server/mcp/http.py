@@ -12,6 +12,8 @@ from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.oauth import Authorization, authorization
 from mlx_server.mcp.refusals import explained
 from mlx_server.mcp.streams import Meter, Streams
+from mlx_server.system.http_transport import BoundedTransport
+from mlx_server.system.turns import turn
 
 EVENT_STREAM = "text/event-stream"
 PORTS = {"http": 80, "https": 443}
@@ -46,7 +48,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
     """Connects only to checked addresses, also after redirects, and limits the received bytes."""
 
     def __init__(self, limits: McpLimits, *, allow_private: bool) -> None:
-        self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
+        self._inner = BoundedTransport(trust_env=False)
         self._limits = limits
         self._all = Meter(limits.session_bytes)
         self._allow_private = allow_private
@@ -111,6 +113,7 @@ class _CountedStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
+            await turn()
             for meter in self._meters:
                 meter.count(len(chunk))
             yield chunk

@@ -1,5 +1,6 @@
 """One attempt at an answer: a request to an upstream, and the events of its response."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -7,12 +8,18 @@ import msgspec
 
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import Event, TokenCounts
+from mlx_server.system.turns import turn
+from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.connection import UpstreamConnection, UpstreamStream
 from mlx_server.upstream.messages import without_media
 from mlx_server.upstream.pieces import read_piece
-from mlx_server.upstream.reading import CHARACTERS_PER_TOKEN, AnswerReader
+from mlx_server.upstream.reading import AnswerReader
 from mlx_server.upstream.request_body import UpstreamRequest
 from mlx_server.upstream.sse import END
+from mlx_server.upstream.usage import CHARACTERS_PER_TOKEN
+
+LARGE_ANSWER = 16 << 10
+"""The characters of an answer above which its last events are made in a thread."""
 
 
 class UpstreamAttempt:
@@ -22,19 +29,26 @@ class UpstreamAttempt:
         request: UpstreamRequest,
         stream: UpstreamStream,
         reader: AnswerReader,
+        allowance: Allowance,
     ) -> None:
         self._connection = connection
         self._request = request
         self._stream = stream
         self._reader = reader
+        self._allowance = allowance
 
     @classmethod
     async def begun(
-        cls, connection: UpstreamConnection, request: UpstreamRequest, reader: AnswerReader
+        cls,
+        connection: UpstreamConnection,
+        request: UpstreamRequest,
+        reader: AnswerReader,
+        allowance: Allowance,
     ) -> "UpstreamAttempt":
         """Sends the request and waits until its answer begins. Raises ServerError if none does."""
         body = request.thinking.first() if request.thinking else request.body
-        return cls(connection, request, await connection.open(request, body), reader)
+        stream = await connection.open(request, body, allowance)
+        return cls(connection, request, stream, reader, allowance)
 
     @property
     def counts(self) -> TokenCounts:
@@ -65,23 +79,23 @@ class UpstreamAttempt:
             body = thinking.second(reader.thoughts, reader.content, spent)
             for event in reader.close_thoughts(thinking.tags):
                 yield event
-            self._stream = await self._connection.open(self._request, body)
+            self._stream = await self._connection.open(self._request, body, self._allowance)
             async with aclosing(self._request_events()) as events:
                 async for event in events:
                     yield event
-        for event in reader.finish():
+        for part in reader.rest():
+            await turn()
+            for event in reader.feed(part):
+                yield event
+        async for event in _ending(reader):
             yield event
 
     async def _request_events(self) -> AsyncGenerator[Event]:
         """Yields the events of one request's response, except those that `reader.finish` makes."""
         reader, connection = self._reader, self._connection
+        values = connection.within_time(self._stream.values(), reader, self._allowance)
         try:
-            async with (
-                connection.reading(),
-                aclosing(
-                    connection.within_idle(self._stream.values(), lambda: reader.has_ended)
-                ) as values,
-            ):
+            async with connection.reading(), aclosing(values):
                 async for value in values:
                     if value == END:
                         if not reader.has_begun:
@@ -89,8 +103,10 @@ class UpstreamAttempt:
                         return
                     piece = read_piece(value)
                     connection.saw_reasoning(piece.reasoning_field)
-                    for event in reader.feed(piece):
-                        yield event
+                    for part in reader.parts(piece):
+                        for event in reader.feed(part):
+                            yield event
+                        await turn()
                     if reader.needs_no_more:
                         return
         finally:
@@ -99,3 +115,14 @@ class UpstreamAttempt:
             raise UpstreamFailed(
                 f"The upstream of {connection.id} ended its stream before the answer was complete."
             )
+
+
+async def _ending(reader: AnswerReader) -> AsyncGenerator[Event]:
+    """Yields the last events of an answer. Those of a large one are made in a thread, since its
+    calls are parsed and its held text is read again at the end."""
+    ending = reader.finish()
+    if reader.size > LARGE_ANSWER:
+        ending = iter(await asyncio.to_thread(list, ending))
+    for event in ending:
+        yield event
+        await turn()

@@ -22,7 +22,9 @@ class CallPiece:
     index: int | None = None
     id: str = ""
     name: str = ""
-    arguments: str | Mapping[str, Any] = ""
+    arguments: str = ""
+    is_object: bool = False
+    """Whether the arguments came as an object, which `arguments` has as JSON."""
     is_misnumbered: bool = False
     """Whether the upstream's JSON has an index that is not an integer."""
     extra_content: Mapping[str, Any] = field(default_factory=dict)
@@ -83,8 +85,9 @@ def _call_piece(call: Mapping[str, Any]) -> CallPiece:
     names = (*map(function.get, NAMES), inside)
     arguments: Any = next((function[key] for key in ARGUMENTS if key in function), "")
     index, id = call.get("index"), call.get("id") or call.get("call_id")
-    if not isinstance(arguments, str | Mapping):  # JSON of another type, which no tool accepts
-        arguments = "" if arguments is None else json.dumps(arguments)
+    is_object = isinstance(arguments, Mapping)
+    if not isinstance(arguments, str):  # no tool accepts JSON of a type other than an object
+        arguments = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
     extra = call.get("extra_content")
     return CallPiece(
         index=whole_number(index),
@@ -93,4 +96,5 @@ def _call_piece(call: Mapping[str, Any]) -> CallPiece:
         id=id if isinstance(id, str) else "",
         name=next((name for name in names if isinstance(name, str) and name), ""),
         arguments=arguments,
+        is_object=is_object,
     )

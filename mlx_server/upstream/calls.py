@@ -1,12 +1,9 @@
-"""Joins the pieces of an upstream's structured calls, and parses and repairs the calls."""
+"""Parses and repairs an upstream's structured calls."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from mlx_server import limits
-from mlx_server.errors import UpstreamFailed
 from mlx_server.events import RepairKind
 from mlx_server.messages import Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
@@ -14,125 +11,10 @@ from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.json_text import json_text
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.upstream.call_pieces import CallPiece
+from mlx_server.upstream.collected_calls import CollectedCall
 
 ENCODING_LEVELS = 4
 """The most times that arguments may be encoded as a JSON string within a JSON string."""
-
-
-@dataclass
-class CollectedCall:
-    id: str = ""
-    name: str = ""
-    texts: list[str] = field(default_factory=list)
-    size: int = 0
-    """The number of characters of `texts`."""
-    whole: dict[str, Any] | None = None
-    """The arguments, if they came as an object."""
-    is_misnumbered: bool = False
-    extra_content: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def arguments(self) -> str:
-        text = "".join(self.texts)
-        if self.whole is None or (not self.whole and text):
-            return text
-        return json.dumps(self.whole, ensure_ascii=False)
-
-    def add(self, arguments: str | Mapping[str, Any]) -> None:
-        if isinstance(arguments, Mapping):
-            self.whole = self.whole or {}
-            self.whole.update(arguments)
-        elif arguments:
-            self.texts = [] if self._is_repeated_by(arguments) else self.texts
-            self.texts.append(arguments)
-            self.size = len(arguments) + (self.size if len(self.texts) > 1 else 0)
-
-    def _is_repeated_by(self, text: str) -> bool:
-        """Whether a piece begins with all arguments so far, which some servers send in each
-        piece."""
-        may_be = 1 < self.size <= len(text) and text.startswith("{")
-        return may_be and text.startswith("".join(self.texts))
-
-    def as_text(self) -> str:
-        """The call as JSON, which becomes text of the answer if no tool can be called with it."""
-        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
-
-
-class CollectedCalls:
-    """The structured calls of one answer, in their order."""
-
-    def __init__(self) -> None:
-        self.calls: list[CollectedCall] = []
-        self._by_index: dict[int, CollectedCall] = {}
-
-    def add(self, piece: CallPiece) -> None:
-        call = self._call_of(piece)
-        call.id = call.id or piece.id
-        call.is_misnumbered = call.is_misnumbered or piece.is_misnumbered
-        call.extra_content.update(piece.extra_content)
-        if piece.name and piece.name != call.name:
-            is_repeated = piece.name.startswith(call.name)
-            call.name = piece.name if is_repeated else call.name + piece.name
-        call.add(piece.arguments)
-
-    def _call_of(self, piece: CallPiece) -> CollectedCall:
-        """The call that a piece belongs to, or a new one. Its index alone may be misleading, since
-        some servers send none, or the same one for all calls."""
-        if piece.index is None:
-            known = next((call for call in self.calls if piece.id and call.id == piece.id), None)
-            last = self.calls[-1] if self.calls else None
-            begins = bool(piece.name) and (last is None or bool(piece.id) or bool(last.arguments))
-            begins = begins and not (last and _names_begun_call(last, piece))
-            found = known or (None if begins else last)
-        else:
-            found = self._by_index.get(piece.index)
-            if found and _begins_new_call(found, piece):
-                found = None
-        return found or self._new(piece.index)
-
-    def _new(self, index: int | None) -> CollectedCall:
-        if len(self.calls) >= limits.UPSTREAM_CALLS.value:
-            raise UpstreamFailed("The upstream sent more calls than one answer may have.")
-        call = CollectedCall()
-        self.calls.append(call)
-        if index is not None:
-            self._by_index[index] = call
-        return call
-
-
-def _begins_new_call(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether a piece begins a new call, although it has the index of this one."""
-    if not piece.name:
-        return False
-    if piece.id and call.id and piece.id != call.id and not _continues_arguments(call, piece):
-        return True
-    if _names_begun_call(call, piece) or not _is_object(call.arguments):
-        return False
-    if piece.name != call.name:
-        return True
-    # not if the call has only an empty object so far, or if the same arguments are sent again
-    has_both = bool(call.arguments.strip("{} \n") and piece.arguments)
-    return has_both and not str(piece.arguments).startswith(call.arguments)
-
-
-def _names_begun_call(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether the piece is only the name of the call, whose arguments arrived first."""
-    return not (call.name or piece.arguments)
-
-
-def _continues_arguments(call: CollectedCall, piece: CallPiece) -> bool:
-    """Whether the piece continues the call's arguments, although it has another id."""
-    more = piece.arguments
-    begun = piece.name == call.name and bool(call.arguments) and not _is_object(call.arguments)
-    return begun and isinstance(more, str) and bool(more) and not more.lstrip().startswith("{")
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return text.endswith("}") and isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 class StructuredCallReader:

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import httpx2
 import msgspec
@@ -21,30 +20,22 @@ from mlx_server.errors import (
     UpstreamTimeout,
 )
 from mlx_server.requests import HOPS_HEADER
+from mlx_server.system.http_transport import BoundedTransport
+from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.breaker import UpstreamBreaker
-from mlx_server.upstream.credentials import Credentials, credentials_of, limited
+from mlx_server.upstream.credentials import Credentials, credentials_of
 from mlx_server.upstream.dialects import MODELS, body_for, endpoint
-from mlx_server.upstream.event_values import values_of
 from mlx_server.upstream.failures import RETRIED, error_in, refusal, reported, retry_after
 from mlx_server.upstream.learning import LearntFacts, facts_in
 from mlx_server.upstream.request_body import UpstreamRequest
+from mlx_server.upstream.responses import json_values, limited, response_values
 from mlx_server.upstream.retriable import Retriable, Unreachable, pause_before
 from mlx_server.upstream.spec import ReasoningField, UpstreamSpec
-from mlx_server.upstream.sse import BYTE_ORDER_MARK, END, SseReader
 
 log = logging.getLogger("mlx_server.upstream")
 
 USAGE_SECONDS = 2.0
 """How long the reader waits for the usage after an answer's end."""
-
-END_SECONDS = 0.2
-"""How long the reader waits for the end of the body after the last event."""
-
-LARGE_JSON = 256 << 10
-"""The characters of JSON above which it is parsed in a thread."""
-
-EVENTS_PER_TURN = 64
-"""The number of events that are read before other tasks of the event loop get their turn."""
 
 MODEL_LIST_ATTEMPTS = 3
 """How often an upstream is asked for its models if it does not respond."""
@@ -66,6 +57,18 @@ class UpstreamStream:
     async def aclose(self) -> None:
         await self._rest.aclose()
         await self._close()
+
+
+class Progress(Protocol):
+    """How far an answer has been read."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the upstream has sent a finish reason."""
+
+    @property
+    def progress(self) -> object:
+        """A value that differs from all before it if a piece has added to the answer."""
 
 
 class UpstreamConnection:
@@ -130,10 +133,11 @@ class UpstreamConnection:
             return  # it is asked again after the next answer
         self._attempts_to_learn = 0
         try:
-            values = await self._json_values(body) if response.status_code == 200 else []
+            values = list(await json_values(body))
         except UpstreamFailed:
             return
-        self.learnt = found = facts_in(next(iter(values), None), self.spec.model)
+        listed = values[0] if values and response.status_code == 200 else None
+        self.learnt = found = facts_in(listed, self.spec.model)
         learnt = {k: v for k, v in found.capabilities.items() if k not in self.spec.stated}
         known = cast(dict[str, Any], {**self._seen, **learnt})
         self.capabilities = replace(self.spec.capabilities, **known)
@@ -149,7 +153,9 @@ class UpstreamConnection:
             if not self.capabilities.reasoning_messages:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))
 
-    async def open(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
+    async def open(
+        self, request: UpstreamRequest, body: Mapping[str, Any], allowance: Allowance
+    ) -> UpstreamStream:
         """Sends the request until an answer begins. Raises ServerError if none does."""
         if request.hops >= limits.UPSTREAM_HOPS.value:
             raise UpstreamLoop(
@@ -163,7 +169,7 @@ class UpstreamConnection:
                     f"in {left:.0f} seconds."
                 )
             try:
-                return await self._attempt(request, body)
+                return await self._attempt(request, body, allowance)
             except Retriable as failure:
                 seconds = pause_before(attempt, failure)
                 if seconds is None or attempt == self.spec.policy.retries:
@@ -173,11 +179,13 @@ class UpstreamConnection:
                 await self._pause(seconds)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
+    async def _attempt(
+        self, request: UpstreamRequest, body: Mapping[str, Any], allowance: Allowance
+    ) -> UpstreamStream:
         breaker, client = self.breaker, request.client
         breaker.begin(client)
         try:
-            stream = await self._sent(request, body)
+            stream = await self._sent(request, body, allowance)
         except Retriable as failure:
             self.last_error = f"The last request failed: {failure.error.code}."
             if isinstance(failure, Unreachable):
@@ -195,7 +203,9 @@ class UpstreamConnection:
         self.learn_soon()
         return stream
 
-    async def _sent(self, request: UpstreamRequest, body: Mapping[str, Any]) -> UpstreamStream:
+    async def _sent(
+        self, request: UpstreamRequest, body: Mapping[str, Any], allowance: Allowance
+    ) -> UpstreamStream:
         policy, again = self.spec.policy, True
         try:
             async with asyncio.timeout(policy.first_seconds):
@@ -205,7 +215,7 @@ class UpstreamConnection:
                         break
                     await response.aclose()
                     again = False
-                return await self._begun(response)
+                return await self._begun(response, allowance)
         except TimeoutError:
             raise Retriable(
                 UpstreamTimeout(
@@ -247,14 +257,14 @@ class UpstreamConnection:
         )
         return await http.send(sent, stream=True)
 
-    async def _begun(self, response: httpx2.Response) -> UpstreamStream:
+    async def _begun(self, response: httpx2.Response, allowance: Allowance) -> UpstreamStream:
         try:
             if response.status_code != 200:
                 await self._refused(response)
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 # a few compressed bytes may expand to any size
                 raise UpstreamFailed(f"The upstream of {self.id} sent compressed data.")
-            values = self._values(response)
+            values = self._values(response, allowance)
             async for first in values:
                 return UpstreamStream(first, values, response.aclose)
             raise Retriable(UpstreamFailed(f"The upstream of {self.id} sent no answer."))
@@ -277,59 +287,11 @@ class UpstreamConnection:
         spec = self.spec
         return (*self._credentials.secrets, spec.project_id or "", spec.space_id or "")
 
-    async def _values(self, response: httpx2.Response) -> AsyncGenerator[Any]:
-        """Yields the JSON values of an event stream, or the one value of a JSON body."""
-        count, texts = 0, self._texts(response)
-        async for text in texts:
-            if text == END:
-                await _read_to_end(texts)
-                yield END
-                return
-            count += 1
-            if count % EVENTS_PER_TURN == 0:
-                await asyncio.sleep(0)
-            for value in await self._json_values(text):
-                if isinstance(value, dict) and (error := error_in(value)):
-                    raise reported(self.id, error, self.secrets)
-                yield value
-
-    async def _json_values(self, text: str | bytes) -> list[Any]:
-        decode = partial(values_of, text)
-        try:
-            return await asyncio.to_thread(decode) if len(text) > LARGE_JSON else decode()
-        except (ValueError, RecursionError):
-            raise UpstreamFailed(f"The upstream of {self.id} sent no valid JSON.") from None
-
-    async def _texts(self, response: httpx2.Response) -> AsyncGenerator[str | bytes]:
-        """Yields the data of the events of a stream, or a JSON body. Its first bytes show which of
-        them it is, since the content type of some servers is wrong."""
-        body, reader = bytearray(), None
-        async for chunk in self._counted(response):
-            if reader is None:
-                body += chunk
-                if _may_be_json(body):
-                    if len(body) > limits.UPSTREAM_LINE_BYTES.value:
-                        raise UpstreamFailed(
-                            f"The upstream of {self.id} sent a body that is too long."
-                        )
-                    continue
-                reader, chunk = SseReader(), bytes(body)
-            for text in reader.feed(chunk):
-                yield text
-        if reader is None:
-            if body.strip():
-                yield bytes(body.removeprefix(BYTE_ORDER_MARK))
-            return
-        for text in reader.finish():
-            yield text
-
-    async def _counted(self, response: httpx2.Response) -> AsyncGenerator[bytes]:
-        size = 0
-        async for chunk in response.aiter_raw():
-            size += len(chunk)
-            if size > limits.UPSTREAM_BYTES.value:
-                raise UpstreamFailed(f"The upstream of {self.id} sent too many bytes.")
-            yield chunk
+    async def _values(self, response: httpx2.Response, allowance: Allowance) -> AsyncGenerator[Any]:
+        async for value in response_values(response, allowance):
+            if isinstance(value, dict) and (error := error_in(value)):
+                raise reported(self.id, error, self.secrets)
+            yield value
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -346,30 +308,46 @@ class UpstreamConnection:
             self.running -= 1
             self.last_used = time.time()
 
-    async def within_idle(
-        self, values: AsyncIterator[Any], has_ended: Callable[[], bool]
+    async def within_time(
+        self, values: AsyncIterator[Any], reader: Progress, allowance: Allowance
     ) -> AsyncGenerator[Any]:
-        """Yields the values. Raises UpstreamTimeout if the next one does not come in time. After
-        the answer's end only the usage may follow, so a timeout, a lost connection or invalid data
-        ends the values without an error."""
+        """Yields the values. Raises UpstreamTimeout if none adds to the answer in time, or if the
+        answer takes too long in all. After the answer's end only the usage may follow, so a
+        timeout, a lost connection or invalid data ends the values without an error."""
+        clock, before, idle = time.monotonic, None, 0.0
+        until = 0.0
         while True:
-            seconds = USAGE_SECONDS if has_ended() else self.spec.policy.idle_seconds
+            if reader.progress != before:
+                before = reader.progress
+                idle = USAGE_SECONDS if reader.has_ended else self.spec.policy.idle_seconds
+                until = clock() + idle
+            seconds = min(until - clock(), allowance.seconds_left)
             try:
+                if seconds <= 0:
+                    raise TimeoutError
                 async with asyncio.timeout(seconds):
                     value = await anext(values)
             except StopAsyncIteration:
                 return
             except (httpx2.HTTPError, UpstreamFailed):
-                if has_ended():
+                if reader.has_ended:
                     return
                 raise
             except TimeoutError:
-                if has_ended():
+                if reader.has_ended:
                     return
-                raise UpstreamTimeout(
-                    f"The upstream of {self.id} sent nothing for {seconds:g} seconds."
-                ) from None
+                raise self._timeout(idle, allowance) from None
             yield value
+
+    def _timeout(self, idle: float, allowance: Allowance) -> UpstreamTimeout:
+        if allowance.seconds_left > 0:
+            return UpstreamTimeout(
+                f"The upstream of {self.id} added nothing to its answer for {idle:g} seconds."
+            )
+        most = self.spec.policy.answer_seconds
+        return UpstreamTimeout(
+            f"The upstream of {self.id} did not end its answer within {most:g} seconds."
+        )
 
     def _http(self) -> httpx2.AsyncClient:
         if self._client is None:
@@ -378,24 +356,11 @@ class UpstreamConnection:
             self._client = httpx2.AsyncClient(
                 headers={"accept-encoding": "identity"},
                 timeout=httpx2.Timeout(policy.connect_seconds, read=None, write=None),
-                limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most // 4),
                 follow_redirects=False,
-                trust_env=False,
-                verify=self.spec.url.startswith("https:"),
+                transport=BoundedTransport(
+                    limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most // 4),
+                    trust_env=False,
+                    verify=self.spec.url.startswith("https:"),
+                ),
             )
         return self._client
-
-
-async def _read_to_end(texts: AsyncIterator[Any]) -> None:
-    """Reads the body to its end after the last event, so that the connection can be used again.
-    Some servers take a connection that is closed earlier for a client that was lost."""
-    with suppress(TimeoutError, httpx2.HTTPError, UpstreamFailed):
-        async with asyncio.timeout(END_SECONDS):
-            async for _ in texts:
-                pass
-
-
-def _may_be_json(begin: bytearray) -> bool:
-    """Whether a body with this beginning may be JSON, and not an event stream."""
-    head = bytes(begin[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
-    return not head or head.startswith((b"{", b"["))

@@ -12,6 +12,7 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 from mlx_server.upstream.failures import refusal
+from mlx_server.upstream.responses import limited
 from mlx_server.upstream.spec import UpstreamSpec
 
 GRANT = "urn:ibm:params:oauth:grant-type:apikey"
@@ -114,16 +115,6 @@ class IamToken:
 class _Token(msgspec.Struct):
     access_token: str
     expires_in: float
-
-
-async def limited(response: httpx2.Response, most: int) -> bytes:
-    """The first `most` bytes of a body; the rest is not read."""
-    body = b""
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) >= most:
-            break
-    return body[:most]
 
 
 def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx2.AsyncClient]) -> Credentials:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlx_server.json_bounds import check_bounds, check_numbers
 from mlx_server.upstream.lenient_json import decoded, lenient_json
 from mlx_server.upstream.sse import END, ENDS
 
@@ -18,17 +19,23 @@ WRAPPERS = ("data", "response", "output", "result", "body")
 """Fields in which some servers wrap the answer."""
 
 
-def values_of(text: str | bytes) -> list[Any]:
-    """The values of a text; `END` stands for the end of the stream. Raises ValueError or
-    RecursionError for a text that is not JSON."""
+def values_of(text: str | bytes) -> Iterator[Any]:
+    """Yields the values of a text; `END` stands for the end of the stream. Raises ValueError or
+    RecursionError for a text that is not JSON, or has more values than a request may have."""
+    raw = text.encode() if isinstance(text, str) else text
+    check_bounds(raw)
+    check_numbers(raw)
     try:
-        found = decoded(text)
+        found = decoded(raw)
     except (ValueError, RecursionError):
-        words = (text if isinstance(text, str) else text.decode()).strip()
-        return [] if words.lower() in PINGS else list(_concatenated(words))
+        words = raw.decode().strip()
+        if words.lower() not in PINGS:
+            yield from _concatenated(words)
+        return
     if isinstance(found, list):
-        return [_unwrapped(each) for each in found if each]
-    return [_unwrapped(found)] if found not in (None, "") else []
+        yield from (_unwrapped(each) for each in found if each)
+    elif found not in (None, ""):
+        yield _unwrapped(found)
 
 
 def _concatenated(text: str) -> Iterator[Any]:

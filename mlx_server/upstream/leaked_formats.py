@@ -69,6 +69,8 @@ class LeakedFormatParser(DelegatingParser):
         has_calls = bool(context.tools) and context.misplaced_calls == "make"
         self._calls = CALLS if has_calls and not only_harmony else {}
         self._beginnings = harmony if only_harmony else {**harmony, **THOUGHTS}
+        self._space: list[str] = []
+        """The held white space before `_held`, of which a model may write any amount."""
         self._held = ""
         self._begun = self._is_certain = False
         """Whether the answer's beginning has been parsed, and whether its parser is final."""
@@ -76,13 +78,12 @@ class LeakedFormatParser(DelegatingParser):
     def feed(self, token: int, text: str) -> list[Event]:
         if self._is_certain:
             return self._parser.feed(token, text)
-        self._held += text
+        self._hold(text)
         if not self._begun:
-            head = self._held.lstrip()
-            if _may_become(head, self._beginnings):
+            if _may_become(self._held, self._beginnings):
                 return []
             self._begun = True
-            if found := _at_the_beginning(head, self._beginnings):
+            if found := _at_the_beginning(self._held, self._beginnings):
                 return self._switch(token, found)
         events = self._until_calls(token)
         self._is_certain = self._is_certain or not self._calls
@@ -91,27 +92,36 @@ class LeakedFormatParser(DelegatingParser):
     def finish(self, *, cut: bool) -> list[Event]:
         return [*self._released(-1, len(self._held)), *self._parser.finish(cut=cut)]
 
+    def _hold(self, text: str) -> None:
+        if self._held:
+            self._held += text
+            return
+        self._held = text.lstrip()
+        self._space.append(text[: len(text) - len(self._held)])
+
     def _until_calls(self, token: int) -> list[Event]:
         """The events of the held text. The beginning of a delimiter at its end, and the white space
         before that, stay held."""
         events: list[Event] = []
         while self._calls and (at := self._held.find("<")) >= 0:
-            events += self._released(token, len(self._held[:at].rstrip()))
-            rest = self._held.lstrip()
-            if found := _at_the_beginning(rest, self._calls):
+            if size := len(self._held[:at].rstrip()):
+                events += self._released(token, size)
+            if found := _at_the_beginning(self._held, self._calls):
                 if self._parser.section == "text":
-                    self._held = rest
+                    self._space.clear()
                     ended = self._parser.finish(cut=False)
                     return [*events, *ended, *self._switch(token, found)]
-            elif _may_become(rest, self._calls):
+            elif _may_become(self._held, self._calls):
                 return events
-            events += self._released(token, len(self._held) - len(rest) + 1)
+            events += self._released(token, 1)
         size = len(self._held.rstrip() if self._calls else self._held)
-        return [*events, *self._released(token, size)]
+        return [*events, *self._released(token, size)] if size or not self._calls else events
 
     def _released(self, token: int, size: int) -> list[Event]:
-        """The events of the first `size` characters of the held text."""
-        text, self._held = self._held[:size], self._held[size:]
+        """The events of the held white space and of the `size` characters after it."""
+        text, rest = "".join((*self._space, self._held[:size])), self._held[size:]
+        self._space, self._held = [], ""
+        self._hold(rest)
         events = self._parser.feed(token, text) if text else []
         if any(isinstance(event, ToolCallStarted) for event in events):
             self._calls = {}  # the current parser knows the format of the model's calls

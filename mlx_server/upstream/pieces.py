@@ -1,7 +1,7 @@
 """Reads a piece of an upstream's answer, a body or a chunk, whatever names and types it uses."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_server.errors import UpstreamFailed
@@ -35,6 +35,10 @@ class AnswerPiece:
     """Whether the piece is a complete message and not a delta."""
 
 
+PART_CHARACTERS = 512
+"""The most characters of a text that are parsed at a time. Some texts take 25 us a character."""
+
+
 def read_piece(value: Any) -> AnswerPiece:
     """Reads one JSON value of a response. Raises UpstreamFailed for a value that is not part of an
     answer."""
@@ -66,6 +70,19 @@ def read_piece(value: Any) -> AnswerPiece:
         reasoning_field=next((name for name in REASONING if _is_text(said.get(name))), None),
         is_whole=is_whole,
     )
+
+
+def split(piece: AnswerPiece) -> Iterator[AnswerPiece]:
+    """Yields a piece in parts whose texts are short."""
+    text, reasoning, size = piece.text, piece.reasoning, PART_CHARACTERS
+    if len(text) <= size and len(reasoning) <= size:  # the usual case
+        yield piece
+        return
+    for begin in range(0, len(reasoning), size):
+        yield AnswerPiece(reasoning=reasoning[begin : begin + size])
+    for begin in range(0, len(text), size):
+        yield AnswerPiece(text=text[begin : begin + size], logprobs=() if begin else piece.logprobs)
+    yield replace(piece, text="", reasoning="", logprobs=())
 
 
 def _message_object(found: Any) -> Mapping[str, Any] | None:

@@ -31,21 +31,25 @@ from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.calls import StructuredCallReader
+from mlx_server.upstream.collected_calls import CollectedCalls
+from mlx_server.upstream.growing_text import GrowingText
 from mlx_server.upstream.leaked_formats import parser_of
 from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.logprobs import LogprobQueue
-from mlx_server.upstream.pieces import AnswerPiece
+from mlx_server.upstream.pieces import AnswerPiece, split
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.reasoning_details import ReasoningDetails
 from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, new_part
-from mlx_server.upstream.usage import UpstreamUsage
+from mlx_server.upstream.usage import (
+    SpokenCharacters,
+    UpstreamUsage,
+    is_counted,
+    token_counts,
+)
 
 NO_TOKEN = -1
 """The token id that parsers get for text without token ids."""
-
-CHARACTERS_PER_TOKEN = 4
-"""The characters per token by which tokens are estimated if an upstream does not count them."""
 
 ENDS = ("stop", "length", "tool_calls", "content_filter")
 
@@ -78,7 +82,7 @@ class AnswerReader:
         self._numbers: dict[tuple[str, int], int] = {}
         self._ids: set[str] = set()
         self._reported: set[Repaired] = set()
-        self._calls = self._size = self._reasoned = self._said = 0
+        self._calls = self._spoken = self._reasoned = self._said = 0
         self._streamed = False
         self._choice: int | None = None
         """The index of the answer that is read; others that the upstream may send are ignored."""
@@ -86,12 +90,12 @@ class AnswerReader:
         self._details = ReasoningDetails()
         self._repeats = Repeats()
         self._echoed_thoughts, self._echoed_calls = EchoedThoughts(), EchoedCalls()
-        self._raw: list[str] = []
+        self._raw = GrowingText()
         self._finish: str | None = None
         self._stop: str | None = None
         self._usage: UpstreamUsage | None = None
         self._is_unterminated = False
-        self._raw_thoughts: list[str] = []
+        self._raw_thoughts = GrowingText()
         self._before = TokenCounts()
         """The tokens of the first request, if this is the second of two."""
         self._must_answer = False
@@ -105,12 +109,12 @@ class AnswerReader:
     @property
     def content(self) -> str:
         """The content of the response, before parsing."""
-        return "".join(self._raw)
+        return str(self._raw)
 
     @property
     def thoughts(self) -> str:
         """The reasoning of the response that was not in its content, before parsing."""
-        return "".join(self._raw_thoughts)
+        return str(self._raw_thoughts)
 
     @property
     def has_begun(self) -> bool:
@@ -123,6 +127,16 @@ class AnswerReader:
         return self._finish is not None
 
     @property
+    def size(self) -> int:
+        """The number of characters of the answer so far, its calls included."""
+        return self._spoken + self._collected.size
+
+    @property
+    def progress(self) -> object:
+        """A value that differs from all before it if a piece has added to the answer."""
+        return self.size, len(self._collected.calls), self._finish is None
+
+    @property
     def needs_no_more(self) -> bool:
         """Whether the answer is complete, by a stop string or by the one call that is allowed."""
         return self._stops.matched or (self._calls > 0 and not self._options.parallel)
@@ -131,7 +145,8 @@ class AnswerReader:
     def is_unterminated(self) -> bool:
         return self._is_unterminated
 
-    def feed(self, piece: AnswerPiece) -> Iterator[Event]:
+    def parts(self, piece: AnswerPiece) -> Iterator[AnswerPiece]:
+        """Yields what is new in a piece, in parts that take little time to parse."""
         self._usage = piece.usage or self._usage
         if piece.choice is None:
             return
@@ -148,29 +163,39 @@ class AnswerReader:
             piece = self._new_part_of(piece)
         elif self._logprobs is None:
             piece = self._repeats.without(piece)
-            for place in self._repeats.places:
-                yield from self._repaired(Repaired(self._index, "stutter", place))
         self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
+        yield from split(piece)
+
+    def rest(self) -> Iterator[AnswerPiece]:
+        """Yields the parts that were held, to be called at the end of the answer."""
+        yield from split(self._repeats.rest())
+
+    def feed(self, piece: AnswerPiece) -> Iterator[Event]:
+        """Yields the events of a part."""
+        for place in self._repeats.places:
+            yield from self._repaired(Repaired(self._index, "stutter", place))
         yield from self._events_of(piece)
 
     def _events_of(self, piece: AnswerPiece) -> Iterator[Event]:
-        self._count(piece)
+        self._spoken += len(piece.text) + len(piece.reasoning)
+        for call in piece.calls:
+            self._collected.add(call)
+        if self.size > limits.UPSTREAM_CHARACTERS.value:
+            raise UpstreamFailed("The upstream sent an answer that is too long.")
         self._details.add(piece.details)
         if piece.reasoning and self._must_answer:
             yield from self._repaired(Repaired(self._index, "reasoning", "content"))
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
         if piece.reasoning:
-            self._raw_thoughts.append(piece.reasoning)
+            self._raw_thoughts.add(piece.reasoning)
             self._echoed_thoughts.add(piece.reasoning)
             yield from self._feed_reasoning(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
-            self._raw.append(piece.text)
+            self._raw.add(piece.text)
             if self._logprobs:
                 self._logprobs.add(piece.logprobs)
             yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
-        for call in piece.calls:
-            self._collected.add(call)
 
     def close_thoughts(self, tags: ThoughtTags) -> Iterator[Event]:
         """Prepares for a second request, whose prompt has this response with closed thoughts."""
@@ -179,12 +204,11 @@ class AnswerReader:
             yield from self._forward("content", self._content.feed(NO_TOKEN, tags.closing))
         self._before, self._must_answer = self.counts, True
         self._collected, self._usage, self._finish = CollectedCalls(), None, None
-        self._size = self._reasoned = self._said = 0
+        self._spoken = self._reasoned = self._said = 0
         self._streamed, self._repeats = False, Repeats()
 
     def finish(self) -> Iterator[Event]:
         """Yields the last events of the answer, the very last of which is `Finished`."""
-        yield from self._events_of(self._repeats.rest())
         cut = self._finish == "length"
         if self._thoughts:
             self._is_unterminated = self._thoughts.is_unterminated and cut
@@ -203,12 +227,6 @@ class AnswerReader:
         if not options.is_chat:
             return TextParser(options.context)
         return parser_of(options.family, options.context)
-
-    def _count(self, piece: AnswerPiece) -> None:
-        self._size += len(piece.text) + len(piece.reasoning)
-        self._size += sum(len(c.arguments) + len(c.name) for c in piece.calls)
-        if self._size > limits.UPSTREAM_CHARACTERS.value:
-            raise UpstreamFailed("The upstream sent an answer that is too long.")
 
     def _new_part_of(self, piece: AnswerPiece) -> AnswerPiece:
         """The new part of a complete message, which some servers send again as it grows."""
@@ -311,6 +329,8 @@ class AnswerReader:
         if source != "structured" and not isinstance(event, ToolCallFinished):
             self._echoed_calls.add(source, event)
         if isinstance(event, ToolCallStarted):
+            if len(self._ids) >= limits.UPSTREAM_CALLS.value:
+                raise UpstreamFailed("The upstream sent more calls than one answer may have.")
             self._numbers[source, event.call] = len(self._numbers)
             id = new_id() if event.id in self._ids else event.id
             self._ids.add(id)
@@ -347,7 +367,7 @@ class AnswerReader:
             yield Violation(self._index, "logprobs: the upstream sent none")
         if self._usage and self._usage.is_mistyped:
             yield from self._repaired(Repaired(self._index, "type", "usage"))
-        if not self._is_counted:
+        if not is_counted(self._usage, self.size):
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
     def _reason_of_end(self) -> FinishReason:
@@ -359,31 +379,10 @@ class AnswerReader:
         return "length" if self._finish == "length" else "stop"
 
     @property
-    def _is_counted(self) -> bool:
-        """Whether the upstream's count of tokens is plausible: 0 is not for an answer with text."""
-        completion = self._usage.completion if self._usage else None
-        return completion is not None and (completion > 0 or not self._size)
-
-    @property
     def counts(self) -> TokenCounts:
-        usage = self._usage or UpstreamUsage()
-        completion = usage.completion
-        if completion is None or not self._is_counted:
-            completion = -(-self._size // CHARACTERS_PER_TOKEN)
-        spoken = self._reasoned + self._said
-        reasoning = usage.reasoning
-        if reasoning is None:
-            reasoning = round(completion * self._reasoned / spoken) if spoken else 0
-        reasoning = min(reasoning, completion)
-        rest = completion - reasoning
-        current = TokenCounts(
-            completion_tokens=completion,
-            cached_tokens=usage.cached if self._options.bills_prompt else 0,
-            reasoning_tokens=reasoning,
-            text_tokens=0 if self._calls or not self._said else rest,
-            further_prompt_tokens=(usage.prompt or 0) if self._options.bills_prompt else 0,
-        )
-        return total((self._before, current))
+        spoken = SpokenCharacters(self.size, self._reasoned, self._said, has_calls=self._calls > 0)
+        bills = self._options.bills_prompt
+        return total((self._before, token_counts(self._usage, spoken, bills_prompt=bills)))
 
     def _finished(self) -> Finished:
         counts = self.counts
@@ -396,5 +395,5 @@ class AnswerReader:
             text_tokens=counts.text_tokens,
             further_prompt_tokens=counts.further_prompt_tokens,
             stop_string=self._stops.match or self._stop,
-            raw=("".join(self._raw),) if self._options.keeps_raw else (),
+            raw=(str(self._raw),) if self._options.keeps_raw else (),
         )

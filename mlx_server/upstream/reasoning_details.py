@@ -3,6 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from mlx_server.upstream.growing_text import GrowingText
+
 DETAILS = "reasoning_details"
 
 GROWING = ("text", "summary", "signature")
@@ -10,21 +14,23 @@ GROWING = ("text", "summary", "signature")
 
 
 class ReasoningDetails:
-    """The details of one answer, which the next request must send back to the upstream."""
+    """The details of one answer, which the next request must send back to the upstream. Until then
+    they are kept as JSON, which takes less memory than their values."""
 
     def __init__(self) -> None:
-        self._details: list[dict[str, Any]] = []
+        self._pieces: list[bytes] = []
 
     def add(self, pieces: Iterable[Mapping[str, Any]]) -> None:
-        for piece in pieces:
-            if self._details and _continues(self._details[-1], piece):
-                _extend(self._details[-1], piece)
-            else:
-                self._details.append(dict(piece))
+        self._pieces += map(msgspec.json.encode, pieces)
 
     def found(self) -> dict[str, Any]:
         """The details as the field of a message; empty if there are none."""
-        return {DETAILS: self._details} if self._details else {}
+        details: list[dict[str, Any]] = []
+        for piece in map(msgspec.json.decode, self._pieces):
+            if not (details and _continues(details[-1], piece)):
+                details.append({})
+            _extend(details[-1], piece)
+        return {DETAILS: [_joined(detail) for detail in details]} if details else {}
 
 
 def _continues(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
@@ -37,7 +43,13 @@ def _continues(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
 def _extend(detail: dict[str, Any], piece: Mapping[str, Any]) -> None:
     for name, value in piece.items():
         before = detail.get(name)
-        if name in GROWING and isinstance(before, str) and isinstance(value, str):
-            detail[name] = before + value
-        elif value is not None:
+        if name in GROWING and isinstance(value, str):
+            pieces = before if isinstance(before, GrowingText) else GrowingText()
+            pieces.add(value)
+            detail[name] = pieces
+        elif value is not None or name not in detail:
             detail[name] = value
+
+
+def _joined(detail: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, GrowingText) else v for k, v in detail.items()}

@@ -6,10 +6,10 @@ and in separate fields.
 
 import json
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.upstream.growing_text import GrowingText
 from mlx_server.upstream.pieces import AnswerPiece
 
 CERTAIN = 8
@@ -57,9 +57,10 @@ class RepeatedText:
     def __init__(self) -> None:
         self.repeats = False
         """Whether a repetition was removed."""
-        self._sent: list[str] = []
-        self._size = 0
-        """The number of characters that were returned."""
+        self._sent = GrowingText()
+        """The text that was returned."""
+        self._count = 0
+        """The number of its pieces."""
         self._last = ""
         """The last piece, with its repetitions."""
         self._held = ""
@@ -79,24 +80,23 @@ class RepeatedText:
         held, self._held = self._held, ""
         if not held:
             return ""
-        found = self._beyond(held) if self._size >= SHORTEST else held
+        found = self._beyond(held) if self._sent.size >= SHORTEST else held
         self._add(found)
         return found
 
     def _add(self, text: str) -> None:
-        if text:
-            self._sent.append(text)
-            self._size += len(text)
+        self._sent.add(text)
+        self._count += bool(text)
 
     def _new_in(self, piece: str, *, is_last: bool) -> str:
         if self._is_cumulative:
             return self._grown(piece)
         if self._held:
             return self._decided(piece)
-        if is_last and len(self._sent) > 1 and self._is_all(piece):
+        if is_last and self._count > 1 and self._is_all(piece):
             self.repeats = True
             return ""
-        if self._is_cumulative is None and self._sent:
+        if self._is_cumulative is None and self._count:
             if len(piece) > len(self._last) and piece.startswith(self._last):
                 self._held = piece
                 return ""
@@ -118,10 +118,10 @@ class RepeatedText:
 
     def _beyond(self, piece: str) -> str:
         self.repeats = True
-        return piece[self._size :]
+        return piece[self._sent.size :]
 
     def _is_all(self, piece: str) -> bool:
-        return len(piece) == self._size >= SHORTEST and piece == "".join(self._sent)
+        return len(piece) == self._sent.size >= SHORTEST and self._sent.begins(piece)
 
 
 class EchoedThoughts:
@@ -133,6 +133,8 @@ class EchoedThoughts:
     def __init__(self) -> None:
         self._ahead: deque[str] = deque()
         """Thoughts of the reasoning field that the text has not repeated yet."""
+        self._read = 0
+        """The number of characters of the first of them that the text has repeated."""
         self._may_be = True
         """Whether all thoughts in the text so far were repetitions."""
 
@@ -143,14 +145,16 @@ class EchoedThoughts:
 
     def repeats(self, thoughts: str) -> bool:
         """Whether these thoughts in the text repeat the next ones of the reasoning field."""
-        rest = "".join(thoughts.split())
-        while self._may_be and rest:
-            head = self._ahead.popleft() if self._ahead else ""
-            size = min(len(head), len(rest))
-            self._may_be = size > 0 and head[:size] == rest[:size]
-            if len(head) > size:
-                self._ahead.appendleft(head[size:])
-            rest = rest[size:]
+        text, at = "".join(thoughts.split()), 0
+        while self._may_be and at < len(text):
+            head = self._ahead[0] if self._ahead else ""
+            size = min(len(head) - self._read, len(text) - at)
+            self._may_be = size > 0 and head.startswith(text[at : at + size], self._read)
+            at += size
+            self._read += size
+            if self._ahead and self._read == len(head):
+                self._ahead.popleft()
+                self._read = 0
         if not self._may_be:
             self._ahead.clear()
         return self._may_be
@@ -201,9 +205,6 @@ def _same(name: str, arguments: str) -> tuple[str, str]:
         return name, arguments
 
 
-def new_part(text: str, came: Sequence[str]) -> str:
+def new_part(text: str, came: GrowingText) -> str:
     """The part of a text after what came before; empty if the text does not begin with that."""
-    if len(text) <= sum(map(len, came)):
-        return ""
-    begin = "".join(came)
-    return text.removeprefix(begin) if text.startswith(begin) else ""
+    return text[came.size :] if came.begins(text) else ""

@@ -117,7 +117,9 @@ class UpstreamPolicy:
     first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS.value)
     """The most seconds until the answer begins."""
     idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS.value)
-    """The most seconds between two events of a stream."""
+    """The most seconds in which an answer that has begun may not grow."""
+    answer_seconds: float = float(limits.UPSTREAM_ANSWER_SECONDS.value)
+    """The most seconds from the request to the answer's end, retries included."""
     retries: int = limits.UPSTREAM_RETRIES.value
     """How often a request is sent again if it failed before its answer began."""
     empty_retries: int = 1

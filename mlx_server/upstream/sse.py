@@ -1,5 +1,7 @@
 """Parses server-sent events of an upstream, even if they break the format."""
 
+import re
+
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 
@@ -13,14 +15,24 @@ ENDS = (END, "[done]", "DONE", f'"{END}"')
 JSON_STARTS = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
 """The beginnings of lines that are taken for JSON that an upstream sent without `data:`."""
 
+BREAK = re.compile(rb"\r\n?|\n")
+
+DATA = re.compile(rb"(?: ?data:)* ?")
+"""Matches what precedes a value. Some proxies repeat the name of the field."""
+
 
 class SseReader:
     """Turns chunks of bytes, however they are cut, into the `data` of events."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._line: list[bytes] = []
+        """The parts of a line whose end has not come yet."""
         self._data: list[str] = []
-        self._size = self._searched = 0
+        self._are_values = True
+        """Whether each line of `_data` is an event of its own, because it is a JSON object or the
+        end of the stream."""
+        self._size = 0
+        """The bytes of `_line` and of the lines of `_data`."""
         self._after_return = False
         self._is_first = True
         """Whether the next line is the first one, which may have a byte order mark."""
@@ -30,61 +42,60 @@ class SseReader:
         if self._after_return and chunk:  # the line feed belongs to the line break before it
             chunk = chunk.removeprefix(b"\n")
             self._after_return = False
-        self._rest += chunk
+        self._after_return = chunk.endswith(b"\r")
+        first, *others = BREAK.split(chunk)
+        self._extend(first)
         found: list[str] = []
-        while (line := self._line()) is not None:
-            self._add(line, found)
-        if len(self._rest) + self._size > limits.UPSTREAM_LINE_BYTES.value:
-            raise UpstreamFailed("The upstream sent an event that is too long.")
+        for other in others:
+            self._end_line(found)
+            self._extend(other)
         return found
 
     def finish(self) -> list[str]:
         """The data of the last event, if the stream ended without the empty line after it."""
         found: list[str] = []
-        self._add(bytes(self._rest), found)
-        self._rest.clear()
-        self._add(b"", found)
+        self._end_line(found)
+        self._end_line(found)
         return found
 
-    def _line(self) -> bytes | None:
-        ends = [at for sign in (b"\n", b"\r") if (at := self._rest.find(sign, self._searched)) >= 0]
-        if not ends:
-            self._searched = len(self._rest)
-            return None
-        end = min(ends)
-        line, size = bytes(self._rest[:end]), 1
-        if self._rest[end : end + 1] == b"\r":
-            self._after_return = end + 1 == len(self._rest)
-            size += self._rest[end + 1 : end + 2] == b"\n"
-        del self._rest[: end + size]
-        self._searched = 0
-        return line
+    def _extend(self, part: bytes) -> None:
+        if part:
+            self._line.append(part)
+            self._size += len(part)
+            if self._size > limits.UPSTREAM_LINE_BYTES.value:
+                raise UpstreamFailed("The upstream sent an event that is too long.")
 
-    def _add(self, line: bytes, found: list[str]) -> None:
+    def _end_line(self, found: list[str]) -> None:
+        line = b"".join(self._line)
+        self._line.clear()
         if self._is_first:
             line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
         if not line:
-            found += _events(self._data)
-            self._data, self._size = [], 0
+            found += self._events()
             return
         name, _, value = line.partition(b":")
         if line.startswith(JSON_STARTS):
             value = line
         elif name != b"data":  # a comment, or a field without meaning here
+            self._size -= len(line)
             return
-        while value.removeprefix(b" ").startswith(b"data:"):  # some proxies repeat it
-            value = value.removeprefix(b" ").removeprefix(b"data:")
+        self._add(value)
+
+    def _add(self, value: bytes) -> None:
         try:
-            self._data.append(value.removeprefix(b" ").decode())
+            text = DATA.sub(b"", value, count=1).decode()
         except UnicodeDecodeError:
             raise UpstreamFailed("The upstream sent text that is not UTF-8.") from None
-        self._size += len(value)
+        if (word := text.strip()) in ENDS:
+            text = END
+        elif not word:
+            return
+        self._are_values = self._are_values and (text is END or text.startswith("{"))
+        self._data.append(text)
 
-
-def _events(lines: list[str]) -> list[str]:
-    """The data of one event, or of several if the upstream left out the empty lines between
-    them."""
-    lines = [line for line in lines if line.strip()]
-    if all(line.startswith("{") or line.strip() in ENDS for line in lines):
-        return [END if line.strip() in ENDS else line for line in lines]
-    return ["\n".join(lines)]
+    def _events(self) -> list[str]:
+        """The data of one event, or of several if the upstream left out the empty lines between
+        them."""
+        lines, are_values = self._data, self._are_values
+        self._data, self._size, self._are_values = [], 0, True
+        return lines if are_values else ["\n".join(lines)]

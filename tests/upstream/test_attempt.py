@@ -13,13 +13,15 @@ from mlx_server.errors import ServerError, UpstreamFailed
 from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta
 from mlx_server.families import family_named
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.attempt import UpstreamAttempt
 from mlx_server.upstream.connection import UpstreamConnection
 from mlx_server.upstream.dialects import CHAT
 from mlx_server.upstream.limited_thoughts import LimitedThoughts, ThoughtTags
-from mlx_server.upstream.reading import CHARACTERS_PER_TOKEN, AnswerReader
+from mlx_server.upstream.reading import AnswerReader
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.request_body import UpstreamRequest
+from mlx_server.upstream.usage import CHARACTERS_PER_TOKEN
 from tests.upstream.entries import spec
 from tests.upstream.playing import USAGE, Json, PlayingServer, Reply, delta, says, streamed
 
@@ -48,7 +50,10 @@ def answered(
     async def ask() -> list[Event]:
         try:
             begun = await UpstreamAttempt.begun(
-                connection, request or UpstreamRequest(CHAT, BODY), reader(**options)
+                connection,
+                request or UpstreamRequest(CHAT, BODY),
+                reader(**options),
+                Allowance(60),
             )
             async with aclosing(begun.events()) as events:
                 return [event async for event in events]
@@ -170,7 +175,10 @@ def test_who_leaves_ends_the_upstreams_work(
 
     async def leave() -> None:
         begun = await UpstreamAttempt.begun(
-            connection, UpstreamRequest(CHAT, BODY), reader(family=family_named("llama3"))
+            connection,
+            UpstreamRequest(CHAT, BODY),
+            reader(family=family_named("llama3")),
+            Allowance(60),
         )
         async with aclosing(begun.events()) as events:
             async for _ in events:
@@ -188,7 +196,13 @@ def test_a_prompt_is_estimated_by_its_messages_prompt_and_tools(
 ) -> None:
     def estimated(**body: Any) -> int:
         request = UpstreamRequest(CHAT, body)
-        return UpstreamAttempt(connection, request, None, reader()).estimated_prompt_tokens  # type: ignore[arg-type]
+        return UpstreamAttempt(
+            connection,
+            request,
+            None,  # type: ignore[arg-type]
+            reader(),
+            Allowance(60),
+        ).estimated_prompt_tokens
 
     nothing = estimated(model="m" * 1000)
     assert nothing <= 5

@@ -190,7 +190,7 @@ def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer)
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("UPSTREAM_BYTES", "too many bytes"),
+        ("UPSTREAM_MEMORY", "too many bytes"),
         ("UPSTREAM_CHARACTERS", "an answer that is too long"),
         ("UPSTREAM_LINE_BYTES", "an event that is too long"),
     ],

@@ -222,7 +222,7 @@ HOSTILE = {
     "sent no answer": Reply((b"<html>",)),
     "sent no answer.": Reply(),
     "not UTF-8": Reply((b'data: {"choices": "\xff"}\n\n',)),
-    "sent no valid JSON": Reply((b"data: " + b"[" * 100_000 + b"\n\n",)),
+    "nested deeper than 64 levels": Reply((b"data: " + b"[" * 100_000 + b"\n\n",)),
     "compressed data": Reply(
         (gzip.compress(sse(delta("stop"))),), headers={**SSE, "content-encoding": "gzip"}
     ),
