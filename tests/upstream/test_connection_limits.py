@@ -3,6 +3,7 @@
 import socket
 import sys
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -108,6 +109,67 @@ def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> 
     upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
     *_, last = events(chat(client, model="hasty", stream=True).text)
     assert last["error"]["code"] == "upstream_timeout"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        delta(),
+        delta(content=""),
+        {"choices": [], "usage": {"completion_tokens": 1}},
+        {"choices": [{"index": 1, "delta": {"content": "of another answer"}}]},
+        delta(tool_calls=[{"index": 0, "id": "call", "function": {"name": "f"}}]),
+    ],
+    ids=str,
+)
+def test_what_adds_nothing_does_not_keep_an_answer_open(
+    sent: Any, client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = delta(tool_calls=[{"index": 0, "id": "call", "function": {"name": "f"}}])
+    first = sse(delta(content="Ye"), begun, done=False)
+    upstream.plays(Reply((first, sse(sent, done=False)), endless=True))
+    *_, last = events(chat(client, model="hasty", stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+    assert "added nothing" in last["error"]["message"]
+    assert upstream.left.wait(5)
+
+
+def test_after_the_end_the_usage_is_waited_for_once(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.upstream.connection.USAGE_SECONDS", 0.2)
+    ended = sse(delta(content="Yes"), delta("stop"), done=False)
+    upstream.plays(Reply((ended, sse(delta(), done=False)), endless=True))
+    assert answered(client)["choices"][0]["message"]["content"] == "Yes"
+    assert upstream.left.wait(5)
+
+
+def test_an_answer_without_end_in_time(upstream: PlayingServer) -> None:
+    short = {"retries": 0, "answer_seconds": 0.5}
+    upstream.plays(Reply((sse(delta(content="x"), done=False),), endless=True))
+    with gateway(upstream.url, {"up": {"upstream": short}}) as client:
+        *_, last = events(chat(client, stream=True).text)
+        assert last["error"]["code"] == "upstream_timeout"
+        assert "within 0.5 seconds" in last["error"]["message"]
+        assert upstream.left.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("what", "reply"),
+    {
+        "lists and objects": Reply((b"data: [" + b"[]," * 70_000 + b"[]]\n\n",)),
+        "strings": whole(["a"] * 300_000),
+        "numbers": Reply((b"data: [" + b"0," * 300_000 + b"0]\n\n",)),
+        "long numbers": Reply((b'data: {"choices": ' + b"1" * 401 + b"}\n\n",)),
+    }.items(),
+)
+def test_a_value_with_too_much(
+    what: str, reply: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(reply)
+    message = error_of(client, 502)["message"]
+    assert "JSON that is too large" in message
+    assert what in message
 
 
 def test_the_breaker_opens_and_others_are_served(

@@ -1,6 +1,6 @@
 """A piece of an answer takes as long after a long answer as after a short one.
 
-What is compared is the time of the thread for the same pieces, after little and after much has come.
+What is compared is the thread time of the same pieces, after little has come and after much.
 """
 
 import gc
@@ -52,6 +52,9 @@ class Kind:
 
     def __str__(self) -> str:
         return self.name
+
+
+NAMED = {"name": "f"}
 
 
 def begun(n: int) -> list[Json]:

@@ -34,6 +34,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "connect_seconds": WAITING,
         "first_seconds": SILENCE,
         "idle_seconds": SILENCE,
+        "answer_seconds": f"{CONNECTION}::test_an_answer_without_end_in_time",
         "retries": f"{CONNECTION}::test_so_many_attempts",
         "empty_retries": f"{REQUESTS}::test_an_empty_answer_is_asked_for_again",
     },
