@@ -16,7 +16,7 @@ Maker = Callable[[random.Random], str]
 def _table(dice: random.Random) -> str:
     columns = dice.randint(2, 7)
     kinds = [dice.choice(["number", "word", "yes", "empty"]) for _ in range(columns)]
-    cells = {
+    cells: dict[str, Callable[[], str]] = {
         "number": lambda: str(dice.randint(0, 9)),
         "word": lambda: dice.choice(WORDS),
         "yes": lambda: dice.choice(["yes", "no"]),
@@ -71,7 +71,9 @@ def _base64(dice: random.Random) -> str:
 
 
 def _json(dice: random.Random) -> str:
-    one = {word: dice.choice([0, "", None, [], 1.5]) for word in dice.sample(WORDS, 4)}
+    one: dict[str, object] = {
+        word: dice.choice([0, "", None, [], 1.5]) for word in dice.sample(WORDS, 4)
+    }
     same = [one] * dice.randint(10, 25)
     counted = [{**one, "id": number} for number in range(dice.randint(20, 60))]
     value = dice.choice([same, counted, [[0] * 10] * 20, [[dice.randint(0, 1)] * 8] * 30])
