@@ -48,16 +48,18 @@ def answered(
     connection: UpstreamConnection, request: UpstreamRequest | None = None, **options: Any
 ) -> list[Event]:
     async def ask() -> list[Event]:
+        allowance = Allowance(60)
         try:
             begun = await UpstreamAttempt.begun(
                 connection,
                 request or UpstreamRequest(CHAT, BODY),
                 reader(**options),
-                Allowance(60),
+                allowance,
             )
             async with aclosing(begun.events()) as events:
                 return [event async for event in events]
         finally:
+            allowance.release()
             await connection.aclose()
 
     return asyncio.run(asyncio.wait_for(ask(), 10))
@@ -174,17 +176,19 @@ def test_who_leaves_ends_the_upstreams_work(
     upstream.plays(replace(streamed(delta(content="Yes"), done=False), endless=True))
 
     async def leave() -> None:
+        allowance = Allowance(60)
         begun = await UpstreamAttempt.begun(
             connection,
             UpstreamRequest(CHAT, BODY),
             reader(family=family_named("llama3")),
-            Allowance(60),
+            allowance,
         )
         async with aclosing(begun.events()) as events:
             async for _ in events:
                 assert connection.running == 1
                 break
         assert await asyncio.to_thread(upstream.left.wait, 10)
+        allowance.release()
         await connection.aclose()
 
     asyncio.run(leave())
