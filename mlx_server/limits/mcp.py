@@ -118,6 +118,14 @@ MCP_MESSAGE_BYTES = Limit(
     per="connection",
     beyond="the connection is closed",
 )
+MCP_MESSAGE_BRACKETS = Limit(
+    bounds="opening brackets in a message from an MCP server, and a quarter of its quotes and "
+    "commas, because parsing millions of values would block other requests",
+    value=1 << 18,
+    unit="items",
+    per="connection",
+    beyond="the connection is closed",
+)
 MCP_SESSION_BYTES = Limit(
     bounds="all messages from an MCP server together",
     value=64 << 20,

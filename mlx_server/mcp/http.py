@@ -11,7 +11,7 @@ from mlx_server.mcp.errors import ConnectionLost
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.oauth import Authorization, authorization
 from mlx_server.mcp.refusals import explained
-from mlx_server.mcp.streams import Meter, Streams
+from mlx_server.mcp.streams import Meter, Streams, ValueMeter
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
 
@@ -71,10 +71,12 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
             return counted
         return await explained(counted, request, self._limits.error_characters)
 
-    def _alone(self, response: httpx2.Response) -> list[Meter]:
-        """The limit of a body, which is one message. In a stream the SDK limits each message."""
-        is_stream = response.headers.get("content-type", "").startswith(EVENT_STREAM)
-        return [] if is_stream else [Meter(self._limits.message_bytes)]
+    def _alone(self, response: httpx2.Response) -> tuple[ValueMeter, Meter | None]:
+        """The limits of a body, which is one message, or of each message of a stream, whose size
+        the SDK limits."""
+        is_stream = response.headers.get("content-type", "").lower().startswith(EVENT_STREAM)
+        size = None if is_stream else Meter(self._limits.message_bytes)
+        return ValueMeter(is_stream=is_stream), size
 
     async def _first_that_answers(
         self, request: httpx2.Request, addresses: list[str]
@@ -107,15 +109,19 @@ def _to(request: httpx2.Request, address: str) -> httpx2.Request:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, *meters: Meter) -> None:
+    def __init__(
+        self, inner: httpx2.AsyncByteStream, all: Meter, values: ValueMeter, size: Meter | None
+    ) -> None:
         self._inner = inner
-        self._meters = meters
+        self._meters = [all] if size is None else [all, size]
+        self._values = values
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
             await turn()
             for meter in self._meters:
                 meter.count(len(chunk))
+            self._values.count(chunk)
             yield chunk
 
     async def aclose(self) -> None:

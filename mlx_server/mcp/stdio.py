@@ -24,7 +24,8 @@ from mlx_server.limits import MCP_UNREAD_MESSAGES
 from mlx_server.mcp import guard
 from mlx_server.mcp.errors import ConnectionLost, McpError
 from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.streams import Meter, Streams
+from mlx_server.mcp.streams import Meter, Streams, ValueMeter
+from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0
 """How long the guards may take to end a server. They need less than half of it even if one of them
@@ -118,6 +119,8 @@ async def _read_messages(
     async with into:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for line in _lines(stdout, meter, limits.message_bytes):
+                await turn()
+                ValueMeter().count(line)
                 with suppress(ValueError):  # lines that are not messages are ignored
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                     await into.send(SessionMessage(message))

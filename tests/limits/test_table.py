@@ -55,6 +55,7 @@ OTHERS = {
     "engine/wired_memory.MOST_SHARE": "a share of the budget",
     "generation/output.LONGEST_DELIMITER": "how far back a delimiter's first token is looked for",
     "generation/overflow.COUNTED_CHARACTERS": "beyond it a message has an estimate",
+    "json_bounds.MOST_VALUES": "of an upstream's event; the same as JSON_STRINGS",
     "lora/config.LARGEST": "a factor, which makes nothing grow",
     "mcp/callback.ERROR_CHARACTERS": "where words are cut",
     "mcp/callback.HEAD_BYTES": "of the owner's own login",
@@ -125,6 +126,9 @@ OTHERS = {
     "worker/row_validation.LARGEST_SCALE": "a factor, which makes nothing grow",
     "worker/warm_up.MOST_SECONDS": "of the owner's own start",
     "worker/device_memory.MOST_FREED": "when freed memory is given back",
+    "system/http_transport.READ_BYTES": "how much is read at a time",
+    "upstream/ends.LONGEST": "where words are cut",
+    "upstream/pieces.PART_CHARACTERS": "how much is parsed at a time",
 }
 """Constants that look like a limit on what a client can make grow, and why they are none."""
 

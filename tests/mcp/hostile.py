@@ -68,6 +68,8 @@ def called(id: Any) -> None:
         case "floods a line":
             while True:
                 sys.stdout.write("x" * (1 << 16))
+        case "floods with lists":
+            sys.stdout.write("[" + "[]," * (1 << 18) + "[]]\n")
         case "floods notices":
             while True:
                 notice = {"level": "info", "data": "x" * (1 << 16)}

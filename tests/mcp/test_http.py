@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import McpLimits
 from mlx_server.mcp.streams import Meter
 from mlx_server.requests import McpServer
@@ -41,6 +42,10 @@ async def hangs(send: Send, id: Any) -> None:
 
 async def large(send: Send, id: Any) -> None:
     await said(send, {**seen(id), "more": "x" * (1 << 17)})
+
+
+async def lists(send: Send, id: Any) -> None:
+    await said(send, {**seen(id), "more": [[]] * (MCP_MESSAGE_BRACKETS.value + 1)})
 
 
 async def endless_events(send: Send, id: Any) -> None:
@@ -75,6 +80,7 @@ async def is_a_page(send: Send, id: Any) -> None:
         (quiet, LIMITS, "seen"),
         (hangs, HASTY, "error: The server did not answer within 0.5 s."),
         (large, SMALL, "error: The server sent more than 65536 bytes."),
+        (lists, LIMITS, "error: The server sent a message of more than 262144 values."),
         (endless_events, SMALL, "error: The server closed the connection."),
         (compressed, LIMITS, "error: The server sent compressed data, which was not requested."),
         (lies_about_ids, HASTY, "error: The server did not answer within 0.5 s."),

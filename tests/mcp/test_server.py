@@ -42,6 +42,7 @@ async def test_a_command_that_is_not_there() -> None:
         ("lies about ids", "error: The server did not answer within 2 s."),
         ("hangs", "error: The server did not answer within 2 s."),
         ("floods a line", "error: The server sent a message of more than 8388608 bytes."),
+        ("floods with lists", "error: The server sent a message of more than 262144 values."),
         ("floods notices", "error: The server sent more than 16777216 bytes."),
         ("changes its list", "error: Unknown tool: look"),
         ("no result", "error: The server did not follow the protocol (ValidationError)."),

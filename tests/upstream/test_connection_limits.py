@@ -103,6 +103,7 @@ def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
     assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS.value
     assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS.value
     assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS.value
+    assert policy.answer_seconds == limits.UPSTREAM_ANSWER_SECONDS.value
 
 
 def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
