@@ -127,7 +127,6 @@ OTHERS = {
     "worker/warm_up.MOST_SECONDS": "of the owner's own start",
     "worker/device_memory.MOST_FREED": "when freed memory is given back",
     "system/http_transport.READ_BYTES": "how much is read at a time",
-    "upstream/ends.LONGEST": "where words are cut",
     "upstream/pieces.PART_CHARACTERS": "how much is parsed at a time",
 }
 """Constants that look like a limit on what a client can make grow, and why they are none."""
