@@ -106,8 +106,9 @@ def _token(found: object, **flags: bool) -> AddedToken | None:
         given = {name: found.get(name) for name in FLAGS}
         flags |= {name: value for name, value in given.items() if isinstance(value, bool)}
         found = found.get("content")
-    is_text = isinstance(found, str) and found and not SURROGATE.search(found)
-    return AddedToken(found, **flags) if is_text else None
+    if not isinstance(found, str) or not found or SURROGATE.search(found):
+        return None
+    return AddedToken(found, **flags)
 
 
 def flags_of(token: AddedToken) -> dict[str, bool]:
