@@ -6,9 +6,12 @@ import logging
 import pkgutil
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from io import BytesIO
+from typing import Any
 
 import msgspec
 import pypdf
@@ -39,16 +42,49 @@ def _extracted(request: ReadPdf) -> tuple[Reply, str]:
     pages = len(reader.pages)
     if pages > request.pages:
         return Refused(f"has {pages} pages; the limit is {request.pages}"), ""
-    texts, size = list[str](), 0
+    texts, size, forms = list[str](), 0, _Forms(request.characters)
     for page in reader.pages:
+        # pypdf calls it for each drawing of a form, on the page's own object
+        read = partial(forms.text_of, page.extract_xform_text)
+        page.extract_xform_text = read  # type: ignore[method-assign]
         texts.append(page.extract_text().strip())
         size += len(texts[-1])
-        if size > request.characters:
+        if forms.are_too_deep:
+            return Refused(f"has forms within more than {MOST_FORMS} others"), ""
+        if size > request.characters or forms.have_too_much:
             limit = f"{request.characters:,} characters"
             return Refused(f"has more text than the limit of {limit}"), ""
     if not size:
         return Refused("has no text; scanned pages are not read"), ""
     return PdfText(pages), "\n\n".join(filter(None, texts))
+
+
+MOST_FORMS = 32
+"""The forms that may be drawn within each other."""
+
+
+class _Forms:
+    """The texts of a file's forms, each of which is read once, however often it is drawn: forms
+    that draw each other would take a time that doubles with each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._read: dict[int, tuple[object, str]] = {}
+        """By identity; the form is kept, so that no other one gets its identity."""
+        self._depth = 0
+        self.have_too_much = self.are_too_deep = False
+
+    def text_of(self, read: Callable[..., str], form: object, *given: Any, **more: Any) -> str:
+        if id(form) not in self._read:
+            self._read[id(form)] = form, ""  # within itself it adds nothing
+            self._depth += 1
+            self.are_too_deep |= self._depth > MOST_FORMS
+            text = "" if self.are_too_deep else read(form, *given, **more)
+            self._depth -= 1
+            if len(text) > self._most:
+                self.have_too_much, text = True, ""
+            self._read[id(form)] = form, text
+        return self._read[id(form)][1]
 
 
 def _ended(data: bytes) -> bytes:

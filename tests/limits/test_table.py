@@ -63,6 +63,7 @@ OTHERS = {
     "mcp/oauth.SCOPE_CHARACTERS": "where words are cut",
     "parsers/harmony/text_parser.LONGEST_HEADER": "where a search for a control token ends",
     "parsers/harmony/text_parser.LONGEST_DELIMITER": "the longest of the format's own marks",
+    "pdf/child.MOST_FORMS": "how deep forms within forms are read; a limit of recursion",
     "pool/memory_budget.WORKING_BYTES": "what the budget leaves for the process itself",
     "prompt_files/contents.CHECKSUM_BYTES": "a length in a format",
     "prompt_files/contents.HEADER_BYTES": "tells a damaged file",

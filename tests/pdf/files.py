@@ -54,6 +54,26 @@ def composite(code: bytes, cmap: str) -> bytes:
     )
 
 
+def with_forms(*drawn: Sequence[int]) -> bytes:
+    """A page that draws the first of several forms. Each has the text x, and draws others."""
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R"
+        b"/Resources<</Font<</F1 5 0 R>>/XObject<</X0 6 0 R>>>>>>",
+        b"<</Length 6>>stream\n/X0 Do\nendstream",
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    for others in drawn:
+        line = b"BT /F1 1 Tf (x) Tj ET" + b"".join(b" /X%d Do" % other for other in others)
+        named = b" ".join(b"/X%d %d 0 R" % (other, other + 6) for other in {*others})
+        objects.append(
+            b"<</Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</Font<</F1 5 0 R>>"
+            b"/XObject<<%s>>>>/Length %d>>stream\n%s\nendstream" % (named, len(line), line)
+        )
+    return assembled(objects)
+
+
 def locked(data: bytes, password: str) -> bytes:
     writer, file = PdfWriter(clone_from=PdfReader(BytesIO(data))), BytesIO()
     writer.encrypt(password, algorithm="AES-256")

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.pdf import PdfRefused, text, text_of
-from tests.pdf.files import assembled, bomb, composite, locked, pdf
+from tests.pdf.files import assembled, bomb, composite, locked, pdf, with_forms
 
 
 def refusal(data: bytes) -> str:
@@ -45,6 +45,26 @@ def test_scanned_pages_have_no_text() -> None:
 
 def test_a_file_without_a_table_of_its_objects_is_read() -> None:
     assert text_of(pdf("Hello").rpartition(b"xref\n0")[0] + b"trailer<</Root 1 0 R>>") == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("drawn", "times"),
+    [
+        ([[]], 1),
+        ([[1, 1], [2], []], 5),
+        ([[0, 0]], 1),
+        ([[1, 1], [0, 1]], 3),
+        ([*([n + 1, n + 1] for n in range(16)), []], (1 << 17) - 1),
+    ],
+    ids=["one", "three", "itself", "each other", "doubled"],
+)
+def test_a_form_is_read_once_however_often_it_is_drawn(drawn: list[list[int]], times: int) -> None:
+    assert text_of(with_forms(*drawn)).count("x") == times
+
+
+def test_forms_within_forms_have_limits() -> None:
+    assert "more text" in refusal(with_forms(*([n + 1] * 9 for n in range(20)), []))
+    assert "within more than" in refusal(with_forms(*([n + 1] for n in range(100)), []))
 
 
 LOOP = assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"])
