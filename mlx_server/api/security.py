@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlx_server import limits
 from mlx_server.api.errors import error_response
 from mlx_server.api.messages.errors import is_anthropic
+from mlx_server.api.signatures import Signer
 from mlx_server.api.strict_json import quoted
 from mlx_server.api.transport.admission import source_of
 from mlx_server.errors import (
@@ -223,6 +224,12 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         connection.state.cache_scope = connection.state.owner if len(digests) > 1 else ""
 
     return check_key
+
+
+def signer_of(connection: HTTPConnection) -> Signer:
+    """The signer for the client's key, which `authorise` found."""
+    signer: Signer = connection.app.state.signer
+    return signer.of(connection.state.owner)
 
 
 def with_client(request: GenerateRequest, connection: HTTPConnection) -> GenerateRequest:

@@ -18,6 +18,13 @@ class Signer:
         # the same text has the same seal, in each event of a stream that shows it
         self._cipher = AESSIV(hmac.digest(key, SEALED.encode(), hashlib.sha512))
 
+    def of(self, owner: str) -> "Signer":
+        """The signer for one API key: what it seals can be opened with this key only.
+
+        owner: the key's digest; empty without keys, where all clients share one signer.
+        """
+        return Signer(hmac.digest(self._key, b"owner:" + owner.encode(), hashlib.sha256))
+
     def sign(self, thought: str) -> str:
         return SIGNED + _encoded(self._mac(_bytes(thought)))
 
@@ -26,14 +33,14 @@ class Signer:
         return SEALED + _encoded(self._cipher.encrypt(_bytes(text), None))
 
     def is_own(self, thought: str, signature: str) -> bool:
-        """Whether this server wrote the thought, and that it is unchanged."""
+        """Whether the thought was written for this API key and is unchanged."""
         if signature.startswith(SEALED):
             return self.opened(signature) == thought
         raw = _decoded(signature, SIGNED)
         return raw is not None and hmac.compare_digest(raw, self._mac(_bytes(thought)))
 
     def opened(self, sealed: str) -> str | None:
-        """Decrypts a text of `seal`; None if this server has not made it."""
+        """Decrypts a text of `seal`; None if it was not made for this API key."""
         raw = _decoded(sealed, SEALED)
         if raw is None:
             return None

@@ -1,10 +1,16 @@
 import base64
+from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from mlx_server.api.signatures import Signer
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from tests.api import wire
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")
+IGNORED = "x-mlx-server-ignored"
 THOUGHTS = ["", "Hm.", "世界 🙂", "x" * 10_000, "half \ud83d of one"]
 
 
@@ -52,3 +58,34 @@ def test_no_letter_of_it_can_be_changed(kind: str) -> None:
 def test_what_is_no_signature_of_ours(signature: str) -> None:
     assert not OURS.is_own("Hm.", signature)
     assert OURS.opened(signature) is None
+
+
+def test_keys_are_told_apart() -> None:
+    mine, yours = OURS.of("mine"), OURS.of("yours")
+    for other in (yours, OURS.of(""), OURS, OTHER.of("mine")):
+        assert other.opened(mine.seal("Hm.")) is None
+        assert not other.is_own("Hm.", mine.sign("Hm."))
+    assert OURS.of("mine").opened(mine.seal("Hm.")) == "Hm."
+
+
+@pytest.mark.parametrize("by", ["one", "other"])
+def test_what_is_sealed_for_one_key_opens_in_no_other_ones_prompt(by: str, tiny_path: Path) -> None:
+    engine = wire.ScriptedEngine()
+    keys = tuple(map(wire.key, ("one", "other")))
+    said = [{"role": "user", "content": "hi"}]
+    with wire.client(tiny_path, engine, api_keys=keys) as client:
+
+        def post(path: str, key: str, **body: Any) -> httpx2.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return client.post(path, json={"model": wire.MODEL, **body}, headers=headers)
+
+        def last_prompt() -> str:
+            return Tokenizer(tiny_path / "tokenizer.json").raw(engine.taken[-1].prompt)
+
+        compacted = wire.ok(post("/v1/responses/compact", "one", input=said))["output"][-1]
+        wire.ok(post("/v1/responses", by, input=[*said, compacted]))
+        assert (wire.TEXT in last_prompt()) == (by == "one")
+        thinking = {"type": "thinking", "thinking": "", "signature": compacted["encrypted_content"]}
+        turns = [*said, {"role": "assistant", "content": [thinking]}, *said]
+        ignored = post("/v1/messages/count_tokens", by, messages=turns).headers.get(IGNORED)
+        assert ignored == (None if by == "one" else "messages.content.signature")

@@ -9,6 +9,7 @@ from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.output import MessagesOutput, OutputOptions
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.messages.stream import frames
+from mlx_server.api.security import signer_of
 from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
@@ -23,7 +24,8 @@ router = APIRouter()
 async def messages(http: Request) -> Response:
     body = await read(http, MessagesBody)
     pool: Pool = http.app.state.pool
-    parsed = await in_thread(to_request, body, http.app.state.signer)
+    signer = signer_of(http)
+    parsed = await in_thread(to_request, body, signer)
     options = OutputOptions(
         is_empty=body.max_tokens == 0,
         summarizes=body.compaction is not None,
@@ -31,7 +33,7 @@ async def messages(http: Request) -> Response:
         stores_prompt=parsed.stores_prompt and pool.keeps_prompts,
         shortest_stored=SHORTEST_STORED,
     )
-    output = MessagesOutput(model=body.model, signer=http.app.state.signer, options=options)
+    output = MessagesOutput(model=body.model, signer=signer, options=options)
     return await respond(
         http,
         parsed.request,
@@ -46,7 +48,7 @@ async def messages(http: Request) -> Response:
 @router.post(COUNT_PATH, openapi_extra=documented(COUNT_PATH, PromptBody))
 async def count_tokens(http: Request) -> Response:
     body = await read(http, PromptBody)
-    parsed = await in_thread(to_request, body, http.app.state.signer)
+    parsed = await in_thread(to_request, body, signer_of(http))
     tokens = await count(http.app.state.pool, parsed.request)
     ignored = dict.fromkeys((*parsed.ignored, *media_places(parsed.request.prompts)))
     return json_response({"input_tokens": tokens}, ignored_header(ignored))

@@ -18,6 +18,7 @@ from mlx_server.api.responses.items import Wire, new_id
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
+from mlx_server.api.security import signer_of
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, media_places
 from mlx_server.requests import GenerateRequest, McpTools
@@ -36,7 +37,7 @@ async def compact(http: Request, body: ResponsesBody) -> tuple[Wire, list[str]]:
             param="model",
         )
     users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
-    sealed = http.app.state.signer.seal(summary)
+    sealed = signer_of(http).seal(summary)
     short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed}
     compacted = {
         "id": new_id("response"),

@@ -28,7 +28,7 @@ from mlx_server.api.responses.state import (
     referenced_items,
 )
 from mlx_server.api.responses.truncation import truncate_to_fit
-from mlx_server.api.security import with_client
+from mlx_server.api.security import signer_of, with_client
 from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import respond
@@ -84,7 +84,7 @@ async def create(
         conversation=body.conversation_id,
     )
     response = new_response(body, record.id, stored=stored)
-    signer: Signer = connection.app.state.signer
+    signer = signer_of(connection)
     output = ResponseOutput(
         response,
         seal=signer.seal if body.encrypts else None,
@@ -119,7 +119,7 @@ async def read_all(
     )
     references = await referenced_items(body.input, store, owner, room)
     is_recalled = body.previous_response_id in recalled
-    signer: Signer = connection.app.state.signer
+    signer = signer_of(connection)
     return await in_thread(_resolved, body, before, references, is_recalled, signer)
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.protocol import NOT_HERE, NotHere
+from mlx_server.api.security import signer_of
 from mlx_server.errors import BadRequest
 from mlx_server.store import ItemRecord
 
@@ -64,4 +65,4 @@ def included(http: Request) -> Included:
             raise BadRequest(
                 f"`include` should be one of {', '.join(sorted(KNOWN))}.", param="include"
             )
-    return Included(values, http.app.state.signer.seal)
+    return Included(values, signer_of(http).seal)
