@@ -1,6 +1,6 @@
 """A conversation as every family receives it, independent of the endpoint."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -59,15 +59,19 @@ REPEATED = {"repeated": True}
 """Marks a field whose text is in another field too."""
 
 
-def content_of(parts: Iterable[ContentPart]) -> str:
+def content_of(parts: Sequence[ContentPart]) -> str:
     """The content for a model that reads only text."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
     return "\n".join(part if isinstance(part, str) else part.line for part in parts)
 
 
-def media_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
+def media_parts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
     """The parts if there are media among them; none if the content is all that there is."""
-    parts = tuple(parts)
-    return parts if any(isinstance(part, Media) for part in parts) else ()
+    for part in parts:
+        if isinstance(part, Media):
+            return tuple(parts)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api import media
@@ -77,42 +77,50 @@ class ThoughtPart(OtherPart):
     """Reasoning, as Anthropic's and Mistral's APIs have it among the parts of an answer."""
 
 
-CLASSES = {
-    **dict.fromkeys(get_args(TextPart.__annotations__["type"]), TextPart),
-    **dict.fromkeys(("thinking", "reasoning", "thought"), ThoughtPart),
-    "refusal": RefusalPart,
-    "input_file": InputFilePart,
-    "file": FilePart,
-}
+KnownPart = Annotated[
+    TextPart | RefusalPart | InputFilePart | FilePart, Field(discriminator="type")
+]
+KNOWN = frozenset(
+    name
+    for part in get_args(get_args(KnownPart)[0])
+    for name in get_args(part.__annotations__["type"])
+)
+THOUGHTS = ("thinking", "reasoning", "thought")
 
 
 def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
+    """A union tag that is no field name, so that errors show only field names. One of a known type
+    is wrong, or it would not come here."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if not isinstance(kind, str):
-        return "<TextPart>"
-    found = CLASSES.get(kind) or (MediaPart if media.kind_of(kind) else OtherPart)
-    return f"<{found.__name__}>"
+        return "<text>"
+    if kind in THOUGHTS:
+        return "<thought>"
+    return "<media>" if media.kind_of(kind) and kind not in KNOWN else "<other>"
 
 
-def _as_part(value: Any) -> Any:
+def _refuse_known(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else value.type
+    if kind in KNOWN:
+        raise ValueError("its fields are wrong")
+    return value
+
+
+def _as_text(value: Any) -> Any:
     """Texts may be parts by themselves."""
-    return {"type": "text", "text": value} if value is None or isinstance(value, str) else value
+    return {"text": value} if value is None or isinstance(value, str) else value
 
 
-Part = Annotated[
-    Annotated[
-        Annotated[TextPart, Tag("<TextPart>")]
-        | Annotated[RefusalPart, Tag("<RefusalPart>")]
-        | Annotated[InputFilePart, Tag("<InputFilePart>")]
-        | Annotated[FilePart, Tag("<FilePart>")]
-        | Annotated[MediaPart, Tag("<MediaPart>")]
-        | Annotated[ThoughtPart, Tag("<ThoughtPart>")]
-        | Annotated[OtherPart, Tag("<OtherPart>")],
-        Discriminator(_kind),
-    ],
-    BeforeValidator(_as_part),
+ForeignPart = Annotated[
+    Annotated[TextPart, BeforeValidator(_as_text), Tag("<text>")]
+    | Annotated[ThoughtPart, Tag("<thought>")]
+    | Annotated[MediaPart, Tag("<media>")]
+    | Annotated[OtherPart, BeforeValidator(_refuse_known), Tag("<other>")],
+    Discriminator(_kind),
 ]
+Part = Annotated[KnownPart | ForeignPart, Field(union_mode="left_to_right")]
+"""Known parts come first, for which no Python is called."""
+
 Content = str | Items[Part]
 
 
@@ -120,8 +128,7 @@ def parts_of(content: Content | None, where: str) -> tuple[ContentPart, ...]:
     """The texts and media of a content, without thoughts."""
     if content is None or isinstance(content, str):
         return (content,) if content else ()
-    shown = (part for part in content if not _is_unread(part))
-    return tuple(_content_part(part, path_to(where, part.type)) for part in shown)
+    return tuple(_content_part(part, where) for part in content if not _is_unread(part))
 
 
 def thoughts_of(content: Content | None) -> list[str]:
@@ -144,15 +151,17 @@ def _is_unread(part: Part) -> bool:
     return isinstance(part, ThoughtPart) or (isinstance(part, OtherPart) and not part.text)
 
 
-def _content_part(part: Part, place: str) -> ContentPart:
+def _content_part(part: Part, where: str) -> ContentPart:
+    match part:
+        case TextPart() | OtherPart():
+            return part.text or ""
+        case RefusalPart():
+            return part.refusal or ""
+    place = path_to(where, part.type)
     match part:
         case MediaPart():
             kind = media.kind_of(part.type)
             return media.of_part(kind or "file", part.model_extra or {}, place)
         case InputFilePart():
             return content_of_file(part, place)
-        case FilePart():
-            return content_of_file(part.file or FileData(), place)
-        case RefusalPart():
-            return part.refusal or ""
-    return part.text or ""
+    return content_of_file(part.file or FileData(), place)

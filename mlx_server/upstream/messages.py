@@ -79,8 +79,10 @@ def _content(message: Message, can: UpstreamCapabilities) -> str | list[Wire]:
         return message.content
     if message.role == "tool":
         return content_of(
-            replace(part, why=FOLLOWS) if isinstance(part, Media) and shown else part
-            for part, shown in parts
+            [
+                replace(part, why=FOLLOWS) if isinstance(part, Media) and shown else part
+                for part, shown in parts
+            ]
         )
     return [dict(shown or {"type": "text", "text": content_of([part])}) for part, shown in parts]
 

@@ -74,10 +74,11 @@ def _type_of(value: Any) -> Any:
 
 
 def _kind_of_block(known: Container[str], value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
+    """A union tag that is no field name, so that errors show only field names. A block of a known
+    type is wrong, or it would not come here, and gets no tag."""
     kind = _type_of(value)
     if not isinstance(kind, str) or kind in known:
-        return "<known>"
+        return ""
     return "<media>" if media.kind_of(kind) else "<other>"
 
 
@@ -97,7 +98,10 @@ class ContentSource(WireModel):
     content: (
         str
         | Items[
-            Annotated[Annotated[TextBlock, Tag("<known>")] | Other, Discriminator(_kind_of_content)]
+            Annotated[
+                TextBlock | Annotated[Other, Discriminator(_kind_of_content)],
+                Field(union_mode="left_to_right"),
+            ]
         ]
     )
 
@@ -138,7 +142,8 @@ def _kind_of_result(value: Any) -> str:
 
 
 ResultBlock = Annotated[
-    Annotated[KnownResultBlock, Tag("<known>")] | Other, Discriminator(_kind_of_result)
+    KnownResultBlock | Annotated[Other, Discriminator(_kind_of_result)],
+    Field(union_mode="left_to_right"),
 ]
 
 
@@ -300,7 +305,10 @@ def _kind_of_any(value: Any) -> str:
     return _kind_of_block(BLOCK_TYPES, value)
 
 
-Block = Annotated[Annotated[KnownBlock, Tag("<known>")] | Other, Discriminator(_kind_of_any)]
+Block = Annotated[
+    KnownBlock | Annotated[Other, Discriminator(_kind_of_any)],
+    Field(union_mode="left_to_right"),
+]
 
 Texts = str | Items[TextBlock]
 

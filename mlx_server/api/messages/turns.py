@@ -137,6 +137,8 @@ class Turns:
 
     def _add(self, block: Block, where: str) -> None:
         match block:
+            case TextBlock():
+                self._say(block.text or "")
             case ToolResultBlock():
                 self._result(block, where)
             case ToolUseBlock():
@@ -174,7 +176,8 @@ class Turns:
             self._drafts.append(Draft())
         if isinstance(part, Media):
             self.ignored[part.place] = None
-        self._drafts[-1].texts.append(content_of([part]))
+            part = part.line
+        self._drafts[-1].texts.append(part)
 
     def _think(self, block: ThinkingBlock) -> None:
         signature = block.signature or ""
@@ -188,13 +191,12 @@ class Turns:
         self._drafts[-1].reasoning.append(thought)
 
     def _result(self, block: ToolResultBlock, where: str) -> None:
-        given = block.content or ()
-        blocks = [TextBlock(type="text", text=given)] if isinstance(given, str) else given
-        parts: list[ContentPart] = [
-            part
-            for i, each in enumerate(blocks)
-            for part in self._block_parts(each, f"{where}.content[{i}]")
-        ]
+        parts: list[ContentPart] = []
+        if isinstance(block.content, str):
+            parts.append(block.content)
+        else:
+            for i, each in enumerate(block.content or ()):
+                parts += self._block_parts(each, f"{where}.content[{i}]")
         content = content_of(parts)
         if block.is_error:
             content, parts = FAILED + content, [FAILED.strip(), *parts]

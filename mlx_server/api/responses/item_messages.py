@@ -207,7 +207,7 @@ def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
     texts = [(each.text, each.phase) for each in drafts if each.text]
     phases = {phase for _, phase in texts}
     return AssistantDraft(
-        parts=media_parts(part for each in drafts for part in each.parts),
+        parts=media_parts([part for each in drafts for part in each.parts]),
         reasoning=[text for each in drafts for text in each.reasoning],
         text="\n\n".join(text for text, _ in texts),
         phase=phases.pop() if len(phases) == 1 else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mlx_server import limits
 from mlx_server.api.content import Content, TextPart, unused_thoughts
@@ -200,10 +200,12 @@ def _typed(value: Any) -> Any:
     return {**value, "type": "item_reference"} if "id" in value else value
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
+def _foreign(value: Any) -> Any:
+    """An item of a known type is wrong, or it would not come here."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<known>" if not isinstance(kind, str) or kind in KNOWN else "<other>"
+    if not isinstance(kind, str) or kind in KNOWN:
+        raise ValueError("this is not an item")
+    return value
 
 
 KnownItem = Annotated[
@@ -230,8 +232,8 @@ KNOWN = frozenset(
 )
 InputItem = Annotated[
     Annotated[
-        Annotated[KnownItem, Tag("<known>")] | Annotated[HostedItem, Tag("<other>")],
-        Discriminator(_kind),
+        KnownItem | Annotated[HostedItem, BeforeValidator(_foreign)],
+        Field(union_mode="left_to_right"),
     ],
     BeforeValidator(_typed),
 ]
