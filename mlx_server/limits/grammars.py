@@ -203,6 +203,20 @@ GRAMMAR_STEP_ITEMS = Limit(
     per="request",
     beyond="the row fails; others go on",
 )
+GRAMMAR_TOKEN_SECONDS = Limit(
+    bounds="the time to compute which tokens a grammar allows next, in a thread of its own",
+    value=10,
+    unit="seconds",
+    per="request",
+    beyond="the row fails; others go on",
+)
+MASK_THREADS = Limit(
+    bounds="threads that compute this for slow grammars, one for each client at a time",
+    value=2,
+    unit="threads",
+    per="server",
+    beyond="further rows with slow grammars wait; others go on",
+)
 GRAMMAR_STATES = Limit(
     bounds="states of the grammar's lexer",
     value=100_000,

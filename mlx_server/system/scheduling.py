@@ -1,8 +1,14 @@
 """How the system divides its processors between the threads of an engine."""
 
+import ctypes
 import os
 import sys
+import threading
 from contextlib import suppress
+
+NICENESS = 10
+QOS_CLASS_UTILITY = 0x11
+"""Apple's class for work that nobody waits for at once, from sys/qos.h."""
 
 
 def keep_time_slices() -> None:
@@ -12,3 +18,13 @@ def keep_time_slices() -> None:
     if sys.platform == "linux":
         with suppress(OSError):  # a sandbox forbids it: slower
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def yield_processor() -> None:
+    """Lets other threads run first, where this one and those that it starts would take their
+    time."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    elif sys.platform == "darwin":
+        ctypes.CDLL(None).pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0)

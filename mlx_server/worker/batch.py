@@ -28,6 +28,7 @@ from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.decode_groups import DecodeGroups
 from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.loops import LoopDetector
 from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.places import Places
@@ -145,7 +146,8 @@ class Batch:
 
     @property
     def _returning(self) -> list[DecodeBatch]:
-        return [one for one in self._kept_decode if one.uids[0] not in self._held]
+        free = (one for one in self._kept_decode if one.uids[0] not in self._held)
+        return [one for one in free if not one.samplers[0].is_waiting]
 
     @property
     def waiting(self) -> int:
@@ -208,6 +210,9 @@ class Batch:
             self._turns.add(waiting)
 
     def cancel(self, number: int) -> None:
+        for row in self._rows:
+            if row.number == number and row.constraint:
+                row.constraint.abandon()
         self._leave(number)
         self._preempted.remove(number)
 
@@ -241,7 +246,7 @@ class Batch:
         """Computes a token for every decoding row, or a piece of the next prompt. The two
         alternate, so that tokens are sent while a piece is computed."""
         done = StepResult()
-        self._change_rows()
+        self._change_rows(done)
         self._start_decoding()
         following = self._following()
         if following and (tokens := self._tokens_of_piece(following)):
@@ -252,23 +257,39 @@ class Batch:
             self._prefill_piece(tokens, done)
         elif self._decoder:
             self._decode_step(done)
-        self._drop_failed(self._decoder.rows, done)
+        self._set_late_aside()
+        aside = [one.samplers[0] for one in self._kept_decode]
+        self._drop_failed([*self._decoder.rows, *aside], done)
         return done
+
+    def _set_late_aside(self) -> None:
+        """Takes the rows out of decoding that wait for their masks."""
+        if late := {row.number for row in self._decoder.rows if row.late}:
+            self._kept_decode += self._decoder.parts(late)
+        self._count_late()
+
+    def _count_late(self) -> None:
+        rows = (one.samplers[0] for one in self._kept_decode)
+        self._places.kept = Counter(row.client for row in rows if row.late)
 
     def set_aside(self, number: int) -> None:
         """Takes a row out of decoding; it keeps its cache and returns when there is room."""
         self._kept_decode.append(self._decoder.part(number))
 
-    def _change_rows(self) -> None:
+    def _change_rows(self, done: StepResult) -> None:
         """Takes paused rows out of decoding and returns others to it if there is room."""
         for row in [row for row in self._decoder.rows if row.number in self._held]:
             self.set_aside(row.number)
         for one in self._returning:
-            client = one.samplers[0].client
-            wanted = len(self._newcomers) if client in self._served else 0
-            if self._room > wanted:
-                self._kept_decode.remove(one)
-                self._decoder.extend(one)
+            (row,) = one.samplers
+            wanted = len(self._newcomers) if row.client in self._served and not row.late else 0
+            if self._room <= wanted or row.failure or self._ends_late(row, done):
+                continue
+            if row.late:
+                one.draw_late()
+            self._kept_decode.remove(one)
+            self._decoder.extend(one)
+            self._count_late()
 
     @property
     def _room(self) -> int:
@@ -304,12 +325,14 @@ class Batch:
         self._began, count = self._clock(), len(self._decoder)
         self.waited_for_piece = False
         rows = {row.number: row for row in self._decoder.rows}
+        decided = done.tokens
         done.tokens = [
             self._token(rows, response, alone=alone) for response, alone in self._decoder.next()
         ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
-        done.tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
+        tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
+        done.tokens = decided + [each for each in tokens if not rows[each.row].undecided]
         self._budget.stepped(count, self._clock() - self._began)
 
     def _drop_failed(self, rows: list[Row], done: StepResult) -> None:
@@ -324,6 +347,8 @@ class Batch:
         if response.finish_reason is not None:
             self._preempted.remove(response.uid)
             row = rows[response.uid]  # a finished row is no longer in the batch
+            if row.constraint:
+                row.constraint.abandon()
             cache = response.prompt_cache
             self._cache.store(row, response.all_tokens, lambda: cache, handed_over=alone)
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
@@ -332,11 +357,26 @@ class Batch:
         """Ends a row that repeats itself, or its reasoning where a grammar demands an answer."""
         if token.finish or row.loops is None or not row.loops.add(token.id):
             return token
+        if row.is_waiting:  # only the matcher knows, which another thread uses
+            row.undecided = token
+            return token
+        return self._ended(row, row.loops, token)
+
+    def _ends_late(self, row: Row, done: StepResult) -> bool:
+        """Whether the row ends with the token whose loop could not be judged while its mask was
+        made."""
+        token, row.undecided = row.undecided, None
+        if token is None or row.loops is None:
+            return False
+        done.tokens.append(self._ended(row, row.loops, token))
+        return done.tokens[-1].finish is not None
+
+    def _ended(self, row: Row, loops: LoopDetector, token: Token) -> Token:
         if row.constraint and row.constraint.demands_more:
             is_ended = row.constraint.end_reasoning()
-            return structs.replace(token, looped=row.loops.period) if is_ended else token
+            return structs.replace(token, looped=loops.period) if is_ended else token
         self.cancel(row.number)
-        return structs.replace(token, finish="stop", looped=row.loops.period)
+        return structs.replace(token, finish="stop", looped=loops.period)
 
     def _begin(
         self, following: WaitingPrompt | PrefillGroup, tokens: int, done: StepResult

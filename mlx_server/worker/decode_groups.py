@@ -3,7 +3,7 @@
 A step of the rows is a step of each group. `step_bytes.py` says which groups read the least.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any
 
@@ -69,10 +69,21 @@ class DecodeGroups:
 
     def part(self, number: int) -> DecodeBatch:
         """Removes one row and returns it as a batch, with its cache."""
-        group, place = self.place(number)
-        one = group.part([place])
-        self._regroup()
+        (one,) = self.parts({number})
         return one
+
+    def parts(self, numbers: Collection[int]) -> list[DecodeBatch]:
+        """Removes rows and returns each as a batch, with its cache."""
+        parts: list[DecodeBatch] = []
+        for group in list(self._groups):
+            places = [at for at, number in enumerate(group.uids) if number in numbers]
+            if len(places) == len(group) == 1:
+                self._groups.remove(group)
+                parts.append(group)
+            elif places:
+                parts += group.parts(places)
+        self._regroup()
+        return parts
 
     def part_without_cache(self, number: int) -> DecodeBatch:
         group, place = self.place(number)

@@ -11,10 +11,11 @@ import mlx.core as mx
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
+from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.logprobs import RowLogprobs
 from mlx_server.worker.lora.slots import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
-from mlx_server.worker.row import Row
+from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import Sampled, Sampler, sample_rows_alone
 
 PER_ROW = (
@@ -62,21 +63,39 @@ class DecodeBatch(GenerationBatch):
                 noise = sampler.noise(logits.shape[-1])
             mx.async_eval(logits, *(() if noise is None else (noise,)))
             mask = sampler.mask(inputs, logits.shape[-1])  # made while those are computed
-        try:
-            return sampler(logits, inputs, mask, noise)
-        except Exception as error:
-            if device_error(error):  # no row caused it
-                raise
-            return sample_rows_alone(self.samplers, logits, inputs, mask)
+        if late := sampler.late:
+            return _sampled_but(late, self.samplers, logits, inputs, mask)
+        return _drawn(sampler, logits, inputs, mask, noise)
+
+    def draw_late(self) -> None:
+        """Draws the next token of this one row, whose mask is made by now."""
+        (row,) = self.samplers
+        late, row.late = row.late, None
+        assert late
+        sampler = Sampler([row])
+        mask = sampler.late_mask(late.mask, late.logits.shape[-1])
+        sampled = _drawn(sampler, late.logits, late.inputs, mask)
+        self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
+        mx.async_eval(*sampled.pending)
 
     def part(self, places: list[int]) -> "DecodeBatch":
         """Removes some rows and returns them as a batch, with their caches."""
+        part = self._copied(places)
+        self.filter([i for i in range(len(self)) if i not in places])
+        return part
+
+    def parts(self, places: list[int]) -> list["DecodeBatch"]:
+        """Removes some rows and returns each as a batch, with its cache."""
+        parts = [self._copied([place]) for place in places]
+        self.filter([i for i in range(len(self)) if i not in places])
+        return parts
+
+    def _copied(self, places: list[int]) -> "DecodeBatch":
         part = self._rows(places)
         caches = [self.extract_cache(at) for at in places]
         part.prompt_cache = PrefillBatch(self.model, part.uids, caches).prompt_cache
         # Unevaluated slices would keep the caches of the whole batch in memory.
         mx.eval([cache.state for cache in part.prompt_cache])
-        self.filter([i for i in range(len(self)) if i not in places])
         return part
 
     def part_without_cache(self, at: int) -> "DecodeBatch":
@@ -97,6 +116,45 @@ class DecodeBatch(GenerationBatch):
         if self._made is None or self._made[0].rows != self.samplers:
             self._made = Sampler(self.samplers), _rows(self.samplers)
         return self._made
+
+
+def _drawn(
+    sampler: Sampler,
+    logits: mx.array,
+    inputs: mx.array,
+    mask: mx.array | None,
+    noise: mx.array | None = None,
+) -> Sampled:
+    try:
+        return sampler(logits, inputs, mask, noise)
+    except Exception as error:
+        if device_error(error):  # no row caused it
+            raise
+        return sample_rows_alone(sampler.rows, logits, inputs, mask)
+
+
+def _sampled_but(
+    late: dict[int, SlowMask],
+    rows: list[Row],
+    logits: mx.array,
+    inputs: mx.array,
+    mask: mx.array | None,
+) -> Sampled:
+    """Draws for all rows but the late ones, which keep what their draws need."""
+    for at, slow in late.items():
+        rows[at].late = LateDraw(logits[at : at + 1], inputs[at : at + 1], slow)
+    places = [at for at in range(len(rows)) if at not in late]
+    tokens, pending = mx.zeros(len(rows), mx.uint32), [logits, inputs]
+    logprobs = dict[int, RowLogprobs | None]()
+    if places:
+        others = mx.array(places)
+        own = None if mask is None else mask[others]
+        sampler = Sampler([rows[place] for place in places])
+        drawn = _drawn(sampler, logits[others], inputs[others], own)
+        tokens[others] = drawn.tokens.astype(mx.uint32)
+        logprobs = dict(zip(places, drawn.logprobs, strict=True))
+        pending += drawn.pending
+    return Sampled(tokens, [logprobs.get(place) for place in range(len(rows))], pending)
 
 
 class PrefillBatch(PromptProcessingBatch):

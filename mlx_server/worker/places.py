@@ -10,6 +10,9 @@ class Places:
     def __init__(self, count: int, decoding: DecodeGroups) -> None:
         self._count = count
         self._decoding = decoding
+        self.kept = Counter[str]()
+        """The rows that wait for their masks, by client: its further rows don't take their places,
+        and where there is only one place, no row does."""
 
     @property
     def free(self) -> int:
@@ -17,7 +20,8 @@ class Places:
         return self._count - len(self._decoding)
 
     def fit(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
-        return len(waiting.rows) <= self.free
+        kept = self.kept.total() if self._count == 1 else self.kept[waiting.client]
+        return len(waiting.rows) <= self.free - kept
 
     def may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
         return self.fit(waiting) or self.yielding(waiting) is not None

@@ -2,19 +2,38 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.messages import ComputeAhead, Generate, RowFailed, RowLeftGrammar
+from mlx_server.engine.messages import (
+    ComputeAhead,
+    Generate,
+    RowFailed,
+    RowLeftGrammar,
+    Token,
+)
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.loops import LoopDetector
 from mlx_server.worker.lora.slots import NO_ADAPTER, RowAdapter
 
 Fault = Callable[[], str | None]
 """Returns what was wrong with a draw, once that is computed; None if nothing was."""
+
+
+@dataclass(frozen=True)
+class LateDraw:
+    """What a draw needs whose mask was not made in time."""
+
+    logits: mx.array
+    """[1, vocabulary]"""
+    inputs: mx.array
+    """[1], the token that they follow."""
+    mask: SlowMask
 
 
 class Row:
@@ -39,6 +58,10 @@ class Row:
         self.row_adapter: RowAdapter = NO_ADAPTER
         self.constraint: LogitConstraint | None = None
         self.loops: LoopDetector | None = None
+        self.late: LateDraw | None = None
+        """A draw that waits for its mask; meanwhile the row sits steps out."""
+        self.undecided: Token | None = None
+        """The latest token, if only the mask shows whether the row ends with it, as in a loop."""
         self.sampled = 0
         self.fault: Fault = _none
         """The fault of the latest draw, which may not be computed yet."""
@@ -55,6 +78,11 @@ class Row:
     def failure(self) -> str | None:
         """Why the row can't continue; None if it can."""
         return self.error or (self.constraint.failure if self.constraint else None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the row's next mask is still being made."""
+        return self.late is not None and not self.late.mask.is_made
 
     def failed(self, failure: str) -> RowFailed | RowLeftGrammar:
         if self.constraint and (left := self.constraint.departure):

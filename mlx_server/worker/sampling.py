@@ -21,6 +21,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     MAX_LOGIT_SHIFT,
     AdditiveMask,
 )
+from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.logprobs import LogprobReports, RowLogprobs
 from mlx_server.worker.row import Row
 
@@ -72,10 +73,21 @@ class Sampler:
 
     def mask(self, inputs: mx.array, width: int) -> mx.array | None:
         """Returns the mask of the constrained rows, [rows, width], or None if nothing is masked.
-        Waits until the inputs are computed."""
+        Waits until the inputs are computed. Rows whose masks take too long are `late` then."""
         ids = cast(list[int], inputs.tolist())
         drawn = [id if row.sampled else None for id, row in zip(ids, self.rows, strict=True)]
         found = self._masks.mask.step(drawn, width)
+        return None if found is None else mx.array(found)
+
+    @property
+    def late(self) -> dict[int, SlowMask]:
+        """The places of the rows that can't draw in this step, and their masks, which are not made
+        yet."""
+        return self._masks.mask.late
+
+    def late_mask(self, slow: SlowMask, width: int) -> mx.array | None:
+        """Returns the mask of the sampler's only row, which was late."""
+        found = self._masks.mask.put(slow, width)
         return None if found is None else mx.array(found)
 
     def __call__(
@@ -207,7 +219,9 @@ class _Penalties:
 class _Masks:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.any = any(row.constraint for row in rows)
-        self.mask = AdditiveMask([row.constraint for row in rows])
+        constraints = [row.constraint for row in rows]
+        threads = next((each.threads for each in constraints if each), None)
+        self.mask = AdditiveMask(constraints, threads)
         pushed = [
             bool(row.constraint and (row.penalised or row.sampling.logit_bias)) for row in rows
         ]

@@ -95,6 +95,8 @@ class Engine:
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
         due += [self._constraints.pause] if self._admission.waiting else []
+        masks = self._constraints.threads.pause
+        due += [] if masks is None else [masks]
         disk = self._disk.pause(busy=self._is_busy)
         due += [] if disk is None else [disk]
         return max(0.0, min(due)) if due else None
@@ -198,6 +200,7 @@ class Engine:
             reports += self._run_row(row, partial(self._admission.admit, command))
         if scored := self._admission.next_scored:
             reports += self._compute_scored(scored)
+        self._constraints.threads.collect()
         if model := self._models.next():
             reports += self._step(model)
         if not (self._admission.next_scored or self._models.is_busy):

@@ -173,6 +173,11 @@ class GrammarCompletion:
             self._read += self._classes.bytes_of(token)
         self._endings, self._found, self._changing = {}, [], set()
 
+    def abandon(self) -> None:
+        """Ends a search that another thread may be making."""
+        if self._follower is not None:
+            self._follower.matcher.is_abandoned = True
+
     def extend(self) -> None:
         """Begins with a new token limit."""
         self._next = NEVER * NEVER
@@ -212,7 +217,7 @@ class GrammarCompletion:
     def _follow(self) -> None:
         """Lets the search's matcher catch up with the row, some tokens at each step."""
         if self._follower is None and self._matcher.begin().done():
-            self._follower = Probe(self._matcher.copy(), self._classes, self._proposals.width)
+            self._follower = self._new_follower()
         if self._follower is not None:
             for token in self._unread[:FOLLOWED]:
                 self._follower.advance(token)
@@ -223,11 +228,14 @@ class GrammarCompletion:
         """The matcher at the row's position; waits for the search's matcher if it is not built
         yet."""
         if self._follower is None:
-            self._follower = Probe(self._matcher.copy(), self._classes, self._proposals.width)
+            self._follower = self._new_follower()
         for token in self._unread:
             self._follower.advance(token)
         self._unread.clear()
         return self._follower
+
+    def _new_follower(self) -> Probe:
+        return Probe(self._matcher.copy(), self._classes, self._proposals.width)
 
     def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
         following = next(iter(self._tokens or ()), -1)

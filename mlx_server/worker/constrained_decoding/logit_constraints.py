@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Generate
@@ -22,6 +21,11 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.lazy_matcher import in_thread
+from mlx_server.worker.constrained_decoding.mask_threads import (
+    MaskHistory,
+    MaskThreads,
+    SlowMask,
+)
 from mlx_server.worker.constrained_decoding.recorded_tokens import (
     LeftGrammar,
     RecordedTokens,
@@ -32,6 +36,7 @@ from mlx_server.worker.constrained_decoding.thinking_budget import (
     end_reasoning_early,
 )
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
+from mlx_server.worker.constrained_decoding.yielding_matcher import RowGone, YieldingMatcher
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -60,13 +65,18 @@ class LogitConstraint:
         banned: Collection[int] = (),
         recording: RecordedTokens | None = None,
         rest: CompiledGrammar | None = None,
+        client: str = "",
+        threads: MaskThreads | None = None,
     ) -> None:
         """banned: tokens that may not come right after reasoning was cut off, such as stop tokens:
         an answer has to follow. recording: what a replay model's row plays. rest: the grammar from
-        the forced end of reasoning on, if it is another one."""
+        the forced end of reasoning on, if it is another one. threads: where masks are made that do
+        not fit into a step; without them the row waits for each of its masks."""
+        self.client, self.threads = client, threads
+        self.history = MaskHistory()
         self._vocabulary = vocabulary
         self._grammar = grammar
-        self._matcher = grammar and grammar.matcher
+        self._matcher = _matcher_of(grammar)
         self._recording = recording
         self._completion = self._new_completion()
         self._rest = rest
@@ -93,6 +103,8 @@ class LogitConstraint:
             self.departure = departure
             self.failure = "its recording leaves the grammar"
             return False
+        except RowGone:
+            return False
         except Exception as error:
             log.warning("a row's grammar could not be followed", exc_info=True)
             self.failure = f"its grammar could not be followed: {error}"
@@ -109,6 +121,25 @@ class LogitConstraint:
         if self._recording or not self._budget:
             return False
         return self._budget.use_up()
+
+    @property
+    def lexer(self) -> object:
+        """What rows of the same grammar share: only one of them can use it at a time."""
+        return self if self._grammar is None else self._grammar.search
+
+    def fail(self, failure: str) -> None:
+        """Ends the row, whose mask another thread may be making."""
+        self.failure = failure
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Ends what another thread may be computing for the row."""
+        if self._matcher:
+            self._matcher.is_abandoned = True
+        if self._completion:
+            self._completion.abandon()
+        if self.threads:
+            self.threads.drop(self)
 
     def _new_completion(self) -> GrammarCompletion | None:
         """Returns the grammar's completion, None without a grammar and for a recording that was
@@ -130,11 +161,11 @@ class LogitConstraint:
             self._budget.advance(token)
         if self._rest and self._budget and self._budget.was_ended:
             self._grammar, self._rest = self._rest, None
-            self._matcher = self._grammar.matcher
+            self._matcher = _matcher_of(self._grammar)
             self._completion = self._new_completion()
         elif self._matcher and not self._matcher.is_stopped():
             self._matcher.consume_token(token)
-            check(self._matcher)
+            check(self._matcher.own)
             if self._completion:
                 self._completion.advance(token)
 
@@ -167,10 +198,10 @@ class LogitConstraint:
         if others.any():
             bitmask[:] = others
 
-    def _fill(self, bitmask: Bitmask, matcher: LLMatcher) -> None:
+    def _fill(self, bitmask: Bitmask, matcher: YieldingMatcher) -> None:
         """Applies the grammar; the vocabulary may be wider or narrower than the logits."""
         allowed = np.zeros_like(self._vocabulary.ends)
-        fill_bitmask(allowed, matcher, self._vocabulary)
+        fill_bitmask(allowed, matcher.own, self._vocabulary)
         if self._recording:
             self._recording.check(allowed, self._vocabulary.text)
         if self._completion and not matcher.is_stopped():
@@ -195,6 +226,10 @@ class LogitConstraint:
         return self._matcher is None or self._matcher.validate_tokens(tokens) == len(tokens)
 
 
+def _matcher_of(grammar: CompiledGrammar | None) -> YieldingMatcher | None:
+    return grammar and YieldingMatcher(grammar.matcher)
+
+
 class LogitConstraints:
     """Makes the rows' constraints. Slow work runs in other threads, which call `wake`."""
 
@@ -207,6 +242,7 @@ class LogitConstraints:
         """clock, is_done: see `Inputs`."""
         self._wake, self._is_done = wake, is_done
         self._compiler = GrammarCompiler(wake, clock, is_done)
+        self.threads = MaskThreads(wake, clock, is_done)
         self._unread_vocabularies: dict[str, Callable[[], Vocabulary]] = {}
         """Readers of the vocabularies that are not being read yet, by model."""
         self._vocabularies: dict[str, Future[Vocabulary]] = {}
@@ -265,7 +301,9 @@ class LogitConstraints:
         stops, most, overflow = request.stop_tokens, request.max_tokens, request.overflow_tokens
         recording = recorded_tokens_of(request)
         return LogitConstraint(
-            vocabulary, grammar, budget, stops, most, overflow, banned, recording, rest
+            *(vocabulary, grammar, budget, stops, most, overflow, banned, recording, rest),
+            client=request.client,
+            threads=self.threads,
         )
 
     def _compiled(
@@ -293,11 +331,17 @@ class AdditiveMask:
     the rows than expanding it afterwards.
     """
 
-    def __init__(self, constraints: Sequence[LogitConstraint | None]) -> None:
-        """constraints: one for each row; None for a row that is not restricted."""
+    def __init__(
+        self, constraints: Sequence[LogitConstraint | None], threads: MaskThreads | None = None
+    ) -> None:
+        """constraints: one for each row; None for a row that is not restricted. threads: where the
+        masks are made that take too long for a step; without them `step` waits for all."""
         self._rows = len(constraints)
         self._constraints = [(row, found) for row, found in enumerate(constraints) if found]
+        self._threads = threads
         self._widen(0)
+        self.late: dict[int, SlowMask] = {}
+        """The rows whose masks were not made in the latest step, with their masks."""
 
     def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
         """Returns the mask, [rows, width], or None if no row is restricted.
@@ -307,15 +351,42 @@ class AdditiveMask:
         """
         if len(self._bitmask) != -(-width // 32):
             self._widen(width)
-        for row, constraint in self._constraints:
-            if constraint.step(tokens[row], self._bitmask):
-                bytes = self._bitmask.view(np.uint8)
-                np.take(BYTE_MASKS, bytes, axis=0, out=self._mask[row], mode="clip")
-                self._restricted.add(row)
-            elif row in self._restricted:
-                self._mask[row] = np.inf
-                self._restricted.remove(row)
+        self.late = {}
+        if self._threads:
+            self._make_in_time(self._threads, tokens)
+        else:
+            for row, constraint in self._constraints:
+                self._put(row, self._bitmask, constraint.step(tokens[row], self._bitmask))
         return self._mask.reshape(self._rows, -1)[:, :width] if self._restricted else None
+
+    def _make_in_time(self, threads: MaskThreads, tokens: Sequence[int | None]) -> None:
+        threads.begin_step({constraint.client for _, constraint in self._constraints})
+        for row, constraint in sorted(self._constraints, key=lambda one: one[1].history.seconds):
+            if threads.fits(constraint):
+                restricts = threads.make(constraint, tokens[row], self._bitmask)
+                self._put(row, self._bitmask, restricts)
+            else:
+                self.late[row] = threads.make_later(constraint, tokens[row], len(self._bitmask))
+        if self.late:
+            threads.wait([*self.late.values()])
+            for row, slow in [(row, slow) for row, slow in self.late.items() if slow.is_made]:
+                self._put(row, slow.bitmask, bool(slow.restricts))
+                del self.late[row]
+
+    def _put(self, row: int, bitmask: Bitmask, restricts: bool) -> None:
+        if restricts:
+            bytes = bitmask.view(np.uint8)
+            np.take(BYTE_MASKS, bytes, axis=0, out=self._mask[row], mode="clip")
+            self._restricted.add(row)
+        elif row in self._restricted:
+            self._mask[row] = np.inf
+            self._restricted.remove(row)
+
+    def put(self, slow: SlowMask, width: int) -> NDArray[np.float32] | None:
+        """Returns the mask of the only row, which was made meanwhile."""
+        self._widen(width)
+        self._put(0, slow.bitmask, bool(slow.restricts))
+        return self._mask.reshape(1, -1)[:, :width] if self._restricted else None
 
     def _widen(self, width: int) -> None:
         words = -(-width // 32)

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from llguidance import LLMatcher
 
 from mlx_server.worker.constrained_decoding.token_classes import Mask, TokenClasses
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 
 CONSUMED = 6
 """The cost of consuming a token. To ask whether tokens fit costs 1, and 1 more for every eight of
@@ -27,7 +28,7 @@ class Probe:
 
     def __init__(self, matcher: LLMatcher, classes: TokenClasses, width: int = 0) -> None:
         """width: the number of members of the object that lists the most."""
-        self.matcher = matcher
+        self.matcher = YieldingMatcher(matcher)
         self.work = 0
         self._until = 0
         self._taken = 0

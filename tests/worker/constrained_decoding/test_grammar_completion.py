@@ -6,12 +6,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
 from mlx_server.worker.constrained_decoding.grammar_completion import STEP_WORK, GrammarCompletion
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 from tests.worker.constrained_decoding.worlds import (
     INTEGER,
     LARGE,
@@ -153,7 +153,7 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
 class Counted:
     """A matcher, and the sizes of the sequences that it was asked about."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: YieldingMatcher) -> None:
         self._matcher = matcher
         self.asked: list[int] = []
 
