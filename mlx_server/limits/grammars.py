@@ -155,8 +155,18 @@ WHOLE_GRAMMAR_RULES = Limit(
 )
 COMPILE_SECONDS = Limit("the time to compile a grammar", 5, "seconds", "request", beyond="503")
 COMPILE_THREADS = Limit(
-    bounds="grammars that are compiled at a time",
+    bounds=(
+        "grammars that are compiled at a time, without those that take more than half a second; "
+        "and as many of those of a client"
+    ),
     value=2,
+    unit="threads",
+    per="client",
+    beyond="the client's further grammars wait; 503 while its slow ones are past their time",
+)
+SLOW_COMPILE_THREADS = Limit(
+    bounds="grammars that are compiled at a time, the slow ones of all clients included",
+    value=8,
     unit="threads",
     per="server",
     beyond="further grammars wait; 503 while all of these are past their time",

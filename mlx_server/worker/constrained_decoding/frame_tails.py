@@ -24,6 +24,9 @@ LONGEST = 40_000
 """The most characters of an ending: one schema's shortest instance may have half of them."""
 MOST_RULES = 2_000
 """A grammar with more rules is not read."""
+MOST_READ = 20_000
+"""A grammar is not read of which more pieces would be read: a rule that calls itself is read again
+wherever it stands."""
 
 _CONTROL = 0xF0000
 """The first of the private characters that stand for control tokens."""
@@ -62,8 +65,12 @@ def frame_tails(
     }
     try:
         return _Rules(bodies, instances, spelled).of("start")
-    except (NoShortestText, RecursionError):
+    except (NoShortestText, TooMuchToRead, RecursionError):
         return None
+
+
+class TooMuchToRead(Exception):
+    """Reading the rules would take too long."""
 
 
 class Spelled:
@@ -107,6 +114,7 @@ class _Rules:
         self._spelled = spelled
         self._known: dict[str, RegexTails] = {}
         self._open: set[str] = set()
+        self._read = 0
 
     def of(self, name: str) -> RegexTails:
         if name in self._open or name not in self._bodies:  # recursion has no end
@@ -120,6 +128,9 @@ class _Rules:
         return self._known[name]
 
     def leaf(self, piece: re.Match[str]) -> RegexTails:
+        self._read += 1
+        if self._read > MOST_READ:
+            raise TooMuchToRead
         if piece["name"]:
             return self.of(piece["name"])
         if piece["regex"]:

@@ -34,6 +34,10 @@ Key = tuple[Vocabulary, str, bytes]
 """A vocabulary, a grammar, and the digest of the tokens that precede the answer's first one."""
 
 
+SLOW_SECONDS = 0.5
+"""A compilation that takes longer is slow, and no longer one of those that others wait for."""
+
+
 class GrammarRefused(ValueError):
     """The grammar can't be used. The client sees the message."""
 
@@ -56,6 +60,12 @@ class CompiledGrammar(NamedTuple):
         return self._replace(matcher=self.matcher.deep_copy())
 
 
+class _Compilation(NamedTuple):
+    grammar: Future[CompiledGrammar]
+    began: float
+    client: str
+
+
 class GrammarCompiler:
     """Used by one thread; compiles in others, which call `wake` when a grammar is ready."""
 
@@ -65,12 +75,16 @@ class GrammarCompiler:
         """clock, is_done: see `Inputs`."""
         self._wake, self._clock, self._is_done = wake, clock, is_done
         self._known: OrderedDict[Key, CompiledGrammar | GrammarRefused] = OrderedDict()
-        self._running: dict[Key, tuple[Future[CompiledGrammar], float]] = {}
-        """Each compilation and when it began; those past the time limit stay, as no thread can be
-        stopped."""
+        self._running: dict[Key, _Compilation] = {}
+        """Those past the time limit stay, as no thread can be stopped."""
 
     def compiled(
-        self, source: str, vocabulary: Vocabulary, prefix: Sequence[int] = (), room: int = 0
+        self,
+        source: str,
+        vocabulary: Vocabulary,
+        prefix: Sequence[int] = (),
+        room: int = 0,
+        client: str = "",
     ) -> CompiledGrammar | None:
         """Returns a copy of the compiled grammar, None while it is being compiled.
 
@@ -88,19 +102,41 @@ class GrammarCompiler:
                     raise GrammarRefused(*refusal.args)
                 case found:
                     return found.copy() if self._is_searchable(found, room) else None
-        if key not in self._running and len(self._running) < limits.COMPILE_THREADS.value:
+        now = self._clock()
+        if key not in self._running and not self._awaited(client, now):
             work = partial(_compile, source, vocabulary, prefix)
-            self._running[key] = in_thread(work, self._wake), self._clock()
-        left = self._seconds_left()
-        if key in self._running and left[key] <= 0:
+            self._running[key] = _Compilation(in_thread(work, self._wake), now, client)
+        if key in self._running and self._is_overdue(self._running[key], now):
             # the time depends on the machine's load, so the grammar itself is not at fault
             raise CompilerBusy(
                 f"the grammar is still being compiled after {limits.COMPILE_SECONDS.value:.0f} "
                 "seconds. Try again later, or simplify the schema or grammar."
             )
-        if key not in self._running and max(left.values()) <= 0:
-            raise CompilerBusy("other slow grammars are still being compiled. Try again later.")
+        if key not in self._running:
+            awaited = self._awaited(client, now)
+            if all(self._is_overdue(each, now) for each in awaited):
+                raise CompilerBusy("other slow grammars are still being compiled. Try again later.")
         return None
+
+    def _awaited(self, client: str, now: float) -> list[_Compilation]:
+        """Returns the compilations of which one has to end, or turn out to be slow, before the
+        client's next one begins. The slow ones of other clients are waited for only where they are
+        very many."""
+        running = [*self._running.values()]
+        slow = [each for each in running if now - each.began > SLOW_SECONDS]
+        quick = [each for each in running if each not in slow]
+        own = [each for each in slow if each.client == client]
+        for some, most in (
+            (own, limits.COMPILE_THREADS),
+            (quick, limits.COMPILE_THREADS),
+            (running, limits.SLOW_COMPILE_THREADS),
+        ):
+            if len(some) >= most.value:
+                return some
+        return []
+
+    def _is_overdue(self, compilation: _Compilation, now: float) -> bool:
+        return now - compilation.began >= limits.COMPILE_SECONDS.value
 
     def _is_searchable(self, grammar: CompiledGrammar, room: int) -> bool:
         first = room - grammar.completion.next_search(room)
@@ -111,28 +147,21 @@ class GrammarCompiler:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next running compilation reaches the time limit."""
-        return min(
-            (s for s in self._seconds_left().values() if s > 0),
-            default=limits.COMPILE_SECONDS.value,
-        )
+        """Seconds until the next running compilation is slow, or reaches the time limit."""
+        now, bounds = self._clock(), (SLOW_SECONDS, limits.COMPILE_SECONDS.value)
+        began = [each.began for each in self._running.values()]
+        left = [each + seconds - now for each in began for seconds in bounds]
+        return min((s for s in left if s > 0), default=limits.COMPILE_SECONDS.value)
 
     def forget(self, vocabulary: Vocabulary) -> None:
         for key in [key for key in self._known if key[0] is vocabulary]:
             del self._known[key]
 
-    def _seconds_left(self) -> dict[Key, float]:
-        now = self._clock()
-        return {
-            key: began + limits.COMPILE_SECONDS.value - now
-            for key, (_, began) in self._running.items()
-        }
-
     def _collect(self) -> None:
-        for key, (future, _) in list(self._running.items()):
-            if self._is_done(future):
+        for key, compilation in list(self._running.items()):
+            if self._is_done(compilation.grammar):
                 del self._running[key]
-                self._known[key] = _finished(future)
+                self._known[key] = _finished(compilation.grammar)
         while len(self._known) > limits.COMPILED_GRAMMARS.value:
             self._known.popitem(last=False)
 

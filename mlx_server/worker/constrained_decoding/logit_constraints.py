@@ -287,8 +287,9 @@ class LogitConstraints:
         later = request.thinking.rest if request.thinking else None
         # both are asked for before either is ready, so that they are compiled at the same time
         room = 0 if request.thinking else request.max_tokens - request.overflow_tokens
-        grammar = self._compiled(request.grammar, vocabulary, request.grammar_prefix, room)
-        rest = self._compiled(later, vocabulary)
+        client = request.client
+        grammar = self._compiled(request.grammar, vocabulary, client, request.grammar_prefix, room)
+        rest = self._compiled(later, vocabulary, client)
         if (request.grammar is not None and not grammar) or (later is not None and not rest):
             return None
         budget = ThinkingBudget(request.thinking, vocabulary.text) if request.thinking else None
@@ -310,10 +311,13 @@ class LogitConstraints:
         self,
         source: str | None,
         vocabulary: Vocabulary,
+        client: str,
         prefix: Sequence[int] = (),
         room: int = 0,
     ) -> CompiledGrammar | None:
-        return None if source is None else self._compiler.compiled(source, vocabulary, prefix, room)
+        if source is None:
+            return None
+        return self._compiler.compiled(source, vocabulary, prefix, room, client)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):

@@ -38,6 +38,19 @@ def test_a_grammar_that_is_not_read(rules: str) -> None:
     assert frame_tails(rules, [], Spelled()) is None
 
 
+def test_rules_that_call_each_other_in_very_many_ways_are_not_read() -> None:
+    """Each way would be tried anew, and there are three times as many for each further rule."""
+    others = [
+        "\n".join(
+            f"r{n}: " + " | ".join(f'"b" r{(n + k) % many}' for k in (1, 2, 3)) for n in range(many)
+        )
+        for many in (4, 14)
+    ]
+    read = [frame_tails(f'start: "a" | r0\n{rules}', [], Spelled()) for rules in others]
+    assert read[0] is not None
+    assert read[1] is None
+
+
 def test_from_inside_a_thought_an_answer_is_completed() -> None:
     spelled = Spelled()
     found = frame_tails('start: ("to=self" <[7]> /(?s:.*)/ <[8,9]>)? "<go>" @0', ["{}"], spelled)

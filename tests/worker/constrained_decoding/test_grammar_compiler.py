@@ -22,6 +22,7 @@ from mlx_server.engine.messages import (
 from mlx_server.schemas.compiler import LIMITS
 from mlx_server.worker import read_rate
 from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
+from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from mlx_server.worker.worker import Engine
 from tests.grammars.matching import compiled
@@ -37,7 +38,7 @@ from tests.worker.constrained_decoding.grammars import (
     loaded,
     refusals,
 )
-from tests.worker.engine_runs import ask, drain, failures, of, run, tokens_of, until
+from tests.worker.engine_runs import Clock, ask, drain, failures, of, run, tokens_of, until
 
 pytestmark = pytest.mark.tables
 
@@ -242,6 +243,49 @@ def test_what_takes_too_long_is_turned_away_but_not_refused(
     gate.open.set()
     assert len(tokens_of(4, run(engine, ask(4, grammar=DIGITS)))) == 5
     assert len(tokens_of(5, run(engine, ask(5, grammar=JSON)))) == 5
+
+
+def test_slow_grammars_of_some_clients_keep_no_other_waiting(tiny_path: Path, gate: Gate) -> None:
+    """Each of them has had both threads for itself, and has more grammars than that."""
+    clock = Clock()
+    engine = Engine(clock=clock)
+    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
+    drain(engine)
+    slow = [
+        ask(row, grammar=f'{HEAD}start: "{row}"\n', client=client)
+        for row, client in enumerate("aaaabbbb")
+    ]
+    for asked in slow:
+        engine.handle(asked)
+    for _ in range(8):  # the next ones begin when those before turn out to be slow
+        clock.now += SLOW_SECONDS
+        assert not of(RowTurnedAway, engine.step())
+    begun = [source[-3] for source in gate.begun]
+    assert sorted(begun) == ["0", "1", "4", "5"]
+    assert not engine.handle(ask(8, grammar=DIGITS, client="c"))
+    for _ in begun:
+        assert gate.arrivals.acquire(timeout=60)
+    assert gate.arrivals.acquire(timeout=60)
+    assert gate.begun[4:] == [DIGITS]
+    gate.open.set()
+    assert tokens_of(8, drain(engine))
+
+
+def test_very_many_slow_grammars_are_not_compiled_at_the_same_time(
+    tiny_path: Path, gate: Gate
+) -> None:
+    clock = Clock()
+    engine = Engine(clock=clock)
+    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
+    drain(engine)
+    for row in range(20):
+        engine.handle(ask(row, grammar=f'{HEAD}start: "{row}"\n', client=f"{row}"))
+        clock.now += SLOW_SECONDS / 2
+        assert not of(RowTurnedAway, engine.step()) or row > 9
+    assert len(gate.begun) == limits.SLOW_COMPILE_THREADS.value
+    clock.now += limits.COMPILE_SECONDS.value
+    turned_away = of(RowTurnedAway, engine.step())
+    assert {*range(8, 20)} <= {report.row for report in turned_away}
 
 
 def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
