@@ -9,6 +9,7 @@ from bench_parts.models import model_folder
 from rich.console import Console
 from rich.table import Table
 
+from attack_parts import neighbours
 from attack_parts.outcomes import ANSWERED, OUTCOMES, table, under_attack
 from attack_parts.servers import Server, mlx_lms, ours
 from tests.hostile.corpus import Attack, Target, attacks
@@ -29,6 +30,10 @@ def main(
     vocabulary: Annotated[int, typer.Option(help="Number of the model's token ids.")] = BEYOND_ALL,
     category: Annotated[str | None, typer.Option(help="Only the attacks of this category.")] = None,
     only: Annotated[str | None, typer.Option(help="Only mlx-server or mlx_lm.server.")] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Instead: what a stream notices of this attack by others, or of `all`."),
+    ] = None,
 ) -> None:
     """Send a server what any server of the OpenAI API should refuse or answer.
 
@@ -43,6 +48,9 @@ def main(
         vocabulary = VOCABULARY
         servers = [each for each in (ours(folder), mlx_lms(folder)) if only in (None, each.name)]
     for server in servers:
+        if beside:
+            _beside(server, None if beside == "all" else beside)
+            continue
         _attack(server, Target(server.model, vocabulary, vocabulary), category)
 
 
@@ -56,6 +64,16 @@ def _attack(server: Server, target: Target, category: str | None) -> None:
             sys.stderr.write(f"{server.name}: {attack}: {', '.join(outcomes)}\n")
     shown = Table("category", "attacks", *OUTCOMES, title=server.name)
     for row in table(found):
+        shown.add_row(*row)
+    Console(width=100).print(shown)
+
+
+def _beside(server: Server, attack: str | None) -> None:
+    """Prints how a stream goes on while other clients attack, and how long a newcomer waits."""
+    columns = ("attack", "median gap", "longest gap", "newcomer", "same tokens")
+    shown = Table(*columns, title=server.name)
+    for row in neighbours.rows(server, attack):
+        sys.stderr.write(f"{'  '.join(row)}\n")
         shown.add_row(*row)
     Console(width=100).print(shown)
 
