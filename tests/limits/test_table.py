@@ -112,6 +112,8 @@ OTHERS = {
     "worker/constrained_decoding/frame_tails.LONGEST": "where an ending is given up",
     "worker/constrained_decoding/frame_tails.MOST_TAILS": "where an ending is given up",
     "worker/constrained_decoding/frame_tails.MOST_RULES": "where an ending is given up",
+    "worker/constrained_decoding/frame_tails.MOST_READ": "where an ending is given up",
+    "worker/constrained_decoding/mask_threads.MOST_SECONDS": "a schedule: how long masks are made",
     "worker/constrained_decoding/logit_constraints.MAX_LOGIT_SHIFT": "a number's bound",
     "worker/constrained_decoding/token_classes.MOST_BYTES": "how a text is cut into tokens",
     "worker/prefill/budget.MOST": "a schedule: how long a piece of a prompt is",
