@@ -66,6 +66,8 @@ class ReviewedAnswer(ABC):
         is_held = request.buffered or policy.streaming == "accumulate"
         self._is_buffered = unchecked and not self._begun and is_held
         self._buffered: list[Event] = []
+        self._repairs: set[Repaired] = set()
+        """The repairs that were reported of any attempt."""
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls = 0
@@ -122,8 +124,10 @@ class ReviewedAnswer(ABC):
             yield self._with_rejected_tokens(event)
         else:
             self._collect(event)
-            if not self._is_buffered:
+            if not (self._is_buffered or event in self._repairs):
                 yield event
+            if isinstance(event, Repaired):
+                self._repairs.add(event)
 
     def _collect(self, event: Event) -> None:
         match event:

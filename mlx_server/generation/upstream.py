@@ -171,6 +171,8 @@ class UpstreamAnswer(ReviewedAnswer):
             model.spec.repair,
             unchecked=must_call or isinstance(request.format, JsonFormat),
         )
+        # of an attempt that turns out to be empty nothing is shown, if that is still possible
+        self._is_buffered = self._is_buffered or (request.buffered and not self._begun)
         self._model = model
         self._allowance = Allowance(model.upstream.policy.answer_seconds)
         self._attempt: UpstreamAttempt | None = None

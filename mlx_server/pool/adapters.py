@@ -79,14 +79,19 @@ def find(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) -> LeasedA
 
 
 def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
-    folder = None if "\0" in path else Path(path).resolve()  # resolve() raises on a NUL
-    if not folder or not any(folder.is_relative_to(each.resolve()) for each in allowed):
+    """Returns the folder at a path, which may be relative to this process, or to the folder of the
+    models.yaml that names an allowed folder. Raises AdapterNotFound."""
+    parents = (parent for each in allowed for parent in each.parents)
+    begins = () if "\0" in path else (Path(), *parents)  # resolve() raises on a NUL
+    folders = dict.fromkeys((begin / path).resolve() for begin in begins)
+    inside = [each for each in folders if any(each.is_relative_to(a.resolve()) for a in allowed)]
+    if not inside:
         raise AdapterNotFound(
             f"There is no adapter {path[:200]!r} here. Use one that `mlx-server adapters` lists, "
             "or add its folder to `adapter_dirs` under `server` in models.yaml.",
             param="adapter",
         )
-    return folder
+    return next(filter(Path.is_dir, inside), inside[0])
 
 
 class AdapterPool:

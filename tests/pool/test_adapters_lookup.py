@@ -56,6 +56,15 @@ def test_a_folder_elsewhere_is_none(folders: Path, outside: str) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["allowed/one", "./allowed/one", "allowed/two/../one"])
+def test_a_path_may_be_relative_to_the_folder_of_models_yaml(folders: Path, path: str) -> None:
+    """It names `allowed` there, while the server was started elsewhere."""
+    assert allowed_folder(path, [folders / "allowed"]) == (folders / "allowed/one").resolve()
+    for outside in ("allowed-not/three", "allowed/out", "one"):
+        with pytest.raises(AdapterNotFound):
+            allowed_folder(outside, [folders / "allowed"])
+
+
 def test_where_nothing_is_allowed_no_folder_is(folders: Path) -> None:
     with pytest.raises(AdapterNotFound):
         allowed_folder(str(folders / "allowed/one"), [])

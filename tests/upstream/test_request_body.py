@@ -247,14 +247,24 @@ def test_a_schema_for_a_model_that_knows_none(client: TestClient, upstream: Play
 
 def test_an_empty_answer_is_asked_for_again(client: TestClient, upstream: PlayingServer) -> None:
     empty = streamed(delta(reasoning="Hm."), delta("stop"), USAGE)
-    for reported in (in_one, in_chunks):
+    for reported, shown in ((in_one, ""), (in_chunks, "Hm.")):
         upstream.plays(empty, says("Yes"))
         found = reported(client, {})
         assert (found["text"], found["repairs"]) == ("Yes", ["empty content"])
+        assert found["reasoning"] == shown  # a stream has shown the first attempt's before its end
         assert upstream.bodies[1]["messages"][-1]["role"] == "user"
     upstream.plays(streamed(delta("stop"), USAGE))
     assert in_one(client, {})["unmet"] == ["content: the upstream's answer is empty"]
     assert len(upstream.asked) == 2
+
+
+def test_a_repair_of_two_attempts_is_reported_once(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    stop = delta("stop")  # without usage tokens are estimated, which is reported
+    for reported in (in_one, in_chunks):
+        upstream.plays(streamed(stop), streamed(delta(content="Yes"), stop))
+        assert sorted(reported(client, {})["repairs"]) == ["empty content", "usage usage"]
 
 
 def test_reasoning_is_the_answer_if_there_is_no_other(
