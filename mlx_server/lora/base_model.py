@@ -106,8 +106,3 @@ def plain_name(model: str) -> str:
     while (shorter := VARIANT.sub("", name)) != name:
         name = shorter
     return name.lower()
-
-
-def plain_path(layer: str) -> str:
-    """The layer's path without the outer names, in which checkpoints and mlx-lm's models differ."""
-    return re.sub(r"^(?:(?:base_model|model|language_model|text_model|transformer)\.)+", "", layer)

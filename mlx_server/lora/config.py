@@ -1,6 +1,7 @@
 """Reads adapter_config.json, mlx-lm's and PEFT's, and refuses settings that can't be served."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ MLX_WEIGHTS = "adapters.safetensors"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 LARGEST = 1e6
 """The bound on scales and alphas, far above any that is in use."""
+
+OUTER_NAMES = re.compile(r"(?:(?:base_model|model|language_model|text_model|transformer)\.)+")
 
 PEFT_EXTRAS = (
     "modules_to_save",
@@ -42,7 +45,7 @@ class AdapterConfig:
 
 
 def read_config(folder: Path, text: bytes) -> AdapterConfig:
-    """text: the file's content; folder: for error messages only. Raises AdapterInvalid."""
+    """text: the file's content. Raises AdapterInvalid."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
@@ -50,14 +53,29 @@ def read_config(folder: Path, text: bytes) -> AdapterConfig:
         raise invalid(folder, f"is damaged: {CONFIG} {what}") from None
     if not isinstance(config, dict):
         raise _config_error(folder, "should be a JSON object")
-    peft = "peft_type" in config
-    base = config.get("base_model_name_or_path" if peft else "model")
+    format = format_of(folder, config)
+    peft = format == "peft"
+    base = (not peft and config.get("model")) or config.get("base_model_name_or_path")
     return AdapterConfig(
-        format="peft" if peft else "mlx",
+        format=format,
         kind=_peft_kind(folder, config) if peft else _mlx_kind(folder, config),
         base=base if isinstance(base, str) and base else None,
         rank=_one_rank(config, peft),
     )
+
+
+def format_of(folder: Path, config: Mapping[str, Any]) -> Format:
+    """The format of the weights; some of Unsloth's configs have the settings of both."""
+    if "peft_type" not in config:
+        return "mlx"
+    has_both = isinstance(config.get("lora_parameters"), dict)
+    return "mlx" if has_both and (folder / MLX_WEIGHTS).exists() else "peft"
+
+
+def plain_path(layer: str) -> str:
+    """The layer's path without the outer names, in which transformers' classes, checkpoints and
+    mlx-lm's models differ."""
+    return layer[found.end() :] if (found := OUTER_NAMES.match(layer)) else layer
 
 
 def invalid(folder: Path, what: str) -> AdapterInvalid:

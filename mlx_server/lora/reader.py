@@ -19,7 +19,6 @@ from mlx_server.checkpoints.safetensors_headers import (
     read_header,
 )
 from mlx_server.errors import AdapterInvalid
-from mlx_server.lora.base_model import plain_path
 from mlx_server.lora.config import (
     CONFIG,
     MLX_WEIGHTS,
@@ -28,6 +27,7 @@ from mlx_server.lora.config import (
     Format,
     Kind,
     invalid,
+    plain_path,
     read_config,
 )
 from mlx_server.system.regular_files import open_regular

@@ -8,7 +8,6 @@ of. Templates trim, escape and edit texts: one counts as lost only if most of it
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 from mlx_server.messages import Message
 from mlx_server.prompts.history_rendering import Escape
@@ -62,17 +61,19 @@ def _sought(message: Message) -> str:
 
 def _place(prompt: str, text: str, at: int) -> int:
     """Returns a place of the text, as it is or as JSON; -1 if there is none."""
-    for forms in (lambda: [text], lambda: _forms(text)):
-        for form, start in product(forms(), (at, 0)):
-            if (place := prompt.find(form, start)) >= 0:
-                return place
+    for form in _forms(text):
+        place = prompt.find(form, at)
+        if place >= 0 or (place := prompt.find(form)) >= 0:
+            return place
     return -1
 
 
-def _forms(text: str) -> list[str]:
-    """Returns the text, followed by JSON of it."""
-    as_json = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
-    return list(dict.fromkeys((text, *as_json)))
+def _forms(text: str) -> Iterator[str]:
+    """Yields the text, followed by JSON of it."""
+    yield text
+    for is_ascii in (False, True):
+        if (form := json.dumps(text, ensure_ascii=is_ascii)[1:-1]) != text:
+            yield form
 
 
 def _has_words(prompt: str, text: str, escaped: Escape) -> bool:

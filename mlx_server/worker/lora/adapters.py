@@ -11,14 +11,12 @@ import mlx.nn as nn
 
 from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
+from mlx_server.lora.config import plain_path
 from mlx_server.worker.lora import layers
 from mlx_server.worker.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
 from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta
 from mlx_server.worker.lora.tensors import LoraTensors, read
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
-
-PREFIXES = ("", "model.", "language_model.", "language_model.model.")
-"""The prefixes that mlx-lm's path of a layer may have in front of Hugging Face's path."""
 
 ROWS, TOKENS = 2, 3
 """The shape of the traced forward pass; the product must differ from both numbers."""
@@ -135,11 +133,17 @@ def _refuse(errors: Iterable[str | None], fix: str) -> None:
 def _by_path(
     pairs: Mapping[str, LoraTensors], modules: Mapping[str, Any]
 ) -> dict[str, LoraTensors]:
+    # transformers' classes of one model name its layers in several ways, as mlx-lm's `sanitize`
+    # of the checkpoint's tensors knows: they differ in the outer names only
+    by_name: dict[str, list[str]] = {}
+    for path in modules:
+        by_name.setdefault(plain_path(path), []).append(path)
     found: dict[str, LoraTensors] = {}
     for layer, pair in pairs.items():
-        path = next((p + layer for p in PREFIXES if p + layer in modules), None)
-        if path is None:
+        paths = [layer] if layer in modules else by_name.get(plain_path(layer), [])
+        if len(paths) != 1:
             raise AdapterInvalid(f"{pair.name}: the model has no such layer")
+        (path,) = paths
         if path in found:
             raise AdapterInvalid(f"{pair.name} and {found[path].name} are the same layer")
         found[path] = pair

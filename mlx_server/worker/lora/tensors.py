@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_server.errors import AdapterInvalid, public_message
-from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
+from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS, format_of
 from mlx_server.system.regular_files import read_regular
 
 Leaves = dict[str, mx.array]
@@ -45,7 +45,7 @@ def read(folder: Path) -> dict[str, LoraTensors]:
         raise AdapterInvalid(f"{CONFIG} can't be read: {public_message(error)}") from error
     if not isinstance(config, dict):
         raise AdapterInvalid(f"{CONFIG} is not an object")
-    return _read_peft(folder, config) if "peft_type" in config else _read_mlx(folder, config)
+    return (_read_peft if format_of(folder, config) == "peft" else _read_mlx)(folder, config)
 
 
 def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:

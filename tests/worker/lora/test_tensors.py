@@ -1,5 +1,7 @@
 """An adapter's files are read in both formats, or refused with the reason."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import AdapterFailed
+from mlx_server.lora.catalog import read_adapter
+from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
+from tests.worker.kinds import Kind
 from tests.worker.lora.desk import Desk, Reference, RowRequest, assert_same
 from tests.worker.lora_files import contents, mlx_adapter, peft_adapter, save, weights_of
 
@@ -36,6 +41,64 @@ def test_both_formats_of_an_adapter_agree(
     reference = Reference(tiny_path, ours)
     for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
         assert_same(answer, reference.answer(row_request.prompt))
+
+
+NAMES = (
+    "base_model.model.model.layers.",
+    "base_model.model.model.language_model.layers.",
+    "base_model.model.language_model.model.layers.",
+    "base_model.model.model.language_model.model.layers.",
+    "base_model.model.language_model.layers.",
+    "base_model.model.layers.",
+    "model.language_model.layers.",
+)
+"""What stands before a layer's number where transformers' classes, old and new, name it."""
+
+WITHIN = ("self_attn.v_proj", "mlp.down_proj")
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5", "gemma3"])
+def test_a_layer_is_found_by_each_of_its_names(
+    tiny_path: Path, tmp_path: Path, architecture: str, dora: bool
+) -> None:
+    """Text models and wrapped ones alike: mlx-lm's own reading of the same tensors says what
+    comes out."""
+    kind = Kind(architecture, CONFIGS[architecture])
+    base = tiny_path if architecture == "llama" else kind.save(tmp_path / "base")
+    ours = mlx_adapter(tmp_path / "mlx", base, keys=WITHIN, dora=dora)
+    made = peft_adapter(tmp_path / "made", ours)
+    config = json.loads((made / "adapter_config.json").read_text())
+    tensors: Any = mx.load(str(weights_of(made, peft=True)))
+    adapters = {
+        f"a{i}": save(
+            tmp_path / f"a{i}",
+            config,
+            {re.sub(r".*?layers\.", name, key, count=1): tensors[key] for key in tensors},
+            peft=True,
+        )
+        for i, name in enumerate(NAMES)
+    }
+    prompt = a_prompt(20)
+    desk = Desk(base).loaded(**adapters)
+    expected = Reference(base, ours).answer(prompt)
+    assert expected != Reference(base, None).answer(prompt)
+    for answer in desk.together([RowRequest(prompt, name) for name in adapters]):
+        assert_same(answer, expected)
+
+
+def test_a_config_of_both_formats_is_of_the_weights_that_are_there(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    ours = mlx_adapter(tmp_path / "mlx", tiny_path, keys=WITHIN)
+    config, tensors = contents(ours)
+    both = {**config, "peft_type": "LORA", "base_model_name_or_path": ""}
+    renamed = {f"language_model.{key}": tensor for key, tensor in tensors.items()}
+    adapter = save(tmp_path / "both", both, renamed)
+    spec = read_adapter(adapter, base_shapes=None)
+    assert (spec.format, spec.rank, spec.base) == ("mlx", 4, None)
+    (answer,) = Desk(tiny_path).loaded(both=adapter).together([RowRequest(a_prompt(20), "both")])
+    assert_same(answer, Reference(tiny_path, ours).answer(a_prompt(20)))
 
 
 Q = "model.layers.0.self_attn.q_proj"
