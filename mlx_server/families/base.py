@@ -100,9 +100,13 @@ class ModelFamily:
         source = checkpoint.template_source
         if self.model_types and checkpoint.model_type not in self.model_types:
             return 0
-        if not all(marker in source for marker in self.template_markers):
+        if not self.is_marked(source):
             return 0
         return bool(self.model_types) + 2 * bool(self.template_markers)
+
+    def is_marked(self, template: str) -> bool:
+        """Whether the template contains all texts that it must contain."""
+        return all(marker in template for marker in self.template_markers)
 
     def stops(self, checkpoint: Checkpoint) -> frozenset[int]:
         own = (checkpoint.tokenizer.id_of(token) for token in self.stop_tokens)

@@ -77,8 +77,16 @@ def confirmed(
     if reads(found, samples.calls) or reads(found, samples.named or samples.calls):
         return found
     others = [family for family in families if not family.overrides and family is not found]
-    others.sort(key=lambda family: family.name != "hermes")  # of equal formats the most general
-    chosen = next(_readers(others, samples), None) or learned(plain, samples)
+    source = checkpoint.template_source
+    is_readable = found is not plain and reads_all(found, samples.calls, repaired=True)
+    if is_readable and _is_told(found, samples, source):
+        return found
+    # of equal formats the most general: Hermes', then one that no marker ties to other templates
+    others.sort(key=lambda family: (family.name != "hermes", not family.is_marked(source)))
+    chosen = next(_readers(others, samples), None)
+    if chosen is None and is_readable:
+        return found  # a template's slips in its own format make no other format
+    chosen = chosen or learned(plain, samples)
     chosen = chosen or next((other for other in others if reads(other, samples.calls[:1])), None)
     if chosen is None or reads(found, samples.calls[:1]):
         return found
@@ -94,15 +102,28 @@ def _readers(families: Sequence[ModelFamily], samples: TemplateSamples) -> Itera
         yield from (family for family in families if reads_all(family, calls))
 
 
-def reads(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
+def reads(family: ModelFamily, samples: Sequence[CallSample], *, repaired: bool = False) -> bool:
+    """Whether the family parses the samples. repaired: it may do so with any repair."""
     allowed = {"unmarked"} if family.name == "plain" else set[str]()
     readings = (read_back(family, sample) for sample in samples)
-    return all(reading.is_right and reading.repairs <= allowed for reading in readings)
+    return all(
+        reading.is_right and (repaired or reading.repairs <= allowed) for reading in readings
+    )
 
 
-def reads_all(family: ModelFamily, samples: Sequence[CallSample]) -> bool:
+def _is_told(family: ModelFamily, samples: TemplateSamples, template: str) -> bool:
+    """Whether the template asks for the family's calls in words, and renders earlier ones as bare
+    JSON, as vLLM's template for Phi-4-mini does."""
+    is_bare = all(sample.written.lstrip().startswith(("{", "[")) for sample in samples.calls)
+    delimiters = family.call_delimiters(SAMPLED_TOOLS)
+    return is_bare and any(len(each) > 1 and each in template for each in delimiters)
+
+
+def reads_all(
+    family: ModelFamily, samples: Sequence[CallSample], *, repaired: bool = False
+) -> bool:
     """Whether the family parses the samples and leaves no text of them."""
-    return reads(family, samples) and not any(
+    return reads(family, samples, repaired=repaired) and not any(
         sample.is_whole and read_back(family, sample).text for sample in samples
     )
 

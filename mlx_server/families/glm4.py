@@ -24,7 +24,8 @@ LAYOUT = MarkupLayout(
 
 
 def _without_delimiters(tools: Sequence[Tool]) -> MarkupLayout:
-    return MarkupLayout(call_formats=line_named_calls.glm4(tools), dropped=(TURN,))
+    formats = line_named_calls.glm4(tools)
+    return MarkupLayout(call_formats=formats, dropped=(TURN,), transparent=BOX)
 
 
 STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
@@ -57,7 +58,7 @@ GLM4 = ModelFamily(
     layout=_without_delimiters,
     shapes=("<think>…</think>", "name ⏎ {…}"),
     answer_prefix="</think>",
-    model_types=("chatglm", "glm", "glm4"),
+    model_types=("chatglm", "glm", "glm4", "glm4v"),
     stop_tokens=STOPS,
-    special_tokens=TURNS,
+    special_tokens=(*TURNS, *BOX),
 )

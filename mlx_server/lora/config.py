@@ -68,7 +68,7 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> Format:
     """The format of the weights; some of Unsloth's configs have the settings of both."""
     if "peft_type" not in config:
         return "mlx"
-    has_both = isinstance(config.get("lora_parameters"), dict)
+    has_both = config["peft_type"] == "LORA" and isinstance(config.get("lora_parameters"), dict)
     return "mlx" if has_both and (folder / MLX_WEIGHTS).exists() else "peft"
 
 

@@ -103,6 +103,61 @@ def test_a_family_that_has_the_notation_is_taken(
     assert calls_in(read(family, said, 3)) == CALLS
 
 
+SPACED = (
+    "          <｜tool▁calls▁begin｜>"
+    + ONE
+    + "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"
+    + ARGUMENTS
+    + "<｜tool▁call▁end｜>        "
+    + ALL
+    + "    <｜tool▁calls▁end｜>"
+)
+LINES = (
+    "<tool_calls>\n"
+    + ONE
+    + '{"name": "{{ f.name }}", "arguments": '
+    + ARGUMENTS
+    + "}\n"
+    + ALL
+    + "</tool_calls>"
+)
+BARE = ONE + '{"name": "{{ f.name }}", "arguments": ' + ARGUMENTS + "}" + COMMA + ALL
+EMPTY_MARKS = (
+    "<|python_start|><|python_end|>"
+    + ONE
+    + '{"name": "{{ f.name }}", "parameters": '
+    + ARGUMENTS
+    + "}"
+    + ALL
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "before", "model_type", "name"),
+    [
+        # hand-edited templates with slips in a family's own format
+        (SPACED, "", "deepseek_v3", "deepseek_v3"),
+        (SPACED, "", "unheard_of", "deepseek_v3"),
+        (EMPTY_MARKS, "", "llama4", "llama4"),
+        # a family of the same format whose markers this template lacks is no better one
+        (LINES, "", "minimax", "hunyuan"),
+        (LINES, "", "unheard_of", "hunyuan"),
+        # what the template asks for counts more than how it renders earlier calls
+        (BARE, "{#- functools[{...}] -#}", "phi3", "phi4"),
+        (BARE, "", "qwen2", "llama3"),
+        ("", "", "glm4v", "glm4"),
+        # marks that the family would leave as text are another format
+        (NEW["an array"], "", "llama", LEARNED),
+        (NEW["objects with another key"], "", "qwen3", LEARNED),
+    ],
+)
+def test_a_family_that_reads_a_template_keeps_it(
+    unknown: Checkpoint, calls: str, before: str, model_type: str, name: str
+) -> None:
+    family = family_with(unknown, written(calls, before), model_type)
+    assert family.name == name
+
+
 def test_a_template_without_calls_proves_nothing(unknown: Checkpoint) -> None:
     assert family_with(unknown, written("")) is PLAIN
     assert family_with(unknown, written(""), "qwen3").name == "qwen3"
