@@ -17,6 +17,7 @@ from mlx_server.events import Event, Finished, Started
 from mlx_server.requests import GenerateRequest, Prompt
 from mlx_server.sources.redaction import matching, without_secrets
 from mlx_server.sources.transcript_entry import facts_of
+from mlx_server.system.own_files import own_path
 
 log = logging.getLogger("mlx_server")
 
@@ -54,7 +55,7 @@ class TranscriptRecorder:
             log.error("an answer of %s was not recorded: %s", model, public_message(error))
 
     def _append(self, text: str) -> None:
-        with self._file.open("a", encoding="utf-8") as file:
+        with own_path(self._file).open("a", encoding="utf-8") as file:
             file.write(text)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_server.cli.root import ConfigFile, app
+from mlx_server.system.own_files import own_path
 
 if TYPE_CHECKING:
     from mlx_server.cli.upstream_recording import RecordedServer
@@ -26,9 +27,9 @@ def _in_a_folder(output: Path | None) -> Path | None:
             raise typer.BadParameter(f"There is no such folder: {output.parent}")
         existed = output.exists()
         if output.is_file() or not existed:  # a pipe's reader would take this for the end
-            output.open("ab").close()
+            (place := own_path(output)).open("ab").close()
         if not existed:
-            output.unlink()
+            place.unlink()
     except OSError as error:
         raise typer.BadParameter(f"{output.name} can't be written: {error.strerror}.") from None
     return output
@@ -109,7 +110,7 @@ def _save(text: str, output: Path) -> None:
     if output.exists() and not output.is_file():  # such as a pipe
         output.write_text(text, "utf-8")
         return
-    path = output.resolve()  # a link stays a link
+    path = own_path(output)  # a link stays a link
     draft = path.with_name(f".{secrets.token_hex(8)}")
     try:
         draft.write_text(text, "utf-8")

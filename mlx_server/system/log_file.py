@@ -14,6 +14,7 @@ from threading import Thread
 
 from mlx_server import limits
 from mlx_server.errors import SettingsError
+from mlx_server.system.own_files import own_path
 
 CHUNK_BYTES = 1 << 16
 LAST_LINES_SECONDS = 1.0
@@ -28,7 +29,10 @@ def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> Non
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = RotatingFileHandler(
-            path, maxBytes=rotate_bytes, backupCount=limits.LOG_FILES.value, encoding="utf-8"
+            own_path(path),
+            maxBytes=rotate_bytes,
+            backupCount=limits.LOG_FILES.value,
+            encoding="utf-8",
         )
     except OSError as error:
         raise SettingsError(

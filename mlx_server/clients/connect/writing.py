@@ -11,6 +11,7 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.formats import CannotMerge, with_content, written
 from mlx_server.clients.connect.template import Connection, filled
 from mlx_server.errors import SettingsError, public_message
+from mlx_server.system.own_files import own_path
 from mlx_server.system.regular_files import read_regular
 
 PRIVATE = 0o600
@@ -46,7 +47,7 @@ def _change(file: ClientFile, connection: Connection) -> Change:
     path = Path(file.path).expanduser()
     content = filled(file.content, connection)
     try:
-        before = read_regular(path) if path.exists() else None
+        before = read_regular(found) if (found := own_path(path)).exists() else None
         after = with_content((before or b"").decode(), file, content).encode()
         return Change(path, before, after)
     except CannotMerge as error:
@@ -90,7 +91,7 @@ def _back_up(change: Change) -> Path:
 
 
 def _replace(change: Change) -> None:
-    path = change.path.resolve()  # a link stays a link
+    path = own_path(change.path)  # a link stays a link
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

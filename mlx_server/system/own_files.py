@@ -1,0 +1,41 @@
+"""Where a file may be written: behind no link that another user may have made.
+
+Who owns a folder could put a link there that leads a program with more rights to any other file.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_LINKS = 40
+
+
+def own_path(path: Path) -> Path:
+    """The path with its links followed. Raises OSError for a link that is not the user's own or
+    root's, or that others could have replaced."""
+    at, rest, links = Path("/"), [*path.absolute().parts[1:]], 0
+    while rest:
+        place = at / rest.pop(0)
+        if place.name == "..":
+            at = at.parent
+        elif not place.is_symlink():
+            at = place
+        elif links == MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+        elif not _is_own(place):
+            raise PermissionError(
+                errno.EPERM, "another user may have made this link", os.fspath(place)
+            )
+        else:
+            links += 1
+            target = Path(os.readlink(place))
+            at = Path("/") if target.is_absolute() else at
+            rest = [*target.parts[target.is_absolute() :], *rest]
+    return at
+
+
+def _is_own(link: Path) -> bool:
+    own, folder = {0, os.geteuid()}, link.parent.stat()
+    is_open = folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX
+    return link.lstat().st_uid in own and folder.st_uid in own and not is_open

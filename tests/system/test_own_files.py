@@ -1,0 +1,104 @@
+"""A file is not written through a link that another user may have made."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_server.cli import app
+from mlx_server.clients.connect.clients import ClientFile, ClientRecord
+from mlx_server.clients.connect.template import Connection
+from mlx_server.clients.connect.writing import changes, write
+from mlx_server.errors import SettingsError
+from mlx_server.system import log_file, own_files, service
+from mlx_server.system.own_files import own_path
+
+OTHER = 54321
+Give = Callable[[Path], None]
+
+
+@pytest.fixture
+def give(monkeypatch: pytest.MonkeyPatch) -> Give:
+    """Makes a file or a link another user's."""
+    if not os.geteuid():
+        return lambda path: os.chown(path, OTHER, -1, follow_symlinks=False)
+    user = os.geteuid()
+    return lambda path: monkeypatch.setattr(own_files.os, "geteuid", lambda: user + 1)
+
+
+def test_own_links_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "absolute").symlink_to(folder)
+    (folder / "relative").symlink_to("../absolute/./missing")
+    assert own_path(tmp_path / "absolute" / "relative") == folder.resolve() / "missing"
+    assert own_path(folder / "new") == folder.resolve() / "new"
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=r"[Ss]ymbolic links"):
+        own_path(tmp_path / "a")
+
+
+@pytest.mark.parametrize("target", ["victim", "missing"])
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_links_of_others_are_not(target: str, place: str, tmp_path: Path, give: Give) -> None:
+    (tmp_path / "victim").write_text("as before")
+    link = tmp_path / "link"
+    link.symlink_to(target if place == "file" else ".")
+    give(link)
+    with pytest.raises(PermissionError, match="another user may have made"):
+        own_path(link if place == "file" else link / target)
+
+
+@pytest.mark.parametrize("whose", ["another user's", "everybody's"])
+def test_a_link_in_a_folder_that_is_not_ours(whose: str, tmp_path: Path, give: Give) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "victim")
+    if whose == "everybody's":
+        folder.chmod(0o777)
+    else:
+        give(folder)
+    with pytest.raises(PermissionError):
+        own_path(folder / "link")
+
+
+def _connect(path: Path) -> None:
+    record = ClientRecord("a client", (ClientFile(str(path), "json", {"a": 1}),), ("a",))
+    list(write(changes(record, Connection("http://127.0.0.1:8000", "none", "m", 4096))))
+
+
+def _install(path: Path) -> None:
+    service.install([], lambda command: subprocess.CompletedProcess([*command], 0, "", ""))
+
+
+def _record(path: Path) -> None:
+    line = ["replay", "record", "m", "--requests", __file__, "--output", str(path)]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2
+    raise PermissionError(result.stderr)
+
+
+@pytest.mark.parametrize("writes", [_connect, _install, _record, log_file.write_to])
+def test_no_command_writes_where_another_user_points(
+    writes: Callable[[Path], None], tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    link = tmp_path / "file"
+    if writes is _install:
+        link = service.system().file
+        link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "victim")
+    give(link)
+    with pytest.raises((SettingsError, PermissionError), match="another user may have made"):
+        writes(link)
+    assert not (tmp_path / "victim").exists()
