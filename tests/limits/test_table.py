@@ -70,7 +70,7 @@ OTHERS = {
     "prompt_files/contents.PIECE_BYTES": "how much of a file is read or written at a time",
     "prompt_files/folder.RESERVE_BYTES": "space that is left to other programs",
     "prompts/harmony/prompt.LONGEST_NAME": "a slower library is kept from the square of a length",
-    "prompts/harmony/prompt.LONGEST_WORD": "where words are cut",
+    "prompts/harmony/text_pieces.LONGEST_WORD": "where words are cut",
     "sandbox/child.LENGTH_BYTES": "a length in a format",
     "schemas/instance_texts.MOST_SUFFIXES": "where an ending is given up",
     "schemas/instance_texts.MOST_TEXTS": "where an ending is given up",

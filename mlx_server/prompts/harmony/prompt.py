@@ -5,8 +5,7 @@ place, so characters that could end a name are removed from it.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -40,7 +39,8 @@ from mlx_server.parsers.harmony.parser import (
     is_built_in,
 )
 from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
-from mlx_server.prompts.harmony.vocabulary import check, encoding, splitter
+from mlx_server.prompts.harmony.text_pieces import WINDOW, long_words, text_pieces
+from mlx_server.prompts.harmony.vocabulary import NAMED, check, encoding
 from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
@@ -57,22 +57,21 @@ EFFORTS = {
 }
 KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
-NAMED = ("user", "tool")
+NAMED_ROLES = ("user", "tool")
 """The roles whose names are rendered; a result has the name of its tool."""
 
 INSTRUCTION_ROLES = ("system", "developer")
 
-LONGEST_WORD = 256
-"""Most characters without a token boundary. openai-harmony's time grows with their square."""
-
 LONGEST_NAME = 2048
 """Most characters of names and schemas without a token boundary: these can't be split."""
 
-WINDOW = 1 << 14
-"""Characters that are split into words at a time: each word takes hundreds of bytes."""
+CHUNK = 64
+"""Messages that are rendered at a time. The first have the tools, by which the system message
+differs."""
 
-LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")
-"""Matches long runs only at their start, or each character would be tested hundreds of times."""
+# the library's own rule would keep reasoning between two final answers
+CONFIG = RenderConversationConfig(auto_drop_analysis=False)
+ENDS = {NAMED[token] for token in ("<|end|>", "<|call|>", "<|return|>")}
 
 
 def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
@@ -93,7 +92,7 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
             f"The messages can't be rendered as Harmony: {error}", param="messages"
         ) from None
     ignored = [f"chat_template_kwargs.{name}" for name in kwargs if name not in KWARGS]
-    if any(each.name and each.role not in NAMED for each in conversation.messages):
+    if any(each.name and each.role not in NAMED_ROLES for each in conversation.messages):
         ignored.append("messages.name")
     return RenderedPrompt(
         tokens,
@@ -104,12 +103,51 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
 
 
 def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) -> list[int]:
-    whole = HarmonyConversation.from_messages(messages)
-    # the library's own rule would keep reasoning between two final answers
-    config = RenderConversationConfig(auto_drop_analysis=False)
-    if not conversation.add_generation_prompt:
-        return list(encoding().render_conversation(whole, config))
-    return list(encoding().render_conversation_for_completion(whole, Role.ASSISTANT, config))
+    """Renders a few messages at a time, and texts in pieces: the library lets no other thread run
+    meanwhile."""
+    tokens = list[int]()
+    for begin in range(0, len(messages), CHUNK):
+        check_wanted()
+        chunk = messages[begin : begin + CHUNK]
+        if sum(len(text) for message in chunk for text in _texts(message.content)) <= WINDOW:
+            whole = HarmonyConversation.from_messages(chunk)
+            tokens += encoding().render_conversation(whole, CONFIG)
+        else:
+            bare = HarmonyConversation.from_messages(list(map(_without_texts, chunk)))
+            tokens += _with_texts(encoding().render_conversation(bare, CONFIG), chunk)
+    if conversation.add_generation_prompt:
+        tokens += [NAMED["<|start|>"], *_tokens_of(["assistant"])]
+    return tokens
+
+
+def _without_texts(message: HarmonyMessage) -> HarmonyMessage:
+    others = [it for it in message.content if not isinstance(it, TextContent)]
+    return message.model_copy(update={"content": others})
+
+
+def _with_texts(tokens: Iterable[int], messages: Iterable[HarmonyMessage]) -> Iterator[int]:
+    """Yields the tokens of messages without their texts, and those of the texts in their places:
+    before and after the tools, if a message has any."""
+    following, after = iter(messages), list[str]()
+    for token in tokens:
+        if token in ENDS:
+            yield from _tokens_of(after)
+        yield token
+        if token == NAMED["<|message|>"]:
+            contents = next(following).content
+            at = next((i for i, it in enumerate(contents) if not isinstance(it, TextContent)), None)
+            yield from _tokens_of(_texts(contents[:at]))
+            after = _texts(contents[at:]) if at is not None else []
+
+
+def _texts(contents: Iterable[Content]) -> list[str]:
+    return [it.text for it in contents if isinstance(it, TextContent)]
+
+
+def _tokens_of(pieces: Iterable[str]) -> Iterator[int]:
+    for piece in pieces:
+        check_wanted()
+        yield from encoding().encode(piece, disallowed_special=())
 
 
 def _branches(
@@ -118,7 +156,7 @@ def _branches(
     """Finds where other prompts differ: other conversations from the first turn on, edited ones
     from the last question on. The next turn drops the reasoning since that question; a tool's
     result keeps it."""
-    start = encoding().encode("<|start|>", allowed_special="all")[0]
+    start = NAMED["<|start|>"]
     *starts, end = (place for place, token in enumerate(tokens) if token == start)
     roles = [message.author.role for message in messages]
     turn = next((i for i, r in enumerate(roles) if r not in (Role.SYSTEM, Role.DEVELOPER)), -1)
@@ -161,8 +199,7 @@ def _with_control(text: str) -> list[int]:
 
 
 def _text_tokens(text: str) -> Iterator[int]:
-    for piece in _text_pieces(text):
-        yield from encoding().encode(piece, disallowed_special=())
+    yield from _tokens_of(text_pieces(text))
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
@@ -341,44 +378,12 @@ def _checked_name(name: str) -> str:
 
 
 def _text_contents(text: str) -> list[Content]:
-    return [TextContent(text=piece) for piece in _text_pieces(text)]
-
-
-def _text_pieces(text: str) -> Iterator[str]:
-    """Yields the text in pieces, cut only within words that are longer than LONGEST_WORD."""
-    begin = 0
-    for at, size in _long_words(text):
-        for place in range(at + LONGEST_WORD, at + size, LONGEST_WORD):
-            yield text[begin:place]
-            begin = place
-    if text[begin:]:
-        yield text[begin:]
-
-
-def _long_words(text: str) -> Iterator[tuple[int, int]]:
-    """Yields start and length of each pre-tokenised word that is longer than LONGEST_WORD."""
-    at = 0
-    while at < len(text):
-        check_wanted()
-        part = _window(text, at)
-        if LONG.search(part):
-            for word, (start, _) in splitter().pre_tokenize_str(part):
-                if len(word) > LONGEST_WORD:
-                    yield at + start, len(word)
-        at += len(part)
-
-
-def _window(text: str, at: int) -> str:
-    """Returns the next window of text, up to its last space, where a token can end, if it has
-    one."""
-    end = at + WINDOW
-    space = text.rfind(" ", at + 1, end) if end < len(text) else -1
-    return text[at : end if space < 0 else space]
+    return [TextContent(text=piece) for piece in text_pieces(text)]
 
 
 def _refuse_endless(text: str, param: str) -> str:
     """Raises BadRequest for an overlong word in text that can't be split without a change."""
-    longest = max((size for _, size in _long_words(text)), default=0)
+    longest = max((size for _, size in long_words(text)), default=0)
     if longest > LONGEST_NAME:
         raise BadRequest(
             f"A name or schema has a word of {longest} characters; the limit is {LONGEST_NAME}. "
