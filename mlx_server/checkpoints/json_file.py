@@ -14,7 +14,7 @@ log = logging.getLogger("mlx_server.families")
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file, with or without a byte order mark. Raises ModelUnusable."""
     try:
-        found = json.loads(read_own(existing(path)))
+        found = json.loads(read_own(existing(path)), object_pairs_hook=_made)
     except OSError as error:
         raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
     except (ValueError, RecursionError) as error:
@@ -22,6 +22,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelUnusable(f"{path.name} must contain a JSON object. {AGAIN}.")
     return found
+
+
+def _made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object as `json` does, but in Python, where other threads get their turn."""
+    return dict(pairs)
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from mlx_server.api import strict_json
 from mlx_server.api.completions.protocol import CompletionBody
 from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
+from mlx_server.checkpoints.json_file import read_json
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness
@@ -278,9 +279,23 @@ def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
 
 ESCAPES = json.dumps("🙂" * (1 << 20)).encode()
 
+TOKENS = Path("tokens.json")
+"""A file of a checkpoint that lists tokens, of the largest size."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_a_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path_factory.mktemp("files"))
+        listed = {str(id): {"content": "a", "special": True} for id in range(300_000)}
+        TOKENS.write_text(json.dumps(listed))
+        yield
+
+
 OFF_THE_LOOP: dict[str, Callable[[], object]] = {
     "many items": lambda: CompletionBody.model_validate({"model": TINY, "prompt": [1] * 5_000_000}),
     "many escapes": lambda: strict_json.parse(ESCAPES),
+    "many tokens": lambda: read_json(TOKENS),
 }
 
 

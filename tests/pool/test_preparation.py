@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import ModelLoading
 from mlx_server.errors import ModelUnusable, ServerError
@@ -110,8 +111,7 @@ def test_files_that_are_unusable_are_not_read_again(
         read.append(folder)
         return read_checkpoint(folder, *rest)
 
-    read_checkpoint = preparing.read_checkpoint
-    monkeypatch.setattr(preparing, "read_checkpoint", counted)
+    monkeypatch.setattr("mlx_server.pool.prepare.read_checkpoint", counted)
     whole = file.read_text()
 
     async def test() -> None:

@@ -27,7 +27,7 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Give:
     if not os.geteuid():
         return lambda path: os.chown(path, OTHER, -1, follow_symlinks=False)
     user = os.geteuid()
-    return lambda path: monkeypatch.setattr(own_files.os, "geteuid", lambda: user + 1)
+    return lambda path: monkeypatch.setattr(os, "geteuid", lambda: user + 1)
 
 
 def test_own_links_are_followed(tmp_path: Path) -> None:
