@@ -14,7 +14,7 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.template import Connection
 from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import SettingsError
-from mlx_server.system import log_file, own_files, service
+from mlx_server.system import log_file, service
 from mlx_server.system.own_files import own_path
 
 OTHER = 54321
