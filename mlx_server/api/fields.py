@@ -125,9 +125,10 @@ class WireModel(BaseModel):
 
 def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:
     if isinstance(node, list):
-        # the items of a list are either all objects or all values
+        # the items of a list are either all objects or all values, but for JSON in it
         for item in node if node and _is_nested(node[0]) else ():
-            yield from _ignored_paths(item, path)
+            if _is_nested(item):
+                yield from _ignored_paths(item, path)
         return
     if (kind := node.ignored_as()) is not None:
         if kind != REPORTED_ELSEWHERE:

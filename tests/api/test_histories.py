@@ -270,6 +270,12 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         '{"a": ',
         "",
     ),
+    "arguments of any form": (
+        RESPONSES,
+        responses({**ITEM, "arguments": [["a"], "b"]}),
+        '[["a"], "b"]',
+        "",
+    ),
     "a name of any characters": (
         CHAT,
         chat(assistant(None, {"id": "c", "function": {"name": "a b/ü" * 99, "arguments": "{}"}})),
