@@ -4,16 +4,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import httpx2
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client import streamable_http
 
 from mlx_server.mcp.addresses import resolved
 from mlx_server.mcp.errors import ConnectionLost
 from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.messages import MESSAGES
 from mlx_server.mcp.oauth import Authorization, authorization
 from mlx_server.mcp.refusals import explained
 from mlx_server.mcp.streams import Meter, Streams, ValueMeter
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
+
+# the SDK lets nobody choose how messages are read
+streamable_http.jsonrpc_message_adapter = MESSAGES  # type: ignore[assignment, attr-defined]
 
 EVENT_STREAM = "text/event-stream"
 PORTS = {"http": 80, "https": 443}
@@ -37,7 +41,7 @@ async def http_transport(
     )
     async with (
         client,
-        streamable_http_client(
+        streamable_http.streamable_http_client(
             url, http_client=client, max_sse_event_size=limits.message_bytes
         ) as streams,
     ):

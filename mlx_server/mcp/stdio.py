@@ -17,13 +17,13 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp.types import jsonrpc_message_adapter
 
 from mlx_server.errors import public_message
 from mlx_server.limits import MCP_UNREAD_MESSAGES
 from mlx_server.mcp import guard
 from mlx_server.mcp.errors import ConnectionLost, McpError
 from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.messages import MESSAGES
 from mlx_server.mcp.streams import Meter, Streams, ValueMeter
 from mlx_server.system.turns import turn
 
@@ -122,7 +122,7 @@ async def _read_messages(
                 await turn()
                 ValueMeter().count(line)
                 with suppress(ValueError):  # lines that are not messages are ignored
-                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    message = MESSAGES.validate_json(line, by_name=False)
                     await into.send(SessionMessage(message))
 
 

@@ -63,6 +63,8 @@ def called(id: Any) -> None:
             if not os.path.exists(FILE):
                 open(FILE, "w").close()
                 os._exit(1)
+        case "cuts an emoji":
+            text = "x\ud83d"
         case "floods a result":
             text = "x" * (3 << 20)
         case "floods a line":

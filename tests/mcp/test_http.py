@@ -74,10 +74,15 @@ async def is_a_page(send: Send, id: Any) -> None:
     await answered(send, 200, b"<h1>Hello</h1>", (b"content-type", b"text/html"))
 
 
+async def cuts_an_emoji(send: Send, id: Any) -> None:
+    await said(send, {"id": id, "result": {"content": [{"type": "text", "text": "x\ud83d"}]}})
+
+
 @pytest.mark.parametrize(
     ("habit", "limits", "message"),
     [
         (quiet, LIMITS, "seen"),
+        (cuts_an_emoji, LIMITS, "x\ufffd"),
         (hangs, HASTY, "error: The server did not answer within 0.5 s."),
         (large, SMALL, "error: The server sent more than 65536 bytes."),
         (lists, LIMITS, "error: The server sent a message of more than 262144 values."),
