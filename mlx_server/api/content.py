@@ -37,18 +37,12 @@ class InputFilePart(FileData):
 
     type: Literal["input_file"]
 
-    def ignored_as(self) -> str:
-        return REPORTED_ELSEWHERE
-
 
 class FilePart(WireModel):
     """A file as `/v1/chat/completions` has it."""
 
     type: Literal["file"]
     file: FileData | None = None
-
-    def ignored_as(self) -> str:
-        return REPORTED_ELSEWHERE
 
 
 class MediaPart(WireModel):

@@ -239,7 +239,7 @@ def is_known(node: Any, path: Path) -> bool:
         return True  # of any fields, such as a schema
     if not isinstance(node, WireModel):
         return False
-    if node.ignored_as():
+    if node.ignored_as() is not None:  # reported whole, here or by generation
         return True
     names = {field.alias or name: name for name, field in type(node).model_fields.items()}
     if head in LABELS or head in node.ACCEPTED:

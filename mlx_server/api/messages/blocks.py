@@ -53,9 +53,8 @@ class FileSource(WireModel):
     """A file elsewhere: this server keeps no files and fetches none."""
 
     type: str
-
-    def ignored_as(self) -> str:
-        return REPORTED_ELSEWHERE
+    url: Any = None
+    file_id: Any = None
 
 
 class DataSource(WireModel):
@@ -64,9 +63,6 @@ class DataSource(WireModel):
     type: Literal["base64"]
     media_type: str = ""
     data: str = ""
-
-    def ignored_as(self) -> str:
-        return REPORTED_ELSEWHERE
 
 
 def _type_of(value: Any) -> Any:

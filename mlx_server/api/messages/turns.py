@@ -5,7 +5,7 @@ request and as a string in the next gives the same prompt, and so is found in th
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,18 +232,13 @@ def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
         case DataSource(media_type=kind, data=data):
             return [content_of_data(f"data:{kind};base64,{data}", place)]
         case FileSource() as elsewhere:
-            fields = elsewhere.model_extra or {}
-            file = FileData(file_url=text_in(fields, "url"), file_id=text_in(fields, "file_id"))
-            return [content_of_file(file, place)]
+            known = [each for each in (elsewhere.url, elsewhere.file_id) if isinstance(each, str)]
+            return [content_of_file(FileData(filename=" ".join(known)), place)]
         case source:
             parts = source.content
     if isinstance(parts, str):
         return [parts]
     return [_medium(p, place) if isinstance(p, MediaBlock) else p.text or "" for p in parts]
-
-
-def text_in(fields: Mapping[str, Any], name: str) -> str | None:
-    return found if isinstance(found := fields.get(name), str) else None
 
 
 def arguments_text(given: dict[str, Any] | list[Any] | str | None) -> str:

@@ -164,7 +164,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "text": Case(user({"type": "text", "text": "Ho"}), user({"type": "text", "text": "Hi"})),
     },
     blocks.MediaBlock: {"type": HISTORIES},
-    blocks.FileSource: {"type": HISTORIES},
+    blocks.FileSource: dict.fromkeys(("type", "url", "file_id"), HISTORIES),
     blocks.SearchResultBlock: {
         "title": Case(found(title="c"), found()),
         "source": Case(found(source="c"), found()),
