@@ -40,6 +40,11 @@ NAME = "namq"
 VALUES = ("valq1", "valq2")
 
 
+SPOILT = (f"{{'keyq': '{VALUES[0]}", f'{{\\"keyq\\": \\"{VALUES[0]}')
+"""Arguments as the repr of a dict and as JSON within JSON, on which no model was trained. Tools may
+be rendered so."""
+
+
 def template_capabilities(template: ChatTemplate, tokens: dict[str, str]) -> TemplateCapabilities:
     return _detected(template, tuple(sorted(tokens.items())))
 
@@ -166,8 +171,7 @@ def _call_arguments_shape(
         turn = _message("assistant", empty, tool_calls=[call])
         for rest in ((_result(),), ()):
             prompt = tried(_message("user", USER), turn, *rest)
-            # no model was trained on the repr of a dict, nor on JSON within JSON
-            if VALUES[0] in prompt and "{'keyq'" not in prompt and '{\\"keyq' not in prompt:
+            if VALUES[0] in prompt and not any(each in prompt for each in SPOILT):
                 return arguments, empty
     return None
 

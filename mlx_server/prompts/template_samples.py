@@ -194,7 +194,7 @@ def _results(calls: Sequence[Call], id: str) -> list[TemplateMessage]:
 
 
 def _shows(prompt: str, calls: Sequence[Call]) -> bool:
-    if "'function': {" in prompt:  # the repr of a dict, which no model was trained on
+    if "'arguments': " in prompt:  # the repr of a call, which no model was trained on
         return False
     return all(value in prompt for _, given in calls for value in given.values())
 

@@ -158,6 +158,15 @@ def test_a_family_that_reads_a_template_keeps_it(
     assert family.name == name
 
 
+def test_tools_as_python_writes_them_hide_no_calls(unknown: Checkpoint) -> None:
+    """As SmolLM3's and Apriel's templates render them."""
+    tools = "{%- for t in tools or xml_tools or [] %}{{ t | string }}{%- endfor %}"
+    for calls, name in ((GLM, "glm4_5"), (NEW["an array"], LEARNED), (LINES, "hunyuan")):
+        assert family_with(unknown, tools + written(calls)).name == name
+    spoilt = "{{ m.tool_calls }}"
+    assert not samples_of(replace(unknown, template=ChatTemplate(written(spoilt)))).calls
+
+
 def test_a_template_without_calls_proves_nothing(unknown: Checkpoint) -> None:
     assert family_with(unknown, written("")) is PLAIN
     assert family_with(unknown, written(""), "qwen3").name == "qwen3"
