@@ -166,7 +166,7 @@ def _is_closed(source: Source, quote: str, ends: tuple[str, ...]) -> Steps[bool]
     """Whether the next delimiter of a string closes one, rather than opening another."""
     ahead = source.lookahead()
     if not (yield from ahead.up_to(quote)):
-        return False
+        return source.cut  # the string may have gone on
     yield from ahead.space()
     return bool((yield from ahead.accept(",", "}", "]", *ends)))
 

@@ -55,6 +55,8 @@ class MarkupCallReader:
         self._mentions = mentions
         self._block: list[str] = []
         """The text of the block in progress, up to the last call that was complete."""
+        self._is_read = False
+        """Whether all that can be read of the block as it is written was read."""
         self._is_inline = False
         """Whether models write calls like the one in progress within a line of text."""
         self._is_delimited = False
@@ -80,6 +82,7 @@ class MarkupCallReader:
             self._is_inline = self._delimiters.is_inline(call_format, already)
             counts = self.calls.started, self.calls.finished
             self._block = []
+            self._is_read = False
             self._source.keep(already)
             if before and self.calls.holds_calls:
                 self._output.hold()
@@ -93,6 +96,7 @@ class MarkupCallReader:
                 yield from self._leftovers(call_format)
                 self._output.whitespace.after_delimiter()
             except Malformed as error:
+                self._is_read = True
                 rest = self._source.kept()
                 self._source.keep(rest)
                 after = complete_source(rest) if rest.strip() else self._source
@@ -103,6 +107,7 @@ class MarkupCallReader:
                 is_mixed = isinstance(error, UnknownTool) and bool(call_format.opens)
                 if not (is_mixed and (yield from self._mixed(call_format, already))):
                     following = yield from self._broken(call_format, already, into)
+            self._output.release()
             self._source.kept()
             self._source.quoted = False
             self.calls.give_up()
@@ -272,7 +277,9 @@ class MarkupCallReader:
         if isinstance(event, ToolCallFinished):
             self._block.append(self._source.kept())
             self._source.keep()
-        elif self.calls.holds_calls and is_first and self.calls.lacks_arguments:
+        elif (
+            self.calls.holds_calls and is_first and self.calls.lacks_arguments and not self._is_read
+        ):
             self._output.hold()
         self._output.emit(event)
 

@@ -72,6 +72,8 @@ class Mentions:
         """
         words = before.strip(MARKS)
         in_code = before.endswith("`") and bool((yield from ahead.run(TICKS)))
+        if before.endswith("`") and not (yield from ahead.peek()):
+            in_code = in_code or self._source.cut
         yield from ahead.run(BLANKS)
         following = ""
         if not (yield from ahead.accept(*self._delimiters.all)):
