@@ -111,8 +111,10 @@ def test_a_call_with_something_missing_or_doubled(family: str, data: st.DataObje
     assert not held.unfinished
     made = [call.arguments for call in found.calls]
     assert all(call.arguments in made for call in held.calls)
-    assert len(held.calls) == len(made) or held.text.strip()
-    assert (held.text, held.reasoning) == (found.text, found.reasoning)
+    if len(held.calls) == len(made):
+        assert (held.text, held.reasoning) == (found.text, found.reasoning)
+    else:
+        assert len(held.text + held.reasoning) > len(found.text + found.reasoning)
     marked = [what for what in found.unmet if what.endswith("is text")]
     assert len(marked) == len(found.unfinished), "a call that was begun and is text is reported"
     if not (found.calls or found.reasoning):
