@@ -12,10 +12,13 @@ from rich.table import Table
 from attack_parts import neighbours
 from attack_parts.outcomes import ANSWERED, OUTCOMES, table, under_attack
 from attack_parts.servers import Server, mlx_lms, ours
+from attack_parts.upstreams import attacked_by_upstreams
 from tests.hostile.corpus import Attack, Target, attacks
 
 VOCABULARY = 49_152
 """The number of token ids of the demo model, in its tokenizer and in its output head."""
+UPSTREAMS = "upstreams"
+"""The category of attacks by another server, for which this server is a gateway."""
 BEYOND_ALL = 10_000_000
 """The assumed vocabulary of a server for which `--vocabulary` is not given."""
 
@@ -40,7 +43,13 @@ def main(
     An attack counts as answered if the status is below 500 and, where it is 200, the answer is
     complete. Where no answer is possible, closing the connection is enough. After each attack a
     fixed greedy request has to get the same answer as before.
+
+    In the category `upstreams` another server attacks this one, which has sent it a request. Then
+    `/health` has to answer within 100 ms, and memory may grow by ten times what was sent.
     """
+    if category == UPSTREAMS and not url:
+        _attack_by_upstreams()
+        return
     if url:
         servers = [Server(url, url, model or _first_model(url))]
     else:
@@ -52,6 +61,18 @@ def main(
             _beside(server, None if beside == "all" else beside)
             continue
         _attack(server, Target(server.model, vocabulary, vocabulary), category)
+    if not (url or category or only == "mlx_lm.server"):
+        _attack_by_upstreams()
+
+
+def _attack_by_upstreams() -> None:
+    shown = Table("attack", "MB sent", "s", "/health ms", "MB grown", "held", title=UPSTREAMS)
+    for name, effects, failures in attacked_by_upstreams(model_folder("tiny")):
+        sizes = (f"{effects.sent / 1e6:.1f}", f"{effects.seconds:.1f}")
+        cost = (f"{effects.health * 1e3:.0f}", f"{effects.growth / 1e6:.0f}")
+        shown.add_row(name, *sizes, *cost, ", ".join(failures) or "held")
+        sys.stderr.write(f"{name}: {', '.join(failures) or 'held'}\n")
+    Console(width=100).print(shown)
 
 
 def _attack(server: Server, target: Target, category: str | None) -> None:

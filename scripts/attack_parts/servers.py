@@ -49,6 +49,11 @@ class Started(Server):
         super().__init__(name, f"http://127.0.0.1:{self._port}", model)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
     def start(self) -> None:
         command = [sys.executable, "-m", *self._command, "--port", str(self._port)]
         own = {name: at for name, at in os.environ.items() if not name.startswith("MLX_SERVER_")}
