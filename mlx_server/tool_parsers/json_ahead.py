@@ -4,6 +4,7 @@ strings may contain these, or where only the whole shows what it is."""
 import json
 
 from mlx_server import limits
+from mlx_server.repair.exact import bounded
 from mlx_server.tool_parsers.source import Source, Steps
 
 
@@ -16,7 +17,7 @@ def read_json(source: Source) -> Steps[str]:
     space = yield from source.space()
     size = yield from _size(source)
     try:
-        json.loads(source.ahead()[:size])
+        json.loads(bounded(source.ahead()[:size]))
     except (ValueError, RecursionError):
         return space
     return space + source.take(size)

@@ -1,7 +1,7 @@
 """One attempt at an answer: a request to an upstream, and the events of its response."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import msgspec
@@ -18,8 +18,8 @@ from mlx_server.upstream.request_body import UpstreamRequest
 from mlx_server.upstream.sse import END
 from mlx_server.upstream.usage import CHARACTERS_PER_TOKEN
 
-LARGE_ANSWER = 16 << 10
-"""The characters of an answer above which its last events are made in a thread."""
+LARGE = 16 << 10
+"""The characters above which text is parsed in a thread."""
 
 
 class UpstreamAttempt:
@@ -87,8 +87,9 @@ class UpstreamAttempt:
             await turn()
             for event in reader.feed(part):
                 yield event
-        async for event in _ending(reader):
+        for event in await _made(reader.finish(), reader.size):
             yield event
+            await turn()
 
     async def _request_events(self) -> AsyncGenerator[Event]:
         """Yields the events of one request's response, except those that `reader.finish` makes."""
@@ -104,7 +105,7 @@ class UpstreamAttempt:
                     piece = read_piece(value)
                     connection.saw_reasoning(piece.reasoning_field)
                     for part in reader.parts(piece):
-                        for event in reader.feed(part):
+                        for event in await _made(reader.feed(part), reader.held):
                             yield event
                         await turn()
                     if reader.needs_no_more:
@@ -117,12 +118,7 @@ class UpstreamAttempt:
             )
 
 
-async def _ending(reader: AnswerReader) -> AsyncGenerator[Event]:
-    """Yields the last events of an answer. Those of a large one are made in a thread, since its
-    calls are parsed and its held text is read again at the end."""
-    ending = reader.finish()
-    if reader.size > LARGE_ANSWER:
-        ending = iter(await asyncio.to_thread(list, ending))
-    for event in ending:
-        yield event
-        await turn()
+async def _made(events: Iterator[Event], size: int) -> Iterator[Event]:
+    """The events, which are made in a thread if so many characters may be parsed for them at once:
+    those of a call that ends, or at the end all that was held."""
+    return iter(await asyncio.to_thread(list, events)) if size > LARGE else events

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mlx_server import limits
 from mlx_server.events import RepairKind
+from mlx_server.json_bounds import ExceedsBounds
 from mlx_server.messages import Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.exact import bounded
 from mlx_server.repair.json_text import json_text
 from mlx_server.repair.malformed import Malformed
 from mlx_server.tool_parsers.calls import ToolCallEmitter
@@ -32,8 +34,9 @@ class StructuredCallReader:
         """Emits the call, or several calls if its arguments are several objects. Returns False if
         it is not a call of a tool."""
         try:
+            bounded(call.arguments)
             found = list(self._readable_calls(call))
-        except Malformed:
+        except (Malformed, ExceedsBounds):
             return False
         try:
             for i, (name, arguments, repairs) in enumerate(found):

@@ -35,7 +35,7 @@ class AnswerPiece:
     """Whether the piece is a complete message and not a delta."""
 
 
-PART_CHARACTERS = 512
+PART_CHARACTERS = 256
 """The most characters of a text that are parsed at a time. Some texts take 25 us a character."""
 
 

@@ -7,6 +7,7 @@ leave in them what belongs elsewhere: thoughts, calls and their delimiters.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mlx_server import limits
@@ -63,7 +64,8 @@ class AnswerReader:
         self.finished = False
         self._options = options
         self._index = options.context.index
-        self._content = self._parser()
+        make_parser = partial(parser_of, options.family) if options.is_chat else TextParser
+        self._content: Parser = make_parser(options.context)
         self._thoughts: Parser | None = None
         self._made: list[Event] = []
         self._collected = CollectedCalls()
@@ -130,6 +132,11 @@ class AnswerReader:
     def size(self) -> int:
         """The number of characters of the answer so far, its calls included."""
         return self._spoken + self._collected.size
+
+    @property
+    def held(self) -> int:
+        """The number of characters that have become neither text nor reasoning so far."""
+        return self.size - self._said - self._reasoned
 
     @property
     def progress(self) -> object:
@@ -221,12 +228,6 @@ class AnswerReader:
         yield from self._final_reports()
         self.finished = True
         yield self._finished()
-
-    def _parser(self) -> Parser:
-        options = self._options
-        if not options.is_chat:
-            return TextParser(options.context)
-        return parser_of(options.family, options.context)
 
     def _new_part_of(self, piece: AnswerPiece) -> AnswerPiece:
         """The new part of a complete message, which some servers send again as it grows."""

@@ -120,6 +120,13 @@ ATTACKS: dict[str, Stream] = {
     "calls in the text": streamed(
         event(content='<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     ),
+    "a call of lists in the text": one(
+        lambda size: event(
+            content='<tool_call>{"name": "f", "arguments": {"a": ['
+            + "[]," * (size // 6)
+            + "[]]}}</tool_call>"
+        )
+    ),
     "arguments of lists": one(
         lambda size: call(arguments='{"a": [' + "[]," * (size // 3) + "[]]}")
     ),
