@@ -71,7 +71,6 @@ OTHERS = {
     "prompt_files/folder.RESERVE_BYTES": "space that is left to other programs",
     "prompts/harmony/prompt.LONGEST_NAME": "a slower library is kept from the square of a length",
     "prompts/harmony/text_pieces.LONGEST_WORD": "where words are cut",
-    "prompts/harmony/prompt.LONGEST_WORD": "where words are cut",
     "repair/exact.MOST_VALUES": "of what a model writes; the same as JSON_NODES",
     "sandbox/child.LENGTH_BYTES": "a length in a format",
     "schemas/instance_texts.MOST_SUFFIXES": "where an ending is given up",
