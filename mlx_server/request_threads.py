@@ -28,6 +28,9 @@ first, and no large one waits for ever."""
 size_of_request: ContextVar[int] = ContextVar("size_of_request", default=0)
 """Bytes of the current request: its body, and stored data that is read back for it."""
 
+client_of_request: ContextVar[str] = ContextVar("client_of_request", default="")
+"""See `GenerateRequest.client`."""
+
 
 class Abandoned(Exception):
     """The request was cancelled: its result is no longer needed."""

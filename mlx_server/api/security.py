@@ -32,6 +32,7 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from mlx_server.request_threads import client_of_request
 from mlx_server.requests import HOPS_HEADER, GenerateRequest
 from mlx_server.system.logs import RequestLogContext, request_context
 
@@ -209,6 +210,7 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
     async def check_key(connection: HTTPConnection) -> None:
         connection.state.owner = connection.state.cache_scope = ""
         connection.state.client = _peer(connection.scope)
+        client_of_request.set(connection.state.client)
         if not digests:
             return
         given = _credentials(connection.headers)
@@ -221,6 +223,7 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
         connection.state.owner = connection.state.client = matches[0].hex()
+        client_of_request.set(connection.state.client)
         connection.state.cache_scope = connection.state.owner if len(digests) > 1 else ""
 
     return check_key

@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from mlx_server import limits
 from mlx_server.events import (
@@ -35,8 +36,12 @@ from mlx_server.repair.answers import (
 )
 from mlx_server.requests import GenerateRequest, Prompt
 
-_checks = asyncio.Semaphore(limits.CHECK_PROCESSES.value)
-"""Limits the concurrent checks, each of which may keep a process busy for seconds."""
+_checks = WeakValueDictionary[str, asyncio.Semaphore]()
+"""Limits the concurrent checks of each client, which may keep a process busy for seconds."""
+
+
+def turns_to_check(client: str) -> asyncio.Semaphore:
+    return _checks.setdefault(client, asyncio.Semaphore(limits.CHECK_PROCESSES.value))
 
 
 class ReviewedAnswer(ABC):
@@ -180,7 +185,7 @@ class ReviewedAnswer(ABC):
             self._attempted_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
-        async with _checks:
+        async with turns_to_check(self._request.client):
             return await asyncio.to_thread(check_answer, raw, required, self._policy)
 
     @property

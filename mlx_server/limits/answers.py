@@ -131,7 +131,7 @@ CHECK_PROCESSES = Limit(
     bounds="answers that are checked against schemas at a time",
     value=2,
     unit="processes",
-    per="server",
+    per="client",
     beyond="further checks wait",
 )
 CHECK_SECONDS = Limit(

@@ -97,10 +97,13 @@ COMPILED_SCHEMAS = Limit(
 )
 SCHEMA_PROCESSES = Limit(
     bounds="processes that compile schemas and check answers",
-    value=4,
+    value=6,
     unit="processes",
     per="server",
     beyond="it waits for one",
+)
+CLIENT_SCHEMA_PROCESSES = Limit(
+    "those of one client", 2, "processes", "client", beyond="it waits for one"
 )
 IDLE_SCHEMA_PROCESSES = Limit(
     "idle processes that compile schemas", 1, "processes", "server", beyond="it ends"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import BinaryIO
 import psutil
 
 from mlx_server.errors import Unavailable
-from mlx_server.request_threads import check_wanted
+from mlx_server.request_threads import check_wanted, client_of_request
 from mlx_server.sandbox.child import LENGTH_BYTES
 
 LOOK_SECONDS = 0.05
@@ -258,12 +259,18 @@ def _too_slow(seconds: float) -> str:
 
 
 class WarmProcesses:
-    def __init__(self, program: Program, most: int, most_idle: int) -> None:
+    def __init__(
+        self, program: Program, most: int, most_idle: int, most_each: int | None = None
+    ) -> None:
+        """most_each: how many of the processes one client may have; by default all."""
         self._program = program
         self._most_idle = most_idle
         self._idle: list[WarmProcess] = []
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(most)
+        self._most, self._most_each = most, most_each or most
+        self._changed = threading.Condition()
+        self._held = Counter[str]()
+        """The processes in use, by client."""
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -274,13 +281,29 @@ class WarmProcesses:
 
     @contextmanager
     def one(self) -> Iterator[WarmProcess]:
-        """A process for the block; waits for one if all are busy."""
-        with self._places:
+        """A process for the block; waits for one if all are busy, or all that its client may
+        have."""
+        with self._place(client_of_request.get()):
             own = self._next()
             try:
                 yield own
             finally:
                 self._keep(own)
+
+    @contextmanager
+    def _place(self, client: str) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_free(client))
+            self._held[client] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= Counter([client])
+                self._changed.notify_all()
+
+    def _is_free(self, client: str) -> bool:
+        return self._held.total() < self._most and self._held[client] < self._most_each
 
     def _next(self) -> WarmProcess:
         with self._lock:

@@ -7,6 +7,7 @@ this process have stacks as large as those that compile in the engine, so that b
 import gc
 import json
 import math
+import os
 import socket
 import sys
 import threading
@@ -53,6 +54,9 @@ and llguidance's own expressions: it grows with the schema alone, and the engine
 SMALL_EXPRESSIONS = 4096
 """The characters of all regular expressions, written out, up to which the engine can build the
 lexer too."""
+
+NICENESS = 5
+"""Answers that are being generated come before schemas, where the machine is busy."""
 
 LONG_TEXT = 500
 """The number of characters that a text may or must have from which on its pattern is tried together
@@ -166,6 +170,7 @@ def _converted(gbnf: str) -> str:
 
 
 def main() -> None:
+    os.nice(NICENESS)
     end_with_server(int(sys.argv[2]))
     decoder = msgspec.msgpack.Decoder(Request)
     confined = threading.Event()

@@ -29,6 +29,7 @@ PROCESSES = WarmProcesses(
     ),
     limits.SCHEMA_PROCESSES.value,
     limits.IDLE_SCHEMA_PROCESSES.value,
+    limits.CLIENT_SCHEMA_PROCESSES.value,
 )
 
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

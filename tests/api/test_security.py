@@ -10,6 +10,7 @@ from mlx_server.api.errors import install
 from mlx_server.api.security import authorise
 from mlx_server.api.strict_json import parse_object
 from mlx_server.errors import TooLarge
+from mlx_server.request_threads import client_of_request, in_thread
 from tests.api.gate import HOST, LIMIT, Header, Inner, a_gate, call
 
 JSON = ("content-type", "application/json")
@@ -241,3 +242,22 @@ def test_a_body_that_is_no_json_object() -> None:
         answer = post(an_app(), content=content, headers=headers)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "invalid_json"
+
+
+def test_the_threads_of_a_request_know_its_client() -> None:
+    app = FastAPI(dependencies=[Depends(authorise(["a", "b"]))])
+
+    @app.get("/")
+    async def client(request: Request) -> list[str]:
+        return [request.state.client, await in_thread(client_of_request.get)]
+
+    async def ask(key: str) -> list[str]:
+        transport = httpx.ASGITransport(app)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            found: list[str] = (await http.get("/", headers=headers)).json()
+        return found
+
+    found = [asyncio.run(ask(key)) for key in "ab"]
+    assert all(client == known != "" for client, known in found)
+    assert found[0] != found[1]

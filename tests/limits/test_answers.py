@@ -117,6 +117,9 @@ def test_patterns_of_marks_are_kept_for_so_many_sets() -> None:
         assert kept.cache_info().currsize == limits.CACHED_DELIMITER_SETS.value
 
 
-def test_so_many_answers_are_checked_at_a_time() -> None:
-    assert review._checks._value == limits.CHECK_PROCESSES.value
+def test_so_many_answers_of_a_client_are_checked_at_a_time() -> None:
+    turns = review.turns_to_check("a")
+    assert turns._value == limits.CHECK_PROCESSES.value
+    assert review.turns_to_check("a") is turns
+    assert review.turns_to_check("b") is not turns
     assert schema_errors(1, {"type": "integer"}, seconds=limits.CHECK_SECONDS.value) == []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from mlx_server.errors import TemplatesUnavailable
+from mlx_server.request_threads import client_of_request
 from mlx_server.sandbox import parent
-from mlx_server.sandbox.parent import Stopped, WarmProcess
+from mlx_server.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from mlx_server.templates import child, messages
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
@@ -43,6 +44,27 @@ def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
     asked = thread.submit(ask, own, messages.RenderTemplate(b"", {}, 30, 9))
     eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
     return own, asked
+
+
+def test_a_client_waits_for_its_own_processes_only() -> None:
+    made = WarmProcesses(PROGRAM, most=3, most_idle=0, most_each=1)
+
+    def pid(client: str) -> int:
+        client_of_request.set(client)
+        with made.one() as own:
+            return own.pid
+
+    with ThreadPoolExecutor(3) as threads, ExitStack() as held:
+        for client in ("a", "b"):
+            client_of_request.set(client)
+            held.enter_context(made.one())
+        again = threads.submit(pid, "a")
+        assert threads.submit(pid, "c").result(60)
+        assert not again.done()
+        client_of_request.set("")
+        held.close()
+        assert again.result(60)
+    made.close()
 
 
 def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:

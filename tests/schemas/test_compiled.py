@@ -100,7 +100,8 @@ def test_what_it_may_take_is_limited() -> None:
     with PROCESSES.one() as own:
         assert own._program.memory == limits.SCHEMA_MEMORY.value
     assert len(PROCESSES._idle) <= limits.IDLE_SCHEMA_PROCESSES.value
-    assert PROCESSES._places._initial_value == limits.SCHEMA_PROCESSES.value  # type: ignore[attr-defined]
+    assert PROCESSES._most == limits.SCHEMA_PROCESSES.value
+    assert PROCESSES._most_each == limits.CLIENT_SCHEMA_PROCESSES.value
 
 
 TAGGED = {
