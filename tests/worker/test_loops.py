@@ -104,7 +104,7 @@ def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
 def row(number: int, output: list[int], *, loops: int | None = 2, **fields: Any) -> Generate:
     prompt, greedy = a_prompt(6, seed=number), SamplingParams(temperature=0)
     fields = {"sampling": greedy, "forced_tokens": output, "loops": loops, **fields}
-    return Generate(number, "m", prompt, max_tokens=4000, stop_tokens=[IM_END], **fields)
+    return Generate(number, "m", prompt, max_tokens=1600, stop_tokens=[IM_END], **fields)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_loop_ends_its_row_alone(engine: Engine) -> None:
     reports = run(engine, *asks)
     assert not failures(reports)
     answers = [tokens_of(number, reports) for number in range(4)]
-    assert [len(answer) for answer in answers] == [END, len(honest), 4000, END + 256]
+    assert [len(answer) for answer in answers] == [END, len(honest), 1600, END + 256]
     ends = [(answer[-1].finish, answer[-1].looped) for answer in answers]
     assert ends == [("stop", 20), ("stop", 0), ("length", 0), ("stop", 20)]
     assert [token.id for token in answers[0]] == LOOP[:END]
