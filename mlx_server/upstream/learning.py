@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_server.upstream.spec import SEEN
+
 CONTEXTS = (
     *("max_model_len", "context_length", "loaded_context_length", "max_context_length"),
     *("context_window", "n_ctx", "n_ctx_train"),
@@ -67,7 +69,21 @@ def _capabilities(entry: Mapping[str, Any]) -> dict[str, bool]:
             found[name] = all(each in supported for each in needed)
     owner = entry.get("owned_by")
     found |= OWNERS.get(owner, {}) if isinstance(owner, str) else {}
+    found |= _modalities(entry)
     abilities = entry.get("capabilities")
     if owner == "mlx-server" and isinstance(abilities, Mapping):
         found["thinking_budget"] = abilities.get("reasoning") is True
     return found
+
+
+def _modalities(entry: Mapping[str, Any]) -> dict[str, bool]:
+    """The media that the model takes: OpenRouter and others list them, llama.cpp and LM Studio say
+    only that it takes images."""
+    inner = entry.get("architecture")
+    lists = [each.get("input_modalities") for each in (entry, inner) if isinstance(each, Mapping)]
+    listed = next((each for each in lists if isinstance(each, list)), None)
+    if listed is not None:
+        return {capability: name in listed for name, capability in SEEN.items()}
+    abilities = entry.get("capabilities")
+    is_multimodal = isinstance(abilities, list) and "multimodal" in abilities
+    return {"images": True} if is_multimodal or entry.get("type") == "vlm" else {}

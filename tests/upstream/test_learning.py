@@ -85,6 +85,14 @@ def test_a_model_that_turns_out_to_have_no_tools(
         (LLAMA_CPP, 8192, {"chat_template_kwargs"}),
         ({"id": "there", "max_context_length": 7}, 7, set()),
         ({"id": "there", "owned_by": "me"}, None, set()),
+        ({"id": "there", "input_modalities": ["text", "image"]}, None, {"images"}),
+        (
+            {"id": "there", "architecture": {"input_modalities": ["audio", "video", "text"]}},
+            None,
+            {"audio", "video"},
+        ),
+        ({"id": "there", "capabilities": ["completion", "multimodal"]}, None, {"images"}),
+        ({"id": "there", "type": "vlm"}, None, {"images"}),
         (
             {"id": "there", "owned_by": "mlx-server", "capabilities": {"reasoning": True}},
             None,
@@ -111,7 +119,10 @@ def test_what_says_nothing(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [5, "text", None, True, {"a": []}, [None], -1, 2**70])
 def test_wrong_types(wrong: Any) -> None:
-    names = ("owned_by", "supported_parameters", "capabilities", "meta", "context_length")
+    names = (
+        *("owned_by", "supported_parameters", "capabilities", "meta", "context_length"),
+        *("architecture", "input_modalities", "type"),
+    )
     found = facts_in({"data": [{"id": "there", **dict.fromkeys(names, wrong)}]}, "there")
     assert found.context_length in (None, 5)
     assert not any(found.capabilities.values())

@@ -96,6 +96,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
         "promote_reasoning": f"{REPAIR}::test_unless_its_owner_does_not_want_that",
         "retries": f"{REPAIR}::test_where_nobody_allows_it_the_answer_is_told_as_it_is",
         "repeats": f"{GLM}::test_the_same_call_again_is_made_as_often_as_is_allowed",
+        "loops": f"{REPAIR}::test_a_model_may_loop_where_its_owner_lets_it",
         "continuations": f"{REPAIR}::test_what_is_cut_short_for_good",
         "streaming": f"{REPAIR}::test_a_stream_that_is_held_back_is_mended",
     },
