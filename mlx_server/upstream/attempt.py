@@ -107,6 +107,7 @@ class UpstreamAttempt:
                     for part in reader.parts(piece):
                         for event in await _made(reader.feed(part), reader.held):
                             yield event
+                            await turn()
                         await turn()
                     if reader.needs_no_more:
                         return
