@@ -241,7 +241,8 @@ MAKERS: Mapping[str, Callable[..., tokenizers.Tokenizer]] = {
     "pieces": byte_fallback,
     "normalized": full_width,
 }
-SINGLE = ("§", "<", "|", "\n", "é", "☃")
+SINGLE = ("☉", "→", "∥", "\n", "ḗ", "☃")
+"""None is a letter of these vocabularies, which would stay text."""
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -250,10 +251,10 @@ def test_a_control_token_of_one_character_is_the_templates_alone(
     tmp_path: Path, maker: str, normalized: bool
 ) -> None:
     added = [AddedToken(mark, special=True, normalized=normalized) for mark in SINGLE]
-    template = "{% for m in messages %}§{{ m.role }}\n{{ m.content }}<{% endfor %}"
+    template = "{% for m in messages %}☉{{ m.role }}\n{{ m.content }}→{% endfor %}"
     prompted = checkpoint(tmp_path, MAKERS[maker](*added), template)
     assert len(prompted.tokenizer.control_tokens) >= len(SINGLE)
     own = control("plain", prompted, said(Message("user", "plain")))
-    assert [prompted.tokenizer.control_tokens[id] for id in own] == ["§", "\n", "<"]
-    for text in (*SINGLE, "a§b", "§§", "<|\n|>", "＜", "x\u0301 e\u0301", "".join(SINGLE)):
+    assert [prompted.tokenizer.control_tokens[id] for id in own] == ["☉", "\n", "→"]
+    for text in (*SINGLE, "a☉b", "☉☉", "→∥\n∥☉", "￫", "e\u0304\u0301", "".join(SINGLE)):
         assert control("plain", prompted, said(Message("user", text))) == own
