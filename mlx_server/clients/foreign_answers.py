@@ -6,6 +6,7 @@ repaired, and the repairs are reported in `mlx_server.repairs`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from mlx_server.api.accumulator import AccumulatedAnswer, warnings_body
@@ -31,7 +32,7 @@ from mlx_server.repair.answers import (
     check_answer,
 )
 from mlx_server.upstream.contents import REASONING
-from mlx_server.upstream.pieces import read_piece
+from mlx_server.upstream.pieces import AnswerPiece, read_piece
 from mlx_server.upstream.reading import AnswerReader
 from mlx_server.upstream.reading_options import ReadingOptions
 from mlx_server.upstream.text_families import opening_of_reasoning, text_family
@@ -79,10 +80,11 @@ class ForeignAnswer:
 
     def feed(self, value: Wire) -> list[Event]:
         """Parses a body or a chunk that has only this answer's choice."""
-        return self._collect(self._reader.feed(read_piece(value)))
+        return self._collect(self._events_of(self._reader.parts(read_piece(value))))
 
     def finish(self) -> list[Event]:
-        return self._collect(self._reader.finish())
+        rest = self._events_of(self._reader.rest())
+        return self._collect(chain(rest, self._reader.finish()))
 
     def checked(self, required: Requirements) -> CheckedAnswer:
         context, answer = self._options.context, self.collected
@@ -112,6 +114,9 @@ class ForeignAnswer:
         if ("reasoning", "content") not in found.repairs:
             return self._collect(self._reports(replace(found, repairs=())))
         return self._collect([TextDelta(self._index, found.text), *self._reports(found)])
+
+    def _events_of(self, parts: Iterable[AnswerPiece]) -> Iterator[Event]:
+        return (event for part in parts for event in self._reader.feed(part))
 
     def _collect(self, events: Iterable[Event]) -> list[Event]:
         # the server's usage is passed on unchanged, so an estimate in place of it is not reported
