@@ -197,9 +197,13 @@ async def test_an_error_keeps_nothing_of_its_request() -> None:
 
 
 def test_every_text_of_a_conversation_counts() -> None:
-    """A field that is added later has to be filled in here, or this fails."""
+    """A field that is added later has to be filled in here, or this fails. The content counts once,
+    though it is in the parts too."""
     call = ToolCall("i" * 1, "n" * 2, "a" * 4, server="s" * 8, extra_content={"x": "e" * 65536})
-    message = Message("user", "c" * 16, "n" * 32, "r" * 64, (call,), "t" * 128, phase="commentary")
+    content = "c" * 16
+    message = Message(
+        "user", content, "n" * 32, "r" * 64, (call,), "t" * 128, "commentary", parts=(content,)
+    )
     tool = Tool("t" * 256, "d" * 512, {"k" * 1024: [{"enum": ["e" * 2048]}]}, True, ("u" * 32768,))
     whole = Conversation(
         (message,), (tool,), {"o" * 4096: ["v"] * 8192}, {"f": {"x": "y" * 16384}}, True

@@ -43,4 +43,4 @@ def test_a_family_is_read_as_the_owner_says() -> None:
     tags = model(reasoning_tags=("scratchpad",)).family.reasoning_tags
     assert tags != model().family.reasoning_tags
     with pytest.raises(SettingsError, match="Known families"):
-        model(family="llama")
+        upstream_model(replace(model().spec, family="llama"))

@@ -192,7 +192,7 @@ FAILURES: dict[str, tuple[int, Callable[[], Parts]]] = {
         for_ever(OK, CHUNKED, b"0\r\n", then=b"x: " + b"a" * 1000 + b"\r\n"),
     ),
     "a chunk's size without end": (502, for_ever(OK, CHUNKED, b"5;", then=b"a" * 1000)),
-    "early hints without end": (504, for_ever(then=b"HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n")),
+    "early hints without end": (502, for_ever(then=b"HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n")),
     "comments without end": (504, for_ever(OK, CLOSED, then=b": ping\n\n" * 100)),
     "a line that drips": (504, dripping(OK, CLOSED, b"data: {")),
     "headers that drip": (504, dripping(OK)),
