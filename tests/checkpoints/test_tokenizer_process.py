@@ -97,7 +97,7 @@ def test_a_killed_one_is_replaced_and_ends_with_its_tokenizer(file: Path) -> Non
     assert len(pids() - before) == 1
     del own
     gc.collect()
-    assert pids() == before
+    assert pids() <= before  # others may have ended meanwhile
 
 
 def test_one_that_is_killed_again_is_an_error_of_this_request(
