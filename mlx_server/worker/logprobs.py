@@ -1,5 +1,6 @@
 """Log probabilities of tokens: of a step's rows that requested them, and their alternatives."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -8,6 +9,9 @@ import numpy as np
 
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.row import Row
+
+CHUNK = 64
+"""Neighbouring values of which at first only the largest is compared with others."""
 
 
 class LogprobReports:
@@ -34,8 +38,33 @@ def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprob
     most = min(most, logits.shape[-1])
     if not most:
         return StepLogprobs(chosen, None, None)
-    likeliest = mx.argpartition(-logprobs, kth=most - 1, axis=-1)[:, :most]
+    likeliest = places_of_largest(logprobs, most)
     return StepLogprobs(chosen, likeliest, mx.take_along_axis(logprobs, likeliest, axis=-1))
+
+
+def places_of_largest(values: mx.array, count: int) -> mx.array:
+    """Returns the places of each row's `count` largest values, in no order; of equals, the first.
+
+    Only the chunks with the largest maxima can hold them, so only the values of these are compared
+    with each other. To partition or sort a whole vocabulary takes several times as long.
+    """
+    rows, width = values.shape
+    chunks = -(-width // CHUNK)
+    if chunks <= count:
+        return _partition(values, count)
+    if rest := -width % CHUNK:
+        values = mx.pad(values, [(0, 0), (0, rest)], constant_values=-math.inf)
+    chunked = values.reshape(rows, chunks, CHUNK)
+    # In the order of their places: of equal values the first one has to stay the first.
+    best = mx.sort(_partition(chunked.max(axis=-1), count), axis=-1)
+    held = mx.take_along_axis(chunked, best[:, :, None], axis=1).reshape(rows, count * CHUNK)
+    found = _partition(held, count)
+    places = mx.take_along_axis(best, found // CHUNK, axis=-1) * CHUNK + found % CHUNK
+    return mx.minimum(places, width - 1)  # NaN comes after what was padded
+
+
+def _partition(values: mx.array, count: int) -> mx.array:
+    return mx.argpartition(-values, kth=count - 1, axis=-1)[:, :count]
 
 
 class StepLogprobs:

@@ -22,7 +22,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     AdditiveMask,
 )
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.logprobs import LogprobReports, RowLogprobs
+from mlx_server.worker.logprobs import LogprobReports, RowLogprobs, places_of_largest
 from mlx_server.worker.row import Row
 
 log = logging.getLogger("mlx_server.engine")
@@ -34,6 +34,9 @@ COLDEST = 1e-5
 
 LEAST_MASS = 1e-6
 """A top_p below this means the likeliest token, but could be 0 in float32, which means nothing."""
+
+FEW = 256
+"""A top_k up to this is found without sorting the vocabulary."""
 
 LEAST_NOISE = -4.0
 """A bound below the Gumbel noise of the smallest positive uniform."""
@@ -243,11 +246,10 @@ class _Draws:
             return
         params = [row.sampling for row in self.rows]
         self.temperature = _column(self.rows, lambda s: s.temperature)
-        self.narrowed = [i for i, s in enumerate(params) if s.top_k > 0 or s.top_p < 1.0]
-        if self.narrowed:
-            narrowed = [self.rows[i] for i in self.narrowed]
-            self.top_k = _column(narrowed, lambda s: s.top_k or math.inf)
-            self.top_p = _column(narrowed, lambda s: max(s.top_p, LEAST_MASS))
+        narrowed = [i for i, s in enumerate(params) if s.top_k > 0 or s.top_p < 1.0]
+        few = [i for i in narrowed if 0 < params[i].top_k <= FEW]
+        many = [i for i in narrowed if i not in few]
+        self.narrowed = [_Narrowed(self.rows, at) for at in (few, many) if at]
         self.floored = any(s.min_p > 0 for s in params)
         if self.floored:
             self.floor = _column(
@@ -269,22 +271,43 @@ class _Draws:
 
     def _drawn(self, logits: mx.array, noise: mx.array) -> mx.array:
         scores = logits / self.temperature
-        if self.narrowed:
-            at = mx.array(self.narrowed)
-            scores = _replaced(scores, at, narrow(scores[at], self.top_k, self.top_p))
+        for narrowed in self.narrowed:
+            scores = narrowed(scores)
         if self.floored:
             likeliest = mx.max(scores, axis=-1, keepdims=True)
             scores = mx.where(scores < likeliest + self.floor, MINUS_INFINITY, scores)
         return mx.argmax(scores + noise, axis=-1)
 
 
-def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
+class _Narrowed:
+    """Rows that a top_k or top_p narrows. All of them have a small top_k, or none has: a sort of
+    the whole vocabulary takes longer than all else."""
+
+    def __init__(self, rows: Sequence[Row], at: list[int]) -> None:
+        narrowed = [rows[i] for i in at]
+        self.at = mx.array(at)
+        self.top_k = _column(narrowed, lambda s: s.top_k or math.inf)
+        self.top_p = _column(narrowed, lambda s: max(s.top_p, LEAST_MASS))
+        most = max(row.sampling.top_k or FEW + 1 for row in narrowed)
+        self.most = most if most <= FEW else None
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        narrowed = narrow(scores[self.at], self.top_k, self.top_p, self.most)
+        return _replaced(scores, self.at, narrowed)
+
+
+def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array, most: int | None = None) -> mx.array:
     """Keeps each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
 
-    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]. Ties with the last one kept are kept.
+    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]; most: the largest top_k, if all rows
+    have one. Ties with the last one kept are kept.
     """
-    best_first = -mx.sort(-scores, axis=-1)
-    allowed = mx.arange(scores.shape[-1]) < top_k
+    best = scores
+    if most is not None:
+        places = places_of_largest(scores, min(most, scores.shape[-1]))
+        best = mx.take_along_axis(scores, places, axis=-1)
+    best_first = -mx.sort(-best, axis=-1)
+    allowed = mx.arange(best.shape[-1]) < top_k
     mass = mx.softmax(mx.where(allowed, best_first, MINUS_INFINITY), axis=-1)
     reached = mx.cumsum(mass, axis=-1, inclusive=False)
     # The rounded sum reaches 1 too early, but a top_p of 1 must cut nothing.

@@ -1,6 +1,7 @@
 """Log probabilities are the model's own, with each row's alternatives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mlx_server.engine.messages import Logprobs
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.logprobs import places_of_largest
 from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import Sampler
 from tests.worker.test_sampling import Numbers, a_row, log_softmax, random_logits, sampled
@@ -56,6 +58,54 @@ def test_alternatives_that_tie_are_in_the_order_of_their_ids() -> None:
     (found,) = reported([a_row(SamplingParams(temperature=0, logprobs=6), width=8)], logits)
     assert found is not None
     assert [token for token, _ in found.top] == [1, 3, 5, 2, 4, 7]
+
+
+@pytest.mark.parametrize("width", [20, 21, 1279, 1280, 1281, 1344, 1345, 5000])
+@pytest.mark.parametrize("count", [1, 2, 19, 20])
+def test_the_places_are_those_of_a_stable_sort(width: int, count: int) -> None:
+    """Also where values tie, in one chunk or in several, and where most tokens are excluded."""
+    plain = random_logits(3, width=width)
+    kinds = {
+        "different": plain,
+        "coarse": np.round(plain),
+        "equal": np.zeros_like(plain),
+        "excluded": np.where(plain < 6, -np.inf, plain).astype(np.float32),
+        "falling": -np.sort(plain, axis=-1)[:, ::-1].copy(),
+    }
+    for kind, values in kinds.items():
+        found = np.sort(np.array(places_of_largest(mx.array(values), count)), axis=-1)
+        exact = np.sort(np.argsort(-values, axis=-1, kind="stable")[:, :count], axis=-1)
+        assert np.array_equal(found, exact), kind
+
+
+@pytest.mark.parametrize("width", [1281, 1344, 5000])
+def test_invalid_logits_have_no_places_beyond_the_vocabulary(width: int) -> None:
+    values = np.full((2, width), np.nan, np.float32)
+    values[1, 3] = 1
+    assert np.array(places_of_largest(mx.array(values), 20)).max() < width
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(temperature=0, logprobs=20), SamplingParams(top_k=20, top_p=0.9)],
+    ids=["log probabilities", "top_k"],
+)
+def test_a_few_tokens_are_found_without_ordering_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
+) -> None:
+    width, ordered = 32_000, list[int]()
+    for name in ("argpartition", "argsort", "partition", "sort", "topk"):
+        monkeypatch.setattr(mx, name, counting(getattr(mx, name), ordered))
+    sampled([a_row(sampling, width=width)], random_logits(1, width=width))
+    assert 0 < sum(ordered) < width / 8
+
+
+def counting(order: Callable[..., mx.array], ordered: list[int]) -> Callable[..., mx.array]:
+    def counted(values: mx.array, *args: Any, **named: Any) -> mx.array:
+        ordered.append(values.size)
+        return order(values, *args, **named)
+
+    return counted
 
 
 def test_half_precision_logits_are_reported_in_full_precision() -> None:

@@ -133,6 +133,27 @@ def test_narrow_takes_each_row_by_its_own_limits() -> None:
         assert np.array_equal(np.isfinite(result), kept(row, *limit))
 
 
+def test_a_small_top_k_narrows_as_it_does_over_the_whole_vocabulary() -> None:
+    scores = np.round(random_logits(4, width=5000) * 4) / 4  # coarse, so that ties are frequent
+    limits = [(1, 1.0), (20, 0.5), (20, 1.0), (77, 0.9)]
+    top_k, top_p = (mx.array([[float(n)] for n in column]) for column in zip(*limits, strict=True))
+    whole, few = (narrow(mx.array(scores), top_k, top_p, most) for most in (None, 77))
+    assert np.array_equal(np.array(few), np.array(whole))
+
+
+def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
+    """Next to rows with a small top_k, a large one or none."""
+    limits = [(20, 0.9), (0, 0.9), (1000, 1.0), (256, 0.99), (257, 0.5), (0, 1.0)]
+    logits = random_logits(len(limits), width=3000)
+    params = [SamplingParams(temperature=2, seed=5, top_k=k, top_p=p) for k, p in limits]
+    together = chosen([a_row(each, width=3000) for each in params], logits)
+    alone = [
+        chosen([a_row(each, width=3000)], row[None])
+        for each, row in zip(params, logits, strict=True)
+    ]
+    assert [[token] for token in together] == alone
+
+
 @pytest.mark.tables
 @pytest.mark.parametrize(
     ("sampling", "expected"),
