@@ -42,6 +42,10 @@ AROUND = 512
 FEW_IDS = 256
 """The most ids that are decoded in this process, since that blocks all other threads."""
 
+SPELLINGS = 8192
+"""The most tokens whose text is kept: the decoder takes 100 times as long as a look-up, and each
+log probability of an answer needs its token's text."""
+
 
 class Tokenizer:
     def __init__(self, path: Path, calls: TokenizerCalls | None = None) -> None:
@@ -56,6 +60,7 @@ class Tokenizer:
         self.longest = facts.longest
         """Characters of the longest token, which gives a lower bound on a text's tokens."""
         self._control_with: dict[str, re.Pattern[str] | None] = {}
+        self._spellings: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Tokenise trusted text: special tokens in it become special tokens. A client's text must
@@ -198,6 +203,13 @@ class Tokenizer:
 
     def spelling(self, token: int) -> str:
         """The text of one token, special or not."""
+        if (text := self._spellings.get(token)) is None:
+            if len(self._spellings) >= SPELLINGS:
+                self._spellings.clear()
+            text = self._spellings[token] = self._decoded_alone(token)
+        return text
+
+    def _decoded_alone(self, token: int) -> str:
         if (text := self._decodable(token, skip=False)) is None:
             return ""
         # decoded after itself, since some decoders drop the space of a text's first token

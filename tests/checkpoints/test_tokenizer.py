@@ -231,3 +231,27 @@ def test_special_tokens_of_a_text_are_added_or_not(tmp_path: Path, length: int) 
     assert tokenizer.encode_prompt(text, 10**9, add_special_tokens=False) == plain
     assert tokenizer.encode_prompt(text, 10**9) == [1, *plain, 2]
     assert tokenizer.with_special_tokens(plain) == [1, *plain, 2]
+
+
+@pytest.mark.parametrize(("kept", "decoded_again"), [(100, False), (99, True)])
+def test_the_texts_of_some_tokens_are_kept(
+    demo_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, decoded_again: bool
+) -> None:
+    """They are needed for each alternative of each log probability, and again for its bytes."""
+    decoded: list[list[str]] = []
+
+    class Decoder:
+        def decode(self, tokens: list[str]) -> str:
+            decoded.append(tokens)
+            return "".join(tokens)
+
+    monkeypatch.setattr("mlx_server.checkpoints.tokenizer.SPELLINGS", kept)
+    monkeypatch.setattr("mlx_server.checkpoints.tokenizer.decoder_of", lambda facts: Decoder())
+    tokenizer = Tokenizer(demo_path / "tokenizer.json")
+    texts, again = (
+        [(tokenizer.spelling(id), tokenizer.bytes_of(id)) for id in range(300, 400)]
+        for _ in range(2)
+    )
+    assert texts == again
+    assert len(set(texts)) == 100
+    assert len(decoded) == 2 * 100 * (1 + decoded_again)
