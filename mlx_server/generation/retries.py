@@ -1,8 +1,8 @@
 """Continues, repairs or retries an answer of this server's engine until it is final."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
-from mlx_server.engine.messages import Generate
+from mlx_server.engine.messages import Generate, PromptLogprobs
 from mlx_server.engine.row_stream import Item
 from mlx_server.events import Event, TokenCounts
 from mlx_server.generation.constraints import constrain_continuation
@@ -48,7 +48,10 @@ class RetryingAnswer(ReviewedAnswer):
         return row
 
     async def feed(self, item: Item) -> AsyncIterator[Event]:
-        for event in self._answer.feed(item):
+        events: Iterable[Event] = self._answer.feed(item)
+        if isinstance(item, PromptLogprobs):  # those of a long prompt take seconds
+            events = await in_thread(list, events)
+        for event in events:
             async for reported in self.review(event):
                 yield reported
         if row := self._answer.next_row():

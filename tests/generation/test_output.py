@@ -1,6 +1,9 @@
 """The tokens of a row become text, log probabilities and an end."""
 
 from dataclasses import replace
+from threading import get_ident
+
+import pytest
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Logprobs, Prefilled, PromptLogprobs
@@ -178,6 +181,26 @@ def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tok
     assert isinstance(answer, TextDelta)
     assert (answer.text, len(answer.logprobs)) == ("!", 1)
     assert end == Finished(0, "length", 1, 0, text_tokens=1)
+
+
+def test_a_prompts_log_probabilities_keep_no_other_stream_waiting(
+    spec: ModelSpec, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tokens are converted to text at once as the prompt has, and 20 times as many."""
+    threads = set[int]()
+    spelling = Tokenizer.spelling
+
+    def observed(tokenizer: Tokenizer, token: int) -> str:
+        threads.add(get_ident())
+        return spelling(tokenizer, token)
+
+    monkeypatch.setattr(Tokenizer, "spelling", observed)
+    prompt = tokenizer.encode("Hello")
+    asked = replace(ASKED, prompts=(tuple(prompt),), echo=True, logprobs=1, max_tokens=0)
+    scored = PromptLogprobs(FIRST, [Logprobs(-1.0, [(5, -0.1)])] * (len(prompt) - 1))
+    answered(spec, asked, [*admitted(), scored])
+    assert threads
+    assert get_ident() not in threads
 
 
 def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> None:
