@@ -316,8 +316,8 @@ class OutputProcessor:
         is_constrained = self._row.grammar is not None
         return is_constrained and not self._has_output and self._tokens >= self._limit
 
-    def _forward(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
+    def _forward(self, events: Sequence[Event]) -> Iterator[Event]:
+        for at, event in enumerate(events):
             if self._calls and not self._parallel:
                 return
             if isinstance(event, Repaired | Violation):  # a report is not output and ends no text
@@ -335,8 +335,18 @@ class OutputProcessor:
                 yield from self._stops.finish()  # any other event ends the text before it
                 if isinstance(event, ToolCallFinished):
                     self._calls += 1
-                    self._logprobs = []
+                    self._keep_logprobs_of(events[at:])
                 yield event
+
+    def _keep_logprobs_of(self, events: Sequence[Event]) -> None:
+        """Drops the log probabilities of a call's tokens, but not those of the text after it, of
+        which the first tokens may show whether the call was text."""
+        left = sum(len(event.text.encode()) for event in events if isinstance(event, TextDelta))
+        kept = len(self._logprobs)
+        while kept and left > 0:
+            kept -= 1
+            left -= len(self._logprobs[kept].bytes)
+        del self._logprobs[:kept]
 
     @property
     def counts(self) -> TokenCounts:
