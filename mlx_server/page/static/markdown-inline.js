@@ -186,7 +186,7 @@ class Scanner {
 
 // Of a sentence that ends with a URL, or has it in parentheses.
 function withoutPunctuation(url) {
-  const shown = url.match(/^.*[^.,:;!?]/)[0];
+  const shown = url.match(/^.*[^.,:;!?]/)?.[0] ?? "";
   return shown.endsWith(")") && !shown.includes("(") ? shown.slice(0, -1) : shown;
 }
 
