@@ -156,8 +156,11 @@ def test_a_chat_template_is_a_string_a_list_or_a_file(folder: Path) -> None:
 
 def test_some_have_another_one_for_tools(folder: Path) -> None:
     named = [
-        {"name": "default", "template": "<|im_start|>plain"},
-        {"name": "tool_use", "template": "<tool_call>{{ tools[0].function.name }}"},
+        {"name": "default", "template": "<|im_start|>plain{{ messages[0].content }}"},
+        {
+            "name": "tool_use",
+            "template": "<tool_call>{{ tools[0].function.name }}{{ messages[0].content }}",
+        },
     ]
     config = {"model_type": "llama"}
     found = read(folder, config=config, tokenizer_config={"chat_template": named})

@@ -67,10 +67,14 @@ def test_a_strict_tool_is_kept_to_or_refused(
     assert found.error["param"].startswith("tools")
 
 
-@pytest.mark.parametrize("bad", [IMPOSSIBLE, TOO_LONG])
-def test_calls_that_no_grammar_can_hold_are_the_models_own(server: LiveServer, bad: Any) -> None:
+@pytest.mark.parametrize(
+    ("bad", "lost"),
+    [(IMPOSSIBLE, "parameters"), (TOO_LONG | {"type": "array"}, "minLength at #/properties/a")],
+)
+def test_what_can_not_be_held_of_a_tool_is_told(server: LiveServer, bad: Any, lost: str) -> None:
     asking = body(HELD, tools=[tool(bad), tool(UNIQUE, "g")])
-    assert remarks(server, asking) == ([{"a": [1, 1]}], ["tools"])
+    reported = [f"tools.f: {lost}", "tools.g: uniqueItems at #/properties/a"]
+    assert remarks(server, asking) == ([{"a": [1, 1]}], reported)
 
 
 @pytest.mark.parametrize(

@@ -195,12 +195,14 @@ def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_an_own_tokenizer_is_taken_with_its_template_and_its_end(tmp_path: Path) -> None:
-    folder = owned(tmp_path / "own", eos_token="</think>", chat_template="T{{ messages|length }}")
+    folder = owned(
+        tmp_path / "own", eos_token="</think>", chat_template="T{{ messages[0].content }}"
+    )
     checkpoint = made(tmp_path / "cache", PLAIN, folder)
     tokenizer = checkpoint.tokenizer
     assert checkpoint.end_tokens == {tokenizer.id_of("</think>")}
     rendered = PLAIN.render(checkpoint, Conversation((Message("user", "Hi"),)))
-    assert tokenizer.decode(rendered.tokens) == "T1"
+    assert tokenizer.decode(rendered.tokens) == "THi"
     assert checkpoint.config["vocab_size"] == tokenizer.vocabulary
 
 
