@@ -21,7 +21,7 @@ INDEX = re.compile(r"\[\d+\]")
 
 
 class TextPart(WireModel):
-    ACCEPTED = frozenset({"annotations", "cache_control", "citations", "logprobs"})
+    ACCEPTED = frozenset({"annotations", "citations", "logprobs"})
 
     type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"] = "text"
     text: str | None = None
