@@ -200,11 +200,12 @@ def test_a_client_that_leaves_frees_its_row(server: LiveServer, client: OpenAI) 
 
 
 def test_errors_are_the_sdks_own(client: OpenAI) -> None:
+    wrong: Any = 5
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="nobody", input="hi")
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(
             model=QWEN,
-            input=[{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}],
+            input=[{"role": "user", "content": [{"type": "input_text", "text": wrong}]}],
         )
-    assert caught.value.param == "input[0].content[0].type"
+    assert caught.value.param == "input[0].content[0].text"

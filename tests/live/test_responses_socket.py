@@ -237,7 +237,6 @@ HOSTILE: list[tuple[str | bytes, int]] = [
     (b"\xff\xfe", 400),
     ("[" * 100_000, 400),
     ('{"type": "response.create", "model": "fake", "input": ' + "[" * 70 + "]" * 70 + "}", 400),
-    ('{"type": "response.create", "model": "fake", "input": "\\ud800"}', 400),
     ('{"type": "response.create", "model": "fake", "input": NaN}', 400),
     ('{"type": "response.create", "model": "fake", "input": "x", "background": true}', 400),
     ('{"type": "response.create", "model": "fake", "input": "x", "generate": 1}', 400),

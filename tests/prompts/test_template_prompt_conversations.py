@@ -24,7 +24,6 @@ from tests.families.prompts import (
     template_of,
 )
 from tests.prompts.template_prompts import (
-    ALL,
     EACH,
     FUNCTION,
     OFFERED,
@@ -42,7 +41,9 @@ pytestmark = pytest.mark.tables
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 
 
-@pytest.mark.parametrize("arguments", ['"\\ud800"', '{"\\udfff": 1}', "[" * 100_000, "1" * 5000])
+@pytest.mark.parametrize(
+    "arguments", ["[" * 65 + "]" * 65, "[" * 900 + "]" * 900, "[" * 100_000, "1" * 5000]
+)
 def test_arguments_that_no_template_can_use_stay_text(tmp_path: Path, arguments: str) -> None:
     template = EACH + "{% for c in m.tool_calls %}{{ c.function.arguments }}" + 2 * "{% endfor %}"
     prompted = checkpoint(tmp_path, byte_level(), template)
@@ -50,15 +51,6 @@ def test_arguments_that_no_template_can_use_stay_text(tmp_path: Path, arguments:
     asked = Conversation((Message("assistant", tool_calls=(call,)),))
     tokens = PLAIN.render(prompted, asked).tokens
     assert prompted.tokenizer.decode(tokens) == arguments
-
-
-@pytest.mark.parametrize("depth", [65, 900])
-def test_arguments_nested_too_deeply_are_the_clients_fault(tmp_path: Path, depth: int) -> None:
-    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.tool_calls }}" + ALL)
-    call = ToolCall("1", "f", "[" * depth + "]" * depth)
-    with pytest.raises(BadRequest) as caught:
-        PLAIN.render(prompted, Conversation((Message("assistant", tool_calls=(call,)),)))
-    assert caught.value.param == "messages"
 
 
 def test_arguments_are_an_object_where_they_can_be(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_items_may_be_references(client: TestClient, place: str) -> None:
     [
         ({"items": SAID * 7}, "items"),
         ({"items": {}}, "items"),
-        ({"items": [{"type": "nonsense"}]}, "items[0]"),
+        ({"items": [{"type": "function_call", "name": 5}]}, "items[0]"),
         ({"items": [{"type": "message", "role": "user", "content": 5}]}, "items[0].content"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"a" * 65: "x"}}, "metadata"),
@@ -108,6 +108,12 @@ def test_items_may_be_references(client: TestClient, place: str) -> None:
 )
 def test_what_can_not_be(client: TestClient, body: Json, param: str) -> None:
     assert str(error(client.post(PATH, json=body))["param"]).startswith(param)
+
+
+def test_items_of_other_apis_are_reported(client: TestClient) -> None:
+    made = client.post(PATH, json={"items": [{"type": "nonsense"}, *SAID]})
+    assert made.headers["x-mlx-server-ignored"] == "items.nonsense"
+    assert len(ok(client.get(f"{PATH}/{ok(made)['id']}/items"))["data"]) == 4
 
 
 def test_an_id_is_there_once(client: TestClient, place: str) -> None:
