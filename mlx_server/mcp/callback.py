@@ -5,7 +5,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from mcp.client.auth import AuthorizationCodeResult
 
@@ -89,10 +89,10 @@ class Callback:
 
     def _answered(self, head: bytes) -> tuple[str, str]:
         method, _, rest = head.decode("latin-1").partition(" ")
-        target = urlsplit(rest.partition(" ")[0])
-        if method != "GET" or target.path != PATH:
+        path, _, query = rest.partition(" ")[0].partition("?")
+        if method != "GET" or path != PATH:
             return "404 Not Found", "There is nothing here."
-        found = {name: values[0] for name, values in parse_qs(target.query).items()}
+        found = {name: values[0] for name, values in parse_qs(query).items()}
         sent = found.get("state", "").encode()
         if not (self._state and hmac.compare_digest(sent, self._state.encode())):
             return "400 Bad Request", "This is not the answer to a login that waits here."

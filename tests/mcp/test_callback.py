@@ -34,9 +34,7 @@ async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
     assert server.asked[0]["code"] == "a-code"
 
 
-@pytest.mark.parametrize(
-    "noise", [b"", b"\0\xff\r\n\r\n", b"GET /callback", b"x" * 40_000, b"POST / x\r\n\r\n"]
-)
+@pytest.mark.parametrize("noise", [b"", b"GET /callback", b"x" * 40_000])
 async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: bytes) -> None:
     def show(page: str) -> None:
         parts = urlsplit(callback_of(page))
@@ -46,6 +44,40 @@ async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: 
 
     async with running() as server:
         assert await logged_in(server, kept, show) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"\0\xff", b"404"),
+        (b"POST / x", b"404"),
+        (b"GET http://[", b"404"),
+        (b"GET //[/callback HTTP/1.1", b"404"),
+        (b"GET http://a\xe2\x84\x80b/callback HTTP/1.1", b"404"),
+        (b"HEAD /callback?state=x HTTP/1.1", b"404"),
+        (b"POST /callback?state=x HTTP/1.1", b"404"),
+        (b"GET /callback/../x?state=x HTTP/1.1", b"404"),
+        (b"GET /callback?" + b"state=x&" * 1500 + b" HTTP/1.1", b"400"),
+        (b"GET /callback?state=%ED%A0%80 HTTP/1.1", b"400"),
+        (b"GET /callback?state=<script>alert(1)</script> HTTP/1.1", b"400"),
+    ],
+)
+async def test_any_request_gets_an_answer(
+    kept: StoredLogin, request_line: bytes, status: bytes
+) -> None:
+    answers = []
+
+    def show(page: str) -> None:
+        parts = urlsplit(callback_of(page))
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+            line.sendall(request_line + b"\r\n\r\n")
+            answers.append(b"".join(iter(lambda: line.recv(4096), b"")))
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+    assert answers[0].startswith(b"HTTP/1.1 " + status)
+    assert b"<script>" not in answers[0]
 
 
 @pytest.mark.parametrize(
