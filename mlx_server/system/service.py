@@ -6,6 +6,7 @@ and calls `launchctl` and `systemctl`.
 
 import os
 import plistlib
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,9 @@ DESCRIPTORS = 8192
 
 EXIT_SECONDS = 30
 """The time that the system lets a server drain before it kills it."""
+
+UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, and the bytes of a path that are not UTF-8."""
 
 LOOK_SECONDS = 0.5
 STOP_LOOKS = int((EXIT_SECONDS + 5) / LOOK_SECONDS)
@@ -66,7 +70,7 @@ def _launchd() -> System:
         start=(("launchctl", "bootstrap", domain, str(file)),),
         stop=(("launchctl", "bootout", f"{domain}/{LABEL}"),),
         status=("launchctl", "print", f"{domain}/{LABEL}"),
-        log=f"tail -f {_mac_log()}",
+        log=shlex.join(("tail", "-f", str(_mac_log()))),
     )
 
 
@@ -91,8 +95,13 @@ def _mac_log() -> Path:
     return Path.home() / "Library/Logs/mlx-server/server.log"
 
 
+def _path() -> str:
+    return os.environ.get("PATH", os.defpath)
+
+
 def launch_agent(arguments: Sequence[str]) -> str:
     """arguments: those of `mlx-server serve`."""
+    _check([*SERVE, *arguments, str(_mac_log()), _path()])
     properties = {
         "Label": LABEL,
         # launchd does not rotate logs, so the server does
@@ -105,14 +114,16 @@ def launch_agent(arguments: Sequence[str]) -> str:
         "SoftResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "HardResourceLimits": {"NumberOfFiles": DESCRIPTORS},
         "WorkingDirectory": str(Path.home()),
-        "EnvironmentVariables": {"PATH": os.environ.get("PATH", os.defpath)},
+        "EnvironmentVariables": {"PATH": _path()},
     }
     return plistlib.dumps(properties, sort_keys=False).decode()
 
 
 def systemd_unit(arguments: Sequence[str]) -> str:
     """arguments: those of `mlx-server serve`."""
-    command = " ".join(_quoted(word) for word in (*SERVE, *arguments))
+    words = [*SERVE, *arguments]
+    _check([*words, _path()])
+    command = " ".join(_quoted(word).replace("$", "$$") for word in words)
     return (
         "[Unit]\n"
         "Description=mlx-server, a local inference server\n"
@@ -120,7 +131,7 @@ def systemd_unit(arguments: Sequence[str]) -> str:
         "[Service]\n"
         f"ExecStart={command}\n"
         "WorkingDirectory=%h\n"
-        f"Environment={_quoted('PATH=' + os.environ.get('PATH', os.defpath))}\n"
+        f"Environment={_quoted('PATH=' + _path())}\n"
         "Restart=on-failure\n"
         "RestartSec=10\n"
         # a restart does not fix wrong settings
@@ -134,11 +145,18 @@ def systemd_unit(arguments: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quotes a word as in systemd.service(5): `%` and `$` are doubled, quotes escaped as in C."""
-    if any(not c.isprintable() for c in word):
-        raise SettingsError(f"{word!r} has a character that a systemd unit can't have. Rename it.")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """Quotes a word as in systemd.syntax(7): `%` is doubled, quotes are escaped as in C. In a
+    command `$` has to be doubled too, but not in the environment."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
+
+
+def _check(words: Sequence[str]) -> None:
+    """Raises SettingsError for characters that the files of services can't have, or that end a
+    line there."""
+    for word in words:
+        if UNWRITABLE.search(word):
+            raise SettingsError(f"{word!r} has a character that a service can't have. Rename it.")
 
 
 def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

@@ -5,7 +5,7 @@ import plistlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def test_the_launch_agent_serves_and_is_kept_alive(home: Path) -> None:
     assert "secret" not in service.launch_agent(ARGUMENTS)
 
 
-@pytest.mark.parametrize("word", ["plain", "a b", 'q"uote', "100%", "$HOME", "back\\slash", "ü"])
+@pytest.mark.parametrize("word", ["a b", 'q"uote', "100%", "$HOME", "back\\slash", "ü", "a\xa0b"])
 def test_the_unit_keeps_every_word_as_it_is(word: str) -> None:
     unit = configparser.RawConfigParser()
     unit.optionxform = str  # type: ignore[assignment, method-assign]
@@ -60,9 +60,27 @@ def test_the_unit_keeps_every_word_as_it_is(word: str) -> None:
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
-def test_a_word_that_no_unit_can_have_is_refused() -> None:
+@pytest.mark.parametrize("write", [service.systemd_unit, service.launch_agent])
+@pytest.mark.parametrize("word", ["a\nExecStartPre=rm", "a\rb", "a\x01b", "a\x85b", "a\udcff"])
+def test_a_word_that_no_service_can_have_is_refused(
+    write: Callable[[Sequence[str]], str], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SettingsError, match="character"):
-        service.systemd_unit(["--config", "a\nExecStartPre=rm"])
+        write(["--config", word])
+    monkeypatch.setenv("PATH", f"/bin:{word}")
+    with pytest.raises(SettingsError, match="character"):
+        write([])
+
+
+def test_the_unit_keeps_the_path_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", '/a b:/$c:/100%:/"d"')
+    assert 'Environment="PATH=/a b:/$c:/100%%:/\\"d\\""\n' in service.systemd_unit([])
+
+
+@pytest.mark.parametrize("word", ["<b>&amp;]]>", "%h $HOME `id`", "-x"])
+def test_the_launch_agent_keeps_every_word_as_it_is(word: str) -> None:
+    found = plistlib.loads(service.launch_agent(["--config", word]).encode())
+    assert found["ProgramArguments"][4:6] == ["--config", word]
 
 
 def test_install_writes_the_file_for_its_owner_alone_and_starts_it(
