@@ -47,14 +47,15 @@ class TranscriptRecorder:
 
     async def _write(self, model: str, prompt: Prompt, answer: AccumulatedAnswer) -> None:
         try:
-            entry = {**conditions(prompt), "answer": in_words(answer)}
-            text = written([without_keys(entry, self._secrets)])
             async with self._writing:
-                await asyncio.to_thread(self._append, text)
+                await asyncio.to_thread(self._append, prompt, answer)
         except (ValueError, OSError) as error:  # the client has its answer all the same
             log.error("an answer of %s was not recorded: %s", model, public_message(error))
 
-    def _append(self, text: str) -> None:
+    def _append(self, prompt: Prompt, answer: AccumulatedAnswer) -> None:
+        """Runs in a thread, since writing a large answer as YAML takes seconds."""
+        entry = {**conditions(prompt), "answer": in_words(answer)}
+        text = written([without_keys(entry, self._secrets)])
         with own_path(self._file).open("a", encoding="utf-8") as file:
             file.write(text)
 

@@ -1,14 +1,18 @@
 """Answers are recorded while clients get them."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from mlx_server.api.transcript_recorder import TranscriptRecorder
+from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message
+from mlx_server.requests import GenerateRequest
 from mlx_server.sources.transcript import read_transcript
 from tests.families.goldens import tokenizer_of
 from tests.upstream.playing import (
@@ -66,6 +70,30 @@ def test_answers_are_recorded_while_clients_get_them(
     first = played.pick(Conversation((Message("user", "hi"),))).entry
     tokenizer = tokenizer_of("llama4")
     assert str(PARIS["name"]) in tokenizer.raw(first.tokens(tokenizer, family_named("llama4")))
+
+
+@pytest.mark.anyio
+async def test_an_answer_is_written_outside_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write one of a megabyte as YAML takes seconds."""
+    threads = []
+    dump = yaml.safe_dump
+
+    def noting(*values: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return dump(*values, **options)
+
+    async def events() -> AsyncGenerator[Event]:
+        yield TextDelta(0, "Yes")
+        yield Finished(0, "stop", 1, 0)
+
+    monkeypatch.setattr(yaml, "safe_dump", noting)
+    request = GenerateRequest("m", (Conversation((Message("user", "hi"),)),))
+    recorder = TranscriptRecorder(tmp_path / "said.yaml")
+    assert len([event async for event in recorder.recorded(request, events())]) == 2
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_an_answer_that_can_not_be_recorded_reaches_its_client(

@@ -1,5 +1,7 @@
 """Secrets are removed from recordings, and nothing else."""
 
+import re
+
 import pytest
 
 from mlx_server.sources.redaction import matching, without_secrets
@@ -20,6 +22,21 @@ def test_a_secret_is_removed_wherever_it_stands(secret: str) -> None:
     found = {"text": f"It is {secret}.", "calls": [{"arguments": {"a": [secret, 5, None]}}]}
     assert secret not in str(without_secrets(found))
     assert without_secrets(found)["text"] == "It is [removed]."
+
+
+def test_a_secret_is_removed_from_names() -> None:
+    found = {"calls": [{"arguments": {SECRETS[0]: 1, 2: 3}}]}
+    assert without_secrets(found) == {"calls": [{"arguments": {"[removed]": 1, 2: 3}}]}
+
+
+def test_a_text_with_many_secrets_is_matched_in_linear_time() -> None:
+    """The pieces between the secrets occur many times in the other text."""
+    asked = " and ".join([SECRETS[0]] * 30) + " end"
+    pattern = re.compile(matching(asked).removeprefix("regex:"))
+    assert pattern.search(asked.replace("1234", "9999"))
+    assert pattern.search(" and ".join("other key" for _ in range(30)) + " end")
+    assert not pattern.search(" and ".join("other key" for _ in range(29)) + " end")
+    assert not pattern.search("x and " * 300)
 
 
 def test_other_text_stays() -> None:
