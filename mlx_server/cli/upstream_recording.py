@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from mlx_server import limits
 from mlx_server.clients.chat import JSON, checked_url, parsed_json
 from mlx_server.errors import BadRequest, GenerationFailed, Unavailable
 
@@ -32,8 +34,12 @@ class RecordedServer:
 
     def _asked(self, client: httpx.Client, body: Mapping[str, Any], number: int) -> Any:
         whole = {**body, "model": self.model, "stream": False}
+        sent = client.build_request(
+            "POST", "/chat/completions", content=json.dumps(whole), headers=JSON
+        )
         try:
-            response = client.post("/chat/completions", content=json.dumps(whole), headers=JSON)
+            response = client.send(sent, stream=True)
+            found = parsed_json(_body(response, number))
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"The server at --upstream did not answer request {number}: "
@@ -42,9 +48,21 @@ class RecordedServer:
         if not response.is_success:
             raise BadRequest(
                 f"The server at --upstream refused request {number} (HTTP {response.status_code})"
-                f"{_message(response)}"
+                f"{_message(found)}"
             )
-        return parsed_json(response.content)
+        return found
+
+
+def _body(response: httpx.Response, number: int) -> bytes:
+    body = bytearray()
+    with closing(response):
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > (most := limits.UPSTREAM_LINE_BYTES.value):
+                raise GenerationFailed(
+                    f"The answer to request {number} is larger than {most >> 20} MiB."
+                )
+    return bytes(body)
 
 
 def _answer(found: Any, number: int) -> Entry:
@@ -68,8 +86,7 @@ def _call(function: Mapping[str, Any]) -> Entry:
     return {"name": function["name"], "arguments": made}
 
 
-def _message(response: httpx.Response) -> str:
-    found = parsed_json(response.content)
+def _message(found: Any) -> str:
     error = found.get("error") if isinstance(found, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return f": {message[:500]}" if isinstance(message, str) else "."

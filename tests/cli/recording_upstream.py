@@ -1,6 +1,7 @@
 """An upstream whose answers are recorded, and the command that records them."""
 
 import json
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ class Upstream(BaseHTTPRequestHandler):
         message = MESSAGES.get(body["messages"][-1]["content"])
         found = {"choices": [{"message": message}]} if message else {"error": {"message": "No."}}
         sent = json.dumps(found).encode()
+        if body["messages"][-1]["content"] == "never end":
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b" " * (1 << 20))
+            return
         self.send_response(200 if message else 404)
         self.send_header("Content-Length", str(len(sent)))
         self.end_headers()

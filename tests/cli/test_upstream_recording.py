@@ -13,6 +13,7 @@ from tests.cli.running import NO_URLS
     ("asked", "message"),
     [
         ("nobody knows", r"refused request 2 \(HTTP 404\): No\."),
+        ("never end", "The answer to request 2 is larger than 8 MiB"),
         ("break it", "The answer to request 2 is not in the format"),
     ],
 )
