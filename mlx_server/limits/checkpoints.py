@@ -29,7 +29,7 @@ NORMALIZER_GROWTH = Limit(
     beyond="the model is unusable",
 )
 TOKENIZER_BYTES = Limit(
-    bounds="`tokenizer.json`",
+    bounds="`tokenizer.json`, or the file that it is converted from",
     value=64 << 20,
     unit="bytes",
     per="model",
@@ -43,14 +43,14 @@ SMALL_TOKENIZER_BYTES = Limit(
     beyond="a process of its own reads it and makes the ids",
 )
 TOKENIZER_MEMORY = Limit(
-    bounds="memory of that process",
+    bounds="memory of that process, and of the one that converts a tokenizer",
     value=2 << 30,
     unit="bytes",
     per="model",
     beyond="the model is unusable",
 )
 TOKENIZER_SECONDS = Limit(
-    bounds="how long that process may take for one reply",
+    bounds="how long that process may take for one reply, or the other for a conversion",
     value=120,
     unit="seconds",
     per="model",

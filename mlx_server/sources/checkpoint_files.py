@@ -15,7 +15,8 @@ from mlx_server.checkpoints.memory_estimate import tensor_names
 from mlx_server.checkpoints.tokenizer import read_tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
-from mlx_server.sources.tokenizer_files import TOKENIZERS, tokenizer_json
+from mlx_server.sources.tokenizer_conversion import TOKENIZERS
+from mlx_server.sources.tokenizer_files import tokenizer_json
 
 SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})\.safetensors")
 WEIGHTS = re.compile(r"model[^/]*\.safetensors")

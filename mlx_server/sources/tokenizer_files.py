@@ -4,43 +4,35 @@ format."""
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import msgspec
-import tokenizers
-from tokenizers import AddedToken
 
-from mlx_server.checkpoints.byte_level import kimi_tokenizer
-from mlx_server.checkpoints.file_kind import BOM
+from mlx_server import limits
 from mlx_server.checkpoints.json_file import read_optional_json
-from mlx_server.checkpoints.special_tokens import SpecialTokens, flags_of, read_special_tokens
-from mlx_server.errors import ModelUnusable, public_message
+from mlx_server.checkpoints.special_tokens import read_special_tokens
+from mlx_server.errors import ModelUnusable, TokenizerUnavailable, public_message
+from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
+from mlx_server.sources import tokenizer_conversion
 from mlx_server.sources.cache import cache_dir
+from mlx_server.sources.tokenizer_conversion import OWN, TOKENIZERS, Conversion, Convert, completed
 from mlx_server.system.regular_files import read_regular
 
 FORMAT = 1
 """Increase this whenever the written files change, so that files in the cache are made again."""
 
-OWN = "tokenizer.json"
+SEARCHED_BYTES = 1 << 24
+"""The most bytes of a tokenizer.json that this process searches for its added tokens, which blocks
+every thread for 2 milliseconds a MiB."""
 
-
-def _of_sentencepiece(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    # few models need it, and it takes long to import
-    from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
-
-    return sentencepiece_tokenizer(file, config)
-
-
-MADE_FROM: dict[str, Callable[[Path, Mapping[str, Any]], tokenizers.Tokenizer]] = {
-    "tiktoken.model": kimi_tokenizer,
-    "tokenizer.model": _of_sentencepiece,
-}
-TOKENIZERS = (OWN, *MADE_FROM)
-"""Names of tokenizer files; the first that exists is used."""
+PROGRAM = Program(
+    tokenizer_conversion.__file__,
+    "converts tokenizers",
+    memory=limits.TOKENIZER_MEMORY.value,
+    largest=4 * limits.TOKENIZER_BYTES.value,
+    unavailable=TokenizerUnavailable,
+)
 
 
 def tokenizer_json(folder: Path) -> Path:
@@ -50,67 +42,47 @@ def tokenizer_json(folder: Path) -> Path:
     config = read_optional_json(folder / "tokenizer_config.json")
     special = read_special_tokens(folder, config)
     try:
+        if (size := source.stat().st_size) > limits.TOKENIZER_BYTES.value:
+            raise OSError(f"it has more than {limits.TOKENIZER_BYTES.value >> 20} MiB")
         content = read_regular(source)
     except OSError as error:
         if source.name == OWN:  # its reader says why
             return source
         raise ModelUnusable(f"{source.name} can't be read: {public_message(error)}.") from None
-    make = partial(_converted, source, config, special)
-    if source.name == OWN:
-        if (completed := _completed(content, special)) is None:
-            return source
-        make = partial(bytes, completed)
+    is_searched = source.name == OWN and size <= SEARCHED_BYTES
+    found: bytes | bytearray | None = completed(content, special) if is_searched else None
+    if is_searched and found is None:
+        return source
     key = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)} {special}".encode())
     key.update(content)
     made = cache_dir() / "tokenizers" / key.hexdigest()[:32] / OWN
     if not made.is_file():
-        _keep(make(), made)
+        if not (found := found or _converted(source)):
+            return source
+        _keep(found, made)
     return made
 
 
-class _ListedToken(msgspec.Struct):
-    id: int
-    content: str
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = False
-    special: bool = False
-
-
-def _completed(content: bytes, special: SpecialTokens) -> bytes | None:
-    """A tokenizer.json with the special tokens that it lacks, and without a byte order mark. None
-    if it can be used as it is, or can't be used at all."""
-    bare = content.removeprefix(BOM)
+def _converted(source: Path) -> bytes | bytearray:
+    """The tokenizer.json that another process makes; empty if the source needs no change."""
+    seconds = limits.TOKENIZER_SECONDS.value
+    process = WarmProcess(PROGRAM)
     try:
-        parts = msgspec.json.decode(bare, type=dict[str, msgspec.Raw])
-        listed = msgspec.json.decode(parts.get("added_tokens", b"[]"), type=list[_ListedToken])
-    except ValueError:
-        return None
-    flags = ({**msgspec.structs.asdict(token)} for token in listed)
-    own = {flag.pop("id"): AddedToken(**flag) for flag in flags}
-    if "model" not in parts or not (further := special.missing_from(own)):
-        return None if bare == content else bare
-    tokens = {token.content: token for token in listed}
-    for token in further:  # the library gives each its next free id, whatever the file says
-        id = tokens[token.content].id if token.content in tokens else len(tokens)
-        tokens[token.content] = _ListedToken(id, token.content, **flags_of(token))
-    parts["added_tokens"] = msgspec.Raw(msgspec.json.encode([*tokens.values()]))
-    return msgspec.json.encode(parts)
+        packed = msgspec.msgpack.encode(Convert(os.fsencode(source), seconds))
+        reply, made = process.ask(bytearray(packed), seconds)
+    except Stopped as stopped:
+        raise ModelUnusable(
+            f"{source.name} can't be converted: the process that does so {stopped}. Download the "
+            "model again, or use a checkpoint with a tokenizer.json."
+        ) from None
+    finally:
+        process.end()
+    if why := msgspec.msgpack.decode(reply, type=Conversion).error:
+        raise ModelUnusable(why)
+    return made
 
 
-def _converted(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
-    made = MADE_FROM[source.name](source, config)
-    own = made.get_added_tokens_decoder()
-    present = {token.content for token in own.values()}
-    further = [t for t in special.missing_from(own) if t.content not in present]
-    # found in the text as it is given, as transformers does it for these files
-    made.add_tokens([AddedToken(t.content, special=t.special, normalized=False) for t in further])
-    text: str = made.to_str()
-    return text.encode()
-
-
-def _keep(content: bytes, made: Path) -> None:
+def _keep(content: bytes | bytearray, made: Path) -> None:
     """Writes a temporary file and moves it, so that no incomplete file is left."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)

@@ -98,6 +98,7 @@ OTHERS = {
     "schemas/shortest.MOST_SEARCHED": "where an ending is given up",
     "schemas/shortest.MOST_DEPTH": "where an ending is given up",
     "schemas/shortest_number.MOST_BOUNDS": "where an ending is given up",
+    "sources/tokenizer_files.SEARCHED_BYTES": "where work moves to another process",
     "sources/transcript_file.MAX_BYTES": "the owner's file",
     "store/store.BATCH_BYTES": "how much is deleted at a time",
     "store/usage.ROW_BYTES": "how stored bytes are counted",

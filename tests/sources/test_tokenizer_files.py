@@ -3,13 +3,18 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable
-from mlx_server.sources.tokenizer_files import OWN, TOKENIZERS, tokenizer_json
+from mlx_server.sources import tokenizer_files
+from mlx_server.sources.tokenizer_conversion import OWN, TOKENIZERS
+from mlx_server.sources.tokenizer_files import tokenizer_json
 from tests.checkpoints.test_byte_level import KIMI, kimi
 
 
@@ -81,3 +86,53 @@ def test_a_cache_that_is_a_file_is_told_of(tmp_path: Path, cache: Path) -> None:
     cache.write_text("")
     with pytest.raises(ModelUnusable, match="MLX_SERVER_CACHE"):
         tokenizer_json(kimi(tmp_path / "kimi", tokens=300))
+
+
+def no_library(*args: object, **options: object) -> None:
+    raise AssertionError("this process converts a tokenizer")
+
+
+def test_another_process_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library does it in a few calls, which let no other thread run."""
+    folder = kimi(tmp_path / "kimi", tokens=300)
+    monkeypatch.setattr(tokenizers.models, "BPE", no_library)
+    assert b"<|reserved_token_300|>" in tokenizer_json(folder).read_bytes()
+
+
+def test_another_process_completes_a_large_file(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    content = tokenizer_json(kimi(tmp_path / "kimi", tokens=300)).read_bytes()
+    (folder / OWN).write_bytes(content)
+    lacks = {"added_tokens_decoder": {"999": {"content": "<new>", "special": True}}}
+    found = []
+    for most in (len(content), len(content) - 1):
+        monkeypatch.setattr(tokenizer_files, "SEARCHED_BYTES", most)
+        (folder / "tokenizer_config.json").unlink(missing_ok=True)
+        assert tokenizer_json(folder) == folder / OWN, "it lacks nothing"
+        (folder / "tokenizer_config.json").write_text(json.dumps(lacks))
+        made = tokenizer_json(folder)
+        found.append(made.read_bytes())
+        made.unlink()
+        monkeypatch.setattr(tokenizer_files, "completed", no_library)
+    assert found[0] == found[1]
+    assert b"<new>" in found[0]
+
+
+def test_why_there_is_none_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kimi(tmp_path / "kimi", tokens=300)
+    program = tmp_path / "program.py"
+    program.write_text("import socket; socket.socket(fileno=0).send(bytes(4))")
+    with monkeypatch.context() as patched:
+        ends = replace(tokenizer_files.PROGRAM, file=str(program))
+        patched.setattr(tokenizer_files, "PROGRAM", ends)
+        with pytest.raises(ModelUnusable, match=r"tiktoken\.model can't be converted.*ended"):
+            tokenizer_json(folder)
+    (folder / "tiktoken.model").write_bytes(b"YQ== 0\nYg== 2\n")
+    with pytest.raises(ModelUnusable, match="leave gaps"):
+        tokenizer_json(folder)
+    os.truncate(folder / "tiktoken.model", limits.TOKENIZER_BYTES.value + 1)
+    with pytest.raises(ModelUnusable, match=r"tiktoken\.model can't be read.*more than 64 MiB"):
+        tokenizer_json(folder)
