@@ -13,6 +13,7 @@ from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.config import plain_path
 from mlx_server.worker.lora import layers
+from mlx_server.worker.lora.experts import stacked
 from mlx_server.worker.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
 from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta
 from mlx_server.worker.lora.tensors import LoraTensors, read
@@ -138,9 +139,13 @@ def _by_path(
     by_name: dict[str, list[str]] = {}
     for path in modules:
         by_name.setdefault(plain_path(path), []).append(path)
+
+    def paths_of(layer: str) -> list[str]:
+        return [layer] if layer in modules else by_name.get(plain_path(layer), [])
+
     found: dict[str, LoraTensors] = {}
-    for layer, pair in pairs.items():
-        paths = [layer] if layer in modules else by_name.get(plain_path(layer), [])
+    for layer, pair in stacked(pairs, lambda layer: bool(paths_of(layer))).items():
+        paths = paths_of(layer)
         if len(paths) != 1:
             raise AdapterInvalid(f"{pair.name}: the model has no such layer")
         (path,) = paths

@@ -102,6 +102,9 @@ def test_a_config_of_both_formats_is_of_the_weights_that_are_there(
 
 
 Q = "model.layers.0.self_attn.q_proj"
+QKV = "model.layers.0.self_attn.qkv_proj"
+GATE_UP = "model.layers.0.mlp.gate_up_proj"
+EXPERT = "model.layers.0.mlp.experts.3.gate_proj"
 Spoil = Callable[[dict[str, Any], dict[str, mx.array]], Any]
 
 
@@ -137,6 +140,9 @@ def doubled(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "one layer twice": (doubled, "are the same layer"),
     "no such layer": (renamed("model.layers.9.self_attn.q_proj"), "model.layers.9"),
+    "fused attention": (renamed(QKV), f"{QKV}: the model has no such layer"),
+    "fused gate": (renamed(GATE_UP), f"{GATE_UP}: the model has no such layer"),
+    "an expert": (renamed(EXPERT), f"{EXPERT}: the model has no such layer"),
     "a norm": (renamed("model.norm"), "model.norm"),
     "a block": (renamed("model.layers.0"), "model.layers.0: a TransformerBlock"),
     "wrong width": (changed(f"{Q}.lora_a", lambda a: a[:-1]), Q),
