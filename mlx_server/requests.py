@@ -135,6 +135,8 @@ class GenerateRequest:
     """Whether the events carry the messages of the family's own library."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
+    special_tokens: bool = False
+    """Whether the answer to a prompt that is no conversation has the text of special tokens."""
     progress: bool = False
     """Whether `PromptProgress` events are sent."""
     continuous_usage: bool = False

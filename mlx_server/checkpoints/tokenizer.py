@@ -291,8 +291,8 @@ class Tokenizer:
     def _escape(self) -> ControlTokenEscape:
         return ControlTokenEscape(self.control_tokens.values())
 
-    def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self)
+    def detokenizer(self, *, special: bool = False) -> "Detokenizer":
+        return Detokenizer(self, special=special)
 
 
 class Detokenizer:
@@ -301,8 +301,9 @@ class Detokenizer:
     A character that the end of the answer, or a control token, cuts off is no part of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        """special: whether special tokens have their text too."""
+        self._tokenizer, self._special = tokenizer, special
         self._characters = getincrementaldecoder("utf-8")("replace")
         self._begun = False
 
@@ -310,7 +311,7 @@ class Detokenizer:
         if token in self._tokenizer.control_tokens:
             self._characters.reset()
         if self._tokenizer.is_silent(token):
-            return ""
+            return self._tokenizer.spelling(token) if self._special else ""
         own = self._tokenizer.bytes_of(token, first=not self._begun)
         self._begun = True
         return self._characters.decode(own)

@@ -24,7 +24,10 @@ except ModuleNotFoundError as error:
 Wire = dict[str, Any]
 Body = Mapping[str, Any]
 
-CHAT, COMPLETIONS = "/chat/completions", "/completions"
+CHAT, COMPLETIONS, MODELS = "/chat/completions", "/completions", "/models"
+
+MODELS_SECONDS = 30.0
+"""How long the list of models, without which a request can be sent too, is waited for."""
 
 LOCAL_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLE = "MLX_SERVER_API_KEY"
@@ -60,6 +63,13 @@ class Endpoint:
         ) as chunks:
             for chunk in chunks:
                 yield _json_object(chunk)
+
+    def models(self) -> object:
+        """The list of the server's models; None if there is none."""
+        client = self._client.with_options(max_retries=0, timeout=MODELS_SECONDS)
+        with suppress(openai.OpenAIError, ValueError, RecursionError):
+            return client.get(MODELS, cast_to=object)
+        return None
 
     async def asend(self, body: Body, route: str = CHAT) -> Wire:
         async with self._async_client() as client:

@@ -68,7 +68,7 @@ class OutputProcessor:
         self._answer_tokens_left = request.max_response_tokens
         """The tokens left for the answer after its reasoning; None if they are not limited."""
         self._tokenizer = prepared.checkpoint.tokenizer
-        self._detokenizer = self._tokenizer.detokenizer()
+        self._detokenizer = self._tokenizer.detokenizer(special=request.special_tokens)
         self._parser = _parser(prepared, index, row, request)
         self._stops = StopStrings(request.stop)
         self._ids: list[int] = []

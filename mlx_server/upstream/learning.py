@@ -26,14 +26,16 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Capabilities, and the parameters that `supported_parameters` must list for each."""
 
+_VLLM = dict.fromkeys(
+    ("structured_outputs", "chat_template_kwargs", "continue_message", "special_tokens"), True
+)
+
 OWNERS: Mapping[str, Mapping[str, bool]] = {
-    "vllm": dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
+    "vllm": _VLLM,
+    "sglang": {"special_tokens": True},
     "llamacpp": {"chat_template_kwargs": True},
     "me": {"json_schema": False},  # llama-cpp-python, which fails for a schema
-    "mlx-server": {
-        **dict.fromkeys(("structured_outputs", "chat_template_kwargs", "continue_message"), True),
-        **dict.fromkeys(("reasoning_messages", "developer_role"), True),
-    },
+    "mlx-server": {**_VLLM, **dict.fromkeys(("reasoning_messages", "developer_role"), True)},
 }
 """Capabilities of servers, by the `owned_by` of their models."""
 

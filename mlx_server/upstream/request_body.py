@@ -110,6 +110,8 @@ def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[st
         yield "stream_options.continuous_usage_stats"
     if request.progress:
         yield "return_progress"
+    if request.special_tokens and not can.special_tokens:
+        yield "skip_special_tokens"
     for prompt in request.prompts:
         if not isinstance(prompt, Conversation):
             continue
@@ -144,8 +146,11 @@ def request_of(
     """
     body = dict(_sampling(can, request, choice))
     if not isinstance(prompt, Conversation):
-        scored = {} if request.logprobs is None else {"logprobs": request.logprobs}
-        return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body, **scored})
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        if request.special_tokens and can.special_tokens:
+            body["skip_special_tokens"] = False
+        return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body})
     in_prompt = prompt.response_format is not None and (tells_format or not can.json_schema)
     messages = messages_of(prompt, can, request.tool_choice, tells_format=in_prompt)
     body = {"messages": messages, **body, **dict(_tools(can, request, prompt))}

@@ -76,6 +76,8 @@ class UpstreamCapabilities:
     """Whether log probabilities can be requested. They are those of the upstream's tokens."""
     completions: bool = True
     """Whether the upstream has `/completions`, for prompts that are plain text."""
+    special_tokens: bool = False
+    """Whether its texts have special tokens on request, by vLLM's `skip_special_tokens: false`."""
     stream_usage: bool = True
     """Whether `stream_options` is sent to get the usage."""
     images: bool = False

@@ -21,6 +21,10 @@ class RecordedServer:
     requests: list[Wire] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    models: Any = None
+    """What it answers to GET /models; None: nothing is there."""
+    lists: int = 0
+    """How often it was asked for that."""
 
 
 @contextmanager
@@ -30,6 +34,11 @@ def recorded(*answers: Recorded) -> Iterator[RecordedServer]:
 
     class Player(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            server.lists += 1
+            text = server.models if isinstance(server.models, str) else json.dumps(server.models)
+            self._send("application/json", text, error=server.models is None)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -26,6 +26,7 @@ OPENROUTER = {
     "context_length": 131072,
     "supported_parameters": ["tools", "stop", "top_k", "seed", "reasoning", "logprobs"],
 }
+OF_VLLM = {"structured_outputs", "chat_template_kwargs", "continue_message", "special_tokens"}
 VLLM = {"id": "there", "owned_by": "vllm", "max_model_len": 4096}
 LLAMA_CPP = {"id": "a.gguf", "owned_by": "llamacpp", "meta": {"n_ctx_train": 8192}}
 
@@ -81,7 +82,8 @@ def test_a_model_that_turns_out_to_have_no_tools(
 @pytest.mark.parametrize(
     ("entry", "context", "can"),
     [
-        (VLLM, 4096, {"structured_outputs", "chat_template_kwargs", "continue_message"}),
+        (VLLM, 4096, OF_VLLM),
+        ({"id": "there", "owned_by": "sglang", "max_model_len": 9}, 9, {"special_tokens"}),
         (LLAMA_CPP, 8192, {"chat_template_kwargs"}),
         ({"id": "there", "max_context_length": 7}, 7, set()),
         ({"id": "there", "owned_by": "me"}, None, set()),
@@ -96,10 +98,7 @@ def test_a_model_that_turns_out_to_have_no_tools(
         (
             {"id": "there", "owned_by": "mlx-server", "capabilities": {"reasoning": True}},
             None,
-            {
-                *("structured_outputs", "chat_template_kwargs", "continue_message"),
-                *("reasoning_messages", "developer_role", "thinking_budget"),
-            },
+            {*OF_VLLM, "reasoning_messages", "developer_role", "thinking_budget"},
         ),
     ],
 )

@@ -35,7 +35,9 @@ MISSING = (
     "stream_usage",
 )
 BARE = dict.fromkeys(MISSING, False)
-FULL = {"chat_template_kwargs": True, "structured_outputs": True, "continue_message": True}
+FULL = dict.fromkeys(
+    ("chat_template_kwargs", "structured_outputs", "continue_message", "special_tokens"), True
+)
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +312,29 @@ def test_completions_of_text(client: TestClient, upstream: PlayingServer) -> Non
     assert client.post("/v1/completions", json={**body, "model": "bare"}).status_code == 400
     echo = client.post("/v1/completions", json={**body, "echo": True})
     assert echo.json()["error"]["param"] == "echo"
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "sent", "listed"),
+    [
+        ("full", {"skip_special_tokens": False}, {"skip_special_tokens": False}, None),
+        ("full", {"skip_special_tokens": True}, {}, None),
+        ("full", {}, {}, None),
+        ("up", {"skip_special_tokens": False}, {}, "skip_special_tokens"),
+        ("up", {"skip_special_tokens": True}, {}, None),
+    ],
+)
+def test_special_tokens_come_from_an_upstream_that_has_them(
+    client: TestClient, upstream: PlayingServer, model: str, said: Any, sent: Any, listed: Any
+) -> None:
+    text = "<think>Hm.</think>Paris"
+    upstream.plays(streamed({"choices": [{"text": text, "finish_reason": "stop"}]}, USAGE))
+    body = {"model": model, "prompt": "The capital is", **said}
+    response = client.post("/v1/completions", json=body)
+    assert response.json()["choices"][0]["text"] == text
+    assert response.headers.get("x-mlx-server-ignored") == listed
+    (found,) = upstream.bodies
+    assert {k: v for k, v in found.items() if k == "skip_special_tokens"} == sent
 
 
 def test_a_message_is_continued_where_that_can_be(

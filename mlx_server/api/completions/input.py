@@ -34,6 +34,7 @@ def to_request(body: CompletionBody) -> GenerateRequest:
         max_tokens=_most_tokens(body.max_tokens),
         logprobs=body.logprobs,
         echo=bool(body.echo),
+        special_tokens=body.skip_special_tokens is False,
     )
 
 

@@ -27,3 +27,5 @@ class CompletionBody(ConstrainedBody):
     logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
+    skip_special_tokens: bool | None = None
+    """vLLM's: if false, the text has the special tokens that the model wrote."""

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from mlx_server.clients.endpoint import COMPLETIONS, Endpoint
 from mlx_server.errors import BadRequest
+from mlx_server.upstream.learning import facts_in
 
 Wire = dict[str, Any]
 
@@ -31,6 +33,8 @@ class EndpointInference:
     model_id: str
     endpoint: Endpoint
     params: Wire = field(default_factory=dict)
+    special_tokens: bool = False
+    """Whether a text needs its special tokens, for example to tell thoughts from the answer."""
 
     def chat(self, messages: Sequence[Wire], **given: Any) -> Wire:
         return self._with_model_id(self.endpoint.send(self._body(messages, given)))
@@ -93,7 +97,15 @@ class EndpointInference:
             if name not in TEXT_PARAMS and name not in SAME_PARAMS:
                 raise BadRequest(f"The parameter {name} has no equivalent at this endpoint.")
             body[TEXT_PARAMS.get(name, name)] = value
+        if self.special_tokens and self._has_special_tokens:
+            body["skip_special_tokens"] = False
         return body
+
+    @cached_property
+    def _has_special_tokens(self) -> bool:
+        """Whether the server is known to send special tokens on request; others might refuse to."""
+        known = facts_in(self.endpoint.models(), self.model_id).capabilities
+        return known.get("special_tokens", False)
 
     def _results(self, answer: Wire) -> Wire:
         usage = answer.get("usage") or {}

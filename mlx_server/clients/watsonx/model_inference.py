@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Literal, Self
 
 from mlx_server.clients.emulation import checked_answer, described_in_prompt, requirements
@@ -17,6 +18,7 @@ from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.upstream.contents import REASONING
+from mlx_server.upstream.text_families import opening_of_reasoning
 
 ENDPOINT = "openai+"
 """The prefix of a URL, in credentials as in models.yaml, of a server that is not watsonx."""
@@ -62,7 +64,12 @@ class ModelInference:
             if project_id is None and space_id is None:
                 project_id = os.environ.get(PROJECT)
         if (endpoint := _endpoint(credentials, max_retries)) and model_id:
-            self.original: Any = EndpointInference(model_id, endpoint, _params_dict(params) or {})
+            self.original: Any = EndpointInference(
+                model_id,
+                endpoint,
+                _params_dict(params) or {},
+                special_tokens=bool(opening_of_reasoning(family)),
+            )
             return
         self.original = _vendors_class()(
             model_id=model_id,
@@ -203,8 +210,9 @@ class ModelInference:
             **_without_none(crypto=crypto),
         )
         if isinstance(found, list):
-            return [self._cleaned(each) for each in found]
-        return self._cleaned(found)
+            prompts = chain(prompt if isinstance(prompt, list) else (), repeat(""))
+            return [self._cleaned(each, one) for each, one in zip(found, prompts, strict=False)]
+        return self._cleaned(found, prompt)
 
     def generate_text_stream(
         self,
@@ -219,8 +227,9 @@ class ModelInference:
     ) -> Iterator[Any]:
         """Streams the text without reasoning and delimiters. Raises GenerationFailed for a stream
         that ended before the text did."""
-        reader = OutputReader(self.family, repair=self.repair)
-        last: Wire = {}
+        reader = OutputReader(self.family, prompt_end=prompt or "", repair=self.repair)
+        pieces: list[str] = []
+        is_empty, last = True, dict[str, Any]()
         for piece in self.original.generate_text_stream(
             prompt=prompt,
             params=params,
@@ -232,10 +241,15 @@ class ModelInference:
             guardrails_granite_guardian_params=guardrails_granite_guardian_params,
         ):
             last = piece
-            text = _joined(reader.feed(_generated_text(piece)))
+            pieces.append(_generated_text(piece))
+            text = _joined(reader.feed(pieces[-1]))
+            is_empty = is_empty and not text
             if text or raw_response:
                 yield _with_text(piece, text) if raw_response else text
-        if rest := _joined(reader.finish()):
+        rest = _joined(reader.finish())
+        if is_empty and not rest:
+            rest = self._text_of("".join(pieces))
+        if rest:
             yield _with_text(last, rest) if raw_response else rest
         if not _has_ended(last):
             raise cut_off()
@@ -278,8 +292,14 @@ class ModelInference:
             "tools" in body or "response_format" in body
         )
 
-    def _cleaned(self, found: Any) -> Any:
-        return _with_text(found, _joined(read(_generated_text(found), self.family)))
+    def _cleaned(self, found: Any, prompt: Any) -> Any:
+        text, prompt_end = _generated_text(found), prompt if isinstance(prompt, str) else ""
+        return _with_text(found, self._text_of(text, prompt_end) or self._text_of(text))
+
+    def _text_of(self, generated: str, prompt_end: str = "") -> str:
+        """The text without reasoning and delimiters. It is empty after a prompt that opens
+        reasoning if the server sends no delimiter that closes it."""
+        return _joined(read(generated, self.family, prompt_end=prompt_end))
 
 
 def _message(message: Wire) -> Wire:

@@ -1,5 +1,7 @@
 """Another server's endpoint in the shapes of IBM's client."""
 
+from typing import Any
+
 import pytest
 
 from mlx_server.errors import BadRequest
@@ -43,6 +45,65 @@ def test_another_endpoint_generates_text_too() -> None:
         "stop": ["x"],
     }
     assert server.paths == ["/v1/completions"] * 3
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "smollm2"])
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "mlx-server", "llamacpp", "openai", None, 5])
+def test_a_text_has_the_delimiters_of_its_thoughts_where_the_server_can(
+    owner: Any, family: str
+) -> None:
+    said = {
+        "qwen3": "<think>Rain?</think>It rains.",
+        "gpt_oss": f"{ANSWERED}It rains.",
+        "mistral": "[THINK]Rain?[/THINK]It rains.",
+        "smollm2": "It rains.",
+    }
+    choices = [{"text": said[family], "finish_reason": "stop"}]
+    with recorded({"choices": choices}, [{"choices": choices}]) as server:
+        server.models = {"data": [{"id": "other"}, {"id": "m", "owned_by": owner}]}
+        model = at(server.url, family=family)
+        assert model.generate_text("It") == "It rains."
+        assert "".join(model.generate_text_stream("It")) == "It rains."
+    can = owner in ("vllm", "sglang", "mlx-server") and family != "smollm2"
+    fields = [each.get("skip_special_tokens") for each in server.requests]
+    assert fields == [False if can else None] * 2
+    assert server.lists == (family != "smollm2")  # once, and only where it matters
+
+
+OPEN = "<|im_start|>user\nIt?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "written", "text"),
+    [
+        (OPEN, "Rain?\n</think>\n\nIt rains.", "It rains."),
+        (OPEN, "It rains.", "It rains."),  # the server sent no delimiters
+        (OPEN, "", ""),
+        (f"{OPEN}\n</think>\n\n", "It rains.", "It rains."),
+        (f"{OPEN}\n</think>\n\n", "<think>Rain?</think>It rains.", "It rains."),
+        ("Say <think> once.", "It rains.", "It rains."),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_is_no_text(prompt: str, written: str, text: str) -> None:
+    cuts = [written[at : at + 3] for at in range(0, len(written), 3)]
+    deltas = [{"choices": [{"text": cut, "finish_reason": None}]} for cut in cuts]
+    ended = {"choices": [{"text": "", "finish_reason": "stop"}]}
+    whole = {"choices": [{"text": written, "finish_reason": "stop"}]}
+    with recorded(whole, whole, whole, [*deltas, ended]) as server:
+        model = at(server.url, family="qwen3")
+        assert model.generate_text(prompt) == text
+        assert model.generate_text([prompt, "It"])[0] == text
+        assert "".join(model.generate_text_stream(prompt)) == text
+
+
+@pytest.mark.parametrize("models", [None, "{", "[" * 100_000, "", [], {"data": [5]}, 5])
+def test_a_server_without_a_list_of_models_generates_text(models: Any) -> None:
+    body = {"choices": [{"text": "It rains.", "finish_reason": "stop"}]}
+    with recorded(body) as server:
+        server.models = models
+        assert at(server.url).generate_text("It") == "It rains."
+    assert server.lists == 1
+    assert "skip_special_tokens" not in server.requests[0]
 
 
 def test_what_only_watsonx_has_is_refused_by_name_elsewhere() -> None:

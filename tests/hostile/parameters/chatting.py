@@ -27,6 +27,7 @@ STORED = "tests/api/chat_completions/test_stored.py"
 FILES = "tests/api/test_files.py"
 HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
 FORMATS = "tests/api/test_formats_wire.py"
+SPECIAL = "tests/live/test_generate_text.py::test_special_tokens_are_part_of_a_text_that_wants_them"
 CONTRACT = "tests/live/test_contract_replayed.py"
 
 DEEP: Json = {"temperature": 2, "seed": 1}
@@ -293,6 +294,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "logprobs": Case({"logprobs": 2}),
         "echo": Case({"echo": True}),
         "best_of": refused({"best_of": 2}),
+        "skip_special_tokens": SPECIAL,
     },
     native.NativeBody: {
         "messages": Case(user(content="Ho")),

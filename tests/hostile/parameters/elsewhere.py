@@ -64,6 +64,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "logprobs": REFUSED,
         "stop": f"{REQUESTS}::test_stop_strings_hold_wherever_they_are_sent",
         "completions": f"{REQUESTS}::test_completions_of_text",
+        "special_tokens": f"{REQUESTS}::test_special_tokens_come_from_an_upstream_that_has_them",
         "stream_usage": f"{REQUESTS}::test_only_what_was_said",
         "max_tokens_field": f"{REQUESTS}::test_what_the_owner_says_where_the_client_does_not",
     },

@@ -1,0 +1,87 @@
+"""Texts of thinking models: as the model wrote them, and without thoughts by `ModelInference`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_server.clients.watsonx import ModelInference
+from mlx_server.families import FAMILIES
+from tests.live.server import LiveServer, serving
+
+COMPLETIONS = "/v1/completions"
+
+THINKING = {family.name: family for family in FAMILIES if family.thinking_delimiters()[0]}
+WRITTEN = {
+    **{
+        name: "{}Hm.{}Hello.".format(*(each[0] for each in family.thinking_delimiters()))
+        for name, family in THINKING.items()
+    },
+    "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Hello.",
+}
+"""What each family writes, delimiters included."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("texts")
+    with serving(folder, {"models": dict(models(folder))}) as server:
+        yield server
+
+
+def models(folder: Path) -> Iterator[tuple[str, Any]]:
+    for name, text in WRITTEN.items():
+        (folder / f"{name}.jsonl").write_text(json.dumps({"output": text}), "utf-8")
+        yield name, {"source": f"replay:{name}.jsonl", "family": name}
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_text_is_generated_without_its_thoughts(server: LiveServer, family: str) -> None:
+    credentials = {"url": f"openai+{server.url}/v1", "api_key": "none"}
+    params = {"max_new_tokens": 200}
+    model = ModelInference(model_id=family, credentials=credentials, family=family, params=params)
+    assert model.generate_text("Say hello.").strip() == "Hello."
+    assert "".join(model.generate_text_stream("Say hello.")).strip() == "Hello."
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt_oss"])
+def test_special_tokens_are_part_of_a_text_that_wants_them(http: httpx.Client, family: str) -> None:
+    asked: Any = {"model": family, "prompt": "Say hello.", "max_tokens": 200}
+    plain = http.post(COMPLETIONS, json=asked).json()["choices"][0]["text"]
+    same = http.post(COMPLETIONS, json={**asked, "skip_special_tokens": True}).json()
+    assert same["choices"][0]["text"] == plain != WRITTEN[family]
+    wanted: Any = {**asked, "skip_special_tokens": False, "logprobs": 0}
+    response = http.post(COMPLETIONS, json=wanted)
+    assert "x-mlx-server-ignored" not in response.headers
+    (choice,) = response.json()["choices"]
+    assert choice["text"] == WRITTEN[family]
+    assert "".join(choice["logprobs"]["tokens"]) == WRITTEN[family]
+    stream = http.post(COMPLETIONS, json={**wanted, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in stream.split("\n\n") if line.startswith("data: {")]
+    assert "".join(each["choices"][0]["text"] for each in chunks) == WRITTEN[family]
+
+
+@pytest.mark.parametrize("wrong", ["false", 0, [False], {}])
+def test_what_is_no_truth_value_is_refused(http: httpx.Client, wrong: Any) -> None:
+    asked = {"model": "qwen3", "prompt": "Say hello.", "skip_special_tokens": wrong}
+    response = http.post(COMPLETIONS, json=asked)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "skip_special_tokens"
+
+
+def test_in_a_chat_its_parser_takes_them(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    asked = {"model": "qwen3", "messages": messages, "skip_special_tokens": False}
+    response = http.post("/v1/chat/completions", json=asked)
+    assert response.headers["x-mlx-server-ignored"] == "skip_special_tokens"
+    assert response.json()["choices"][0]["message"]["content"].strip() == "Hello."
