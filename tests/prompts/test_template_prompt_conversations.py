@@ -198,6 +198,23 @@ def test_tools_by_another_name(tmp_path: Path) -> None:
     assert rendered_by(template, tmp_path, said()) == ("Hello", ())
 
 
+def test_tools_among_the_templates_options(tmp_path: Path) -> None:
+    """As SmolLM3's takes tools for calls in JSON and, besides, functions for code in Python."""
+    each = "{% for t in NAME or [] %}{{ t | string }};{% endfor %}"
+    names = ("xml_tools", "python_tools")
+    template = "|".join(each.replace("NAME", name) for name in names) + "{{ messages[0].content }}"
+    tool = str({"type": "function", "function": json.loads(FUNCTION)})
+    code: dict[str, Any] = {"python_tools": ["def f(x): ..."]}
+    own = {"xml_tools": [{"name": "g"}], **code}
+    for offer, kwargs, wanted in (
+        (OFFERED, code, f"{tool};|def f(x): ...;Hello"),
+        (OFFERED, own, "{'name': 'g'};|def f(x): ...;Hello"),
+        (said(), own, "{'name': 'g'};|def f(x): ...;Hello"),
+    ):
+        conversation = replace(offer, template_kwargs=kwargs)
+        assert rendered_by(template, tmp_path, conversation) == (wanted, ())
+
+
 def effort(name: str, **kwargs: Any) -> Conversation:
     return replace(said(""), template_kwargs={"reasoning_effort": name, **kwargs})
 
