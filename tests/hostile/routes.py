@@ -179,7 +179,15 @@ CHAT: tuple[Json, ...] = (
 )
 COMPLETIONS: tuple[Json, ...] = (
     {"model": TINY, "prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 2, **SAMPLING},
-    {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2, **STREAMED},
+    {
+        "model": TINY,
+        "prompt": [[1, 5], [6]],
+        "max_tokens": 2,
+        "n": 2,
+        "best_of": 2,
+        "skip_special_tokens": False,
+        **STREAMED,
+    },
     {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "store": False},
     {
         "model": TINY,
