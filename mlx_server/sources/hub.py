@@ -35,6 +35,7 @@ from mlx_server.sources.checkpoint_files import (
     missing,
     missing_of,
 )
+from mlx_server.sources.hub_answers import check_answers
 from mlx_server.sources.kinds import HUB_ID
 
 # The hub client reads this when it is first imported, and so does the engine process.
@@ -100,6 +101,7 @@ def fetch_adapter(name: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
 
     bar: Any = partial(_Bar, partial(progress, f"downloading {name}"))
+    check_answers()
     try:
         return Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, tqdm_class=bar))
     except Exception as error:  # each layer of the hub client raises errors of its own kind
@@ -145,8 +147,9 @@ def _checked(wanted: HubModel) -> Path:
     """Fetches the small files and checks that the weights can be fetched and used."""
     from huggingface_hub import is_offline_mode
 
+    check_answers()
     if not is_offline_mode():
-        _check_answers(wanted)
+        _check_responds(wanted)
     folder = Path(_snapshot(wanted, SMALL, tqdm_class=_Silent))
     if is_offline_mode():
         return folder
@@ -159,7 +162,7 @@ def _checked(wanted: HubModel) -> Path:
     return folder
 
 
-def _check_answers(wanted: HubModel) -> None:
+def _check_responds(wanted: HubModel) -> None:
     """Fails if the hub accepts a connection but never responds: the client sets no timeout."""
     from huggingface_hub import HfApi, constants
 

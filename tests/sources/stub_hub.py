@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
@@ -25,8 +25,13 @@ class Hub(BaseHTTPRequestHandler):
     """In place of those that files have by themselves."""
     sizes: ClassVar[dict[str, int]] = {}
     """That the list tells, where a file is not as large."""
+    names: ClassVar[dict[str, str]] = {}
+    """That the hub gives to contents, by file, where they differ from the file's own; and to the
+    commit, under "sha" in the list and "commit" with each file."""
     cut_off: ClassVar[set[str]] = set()
     """Files of which the connection brings a half, once."""
+    endless: ClassVar[set[str]] = set()
+    """Files that are sent over and over, without a length."""
     refused: ClassVar[int | None] = None
     """The status in place of any file, where it needs a token."""
     ranges: ClassVar[list[str]] = []
@@ -37,7 +42,9 @@ class Hub(BaseHTTPRequestHandler):
         self.asked.append(path if self.command == "GET" else f"HEAD {path}")
         revision = path.removeprefix("/api/models/org/name/revision/")
         if revision in (*self.revisions, COMMIT):
-            self.answer(json.dumps({"id": "org/name", "sha": COMMIT}).encode())
+            self.answer(
+                json.dumps({"id": "org/name", "sha": self.names.get("sha", COMMIT)}).encode()
+            )
         elif path.startswith("/api/models/org/name/revision/"):
             self.answer(b"", status=404, code="RevisionNotFound")
         elif path == "/api/models/org/name/refs":
@@ -60,7 +67,10 @@ class Hub(BaseHTTPRequestHandler):
 
     def listed(self, name: str) -> dict[str, Any]:
         size = self.sizes.get(name, len(self.body(name)))
-        return {"type": "file", "path": name, "size": size, "oid": name}
+        listed = {"type": "file", "path": name, "size": size, "oid": name}
+        if content := self.names.get("lfs"):
+            listed["lfs"] = {"oid": content, "size": size, "pointerSize": 1}
+        return listed
 
     def body(self, name: str) -> bytes:
         return self.bodies.get(name, BODIES.get(name, BODY))
@@ -76,6 +86,13 @@ class Hub(BaseHTTPRequestHandler):
             self.ranges.append(begins)
             start = int(begins.removeprefix("bytes=").partition("-")[0])
             self.answer(body[start:], 206, name, span=f"bytes {start}-{len(body) - 1}/{len(body)}")
+        elif name in self.endless and self.command == "GET":
+            self.send_response(200)
+            self.end_headers()
+            self.close_connection = True
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 20))
         else:
             self.answer(body, etag=name)
 
@@ -92,8 +109,8 @@ class Hub(BaseHTTPRequestHandler):
         size = self.sizes.get(etag, len(body)) if self.command == "HEAD" else len(body)
         self.send_header("Content-Length", str(size))
         self.send_header("Content-Type", "application/json")
-        self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{self.names.get(etag, etag)}"')
+        self.send_header("X-Repo-Commit", self.names.get("commit", COMMIT))
         if code:
             self.send_header("X-Error-Code", code)
         if span:
@@ -110,6 +127,7 @@ class Hub(BaseHTTPRequestHandler):
 def serving_hub() -> Iterator[ThreadingHTTPServer]:
     Hub.files, Hub.asked, Hub.ranges = [], [], []
     Hub.bodies, Hub.sizes, Hub.cut_off, Hub.refused = {}, {}, set(), None
+    Hub.names, Hub.endless = {}, set()
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

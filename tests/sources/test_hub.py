@@ -253,6 +253,38 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path: Path, hub: ThreadingH
     assert 0 < int(begun.removeprefix("bytes=").rstrip("-").partition("-")[0]) <= len(weights) // 2
 
 
+@pytest.mark.tables
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ("sha", "../../../escaped"),
+        ("lfs", "../../../escaped"),
+        ("commit", "../../../escaped"),
+        ("config.json", "../../../escaped"),
+        ("model.safetensors", "{}/escaped"),
+        ("model.safetensors", ".."),
+    ],
+)
+def test_names_that_lead_out_of_the_cache_are_refused(
+    tmp_path: Path, hub: ThreadingHTTPServer, named: str, name: str
+) -> None:
+    """The hub client makes paths of the names of commits and contents."""
+    Hub.files, Hub.names = CHECKPOINT, {named: name.format(tmp_path)}
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert answer["error"] == "ModelUnusable"
+    assert "which leads out of the cache" in answer["message"]
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("escaped")]
+
+
+@pytest.mark.parametrize("file", ["1/../../../../x.json", "/x.json"])
+def test_files_outside_of_the_repository_are_refused(
+    tmp_path: Path, hub: ThreadingHTTPServer, file: str
+) -> None:
+    Hub.files = [*CHECKPOINT, file]
+    resolve_in_child("org/name", tmp_path, hub)
+    assert {path.name for path in tmp_path.rglob("*.json")} <= {*CHECKPOINT, f"{COMMIT}.json"}
+
+
 def test_a_hub_that_says_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = resolve_in_child(
