@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,10 @@ from mlx_server.checkpoints.tokenizer_file import Spans, TokenizerFacts
 from mlx_server.errors import ModelReplaced, ModelUnusable, TokenizerUnavailable
 from mlx_server.sandbox.child import LENGTH_BYTES
 from mlx_server.sandbox.parent import FROM_OUTSIDE, child_environment
+
+SHORT, SHORT_TEXTS = 32, 256
+"""The characters of a text whose ids are kept, and how many of these are. A template writes the
+same few into each prompt, and a prompt's branches are found by them."""
 
 CONNECTIONS = limits.MODEL_REQUEST_THREADS.value
 """One for each thread that may work for the model."""
@@ -48,6 +53,7 @@ class TokenizerProcess:
         """Raises ModelUnusable."""
         self._path = path
         self._lock = threading.Lock()
+        self._short = lru_cache(maxsize=SHORT_TEXTS)(self._marked)
         self._child, self._facts = self._started()
 
     def facts(self) -> TokenizerFacts:
@@ -60,6 +66,12 @@ class TokenizerProcess:
         return self._call(tuple[list[int], list[int]], "encode_pair")
 
     def encode_marking(self, text: str) -> tuple[list[int], Spans]:
+        if len(text) > SHORT:
+            return self._marked(text)
+        ids, spans = self._short(text)
+        return [*ids], [*spans]
+
+    def _marked(self, text: str) -> tuple[list[int], Spans]:
         return self._call(tuple[list[int], Spans], "encode_marking", text)
 
     def encode_character(self, character: str) -> list[int]:

@@ -100,6 +100,21 @@ def test_a_killed_one_is_replaced_and_ends_with_its_tokenizer(file: Path) -> Non
     assert pids() <= before  # others may have ended meanwhile
 
 
+def test_the_ids_of_a_short_text_are_kept(file: Path) -> None:
+    """A template writes the same few into each prompt; the process is not asked for them again."""
+    before = pids()
+    own = in_a_process(file)
+    ids = own.encode_as_spelled("user")
+    ids.clear()  # a caller may change what it got
+    (pid,) = pids() - before
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
+    assert own.encode_as_spelled("user") == Tokenizer(file).encode_as_spelled("user")
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    own.encode_as_spelled("user" * 20)
+    assert pid not in pids()
+
+
 def test_one_that_is_killed_again_is_an_error_of_this_request(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
