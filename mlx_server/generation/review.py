@@ -35,6 +35,7 @@ from mlx_server.repair.answers import (
     retry_conversation,
 )
 from mlx_server.requests import GenerateRequest, Prompt
+from mlx_server.system.turns import turn
 
 _checks = WeakValueDictionary[str, asyncio.Semaphore]()
 """Limits the concurrent checks of each client, which may keep a process busy for seconds."""
@@ -129,7 +130,8 @@ class ReviewedAnswer(ABC):
             yield self._with_rejected_tokens(event)
         else:
             self._collect(event)
-            if not (self._is_buffered or event in self._repairs):
+            is_known = isinstance(event, Repaired) and event in self._repairs
+            if not (self._is_buffered or is_known):
                 yield event
             if isinstance(event, Repaired):
                 self._repairs.add(event)
@@ -167,6 +169,7 @@ class ReviewedAnswer(ABC):
             self._forget("empty")
             return
         for event in self._final_events(text, found):
+            await turn()  # there may be tens of thousands
             yield event
         self.finished = True
         yield self._with_rejected_usage(finished)

@@ -1,7 +1,7 @@
-"""Lets the event loop go on while its tasks work through what other servers send.
+"""Lets the event loop go on while its tasks work through large answers.
 
-In each iteration of a loop all these tasks together may work for 5 ms, so that neither a large
-answer nor many of them at once keep other requests waiting.
+In each iteration of a loop all these tasks together may work for 5 ms, so that neither one answer
+nor many of them at once keep other requests waiting.
 """
 
 import asyncio

@@ -115,7 +115,7 @@ ATTACKS: dict[str, Stream] = {
     "other responses before it": lambda size: repeated(b"HTTP/1.1 103 E\r\n\r\n", size),
     "headers": headers,
     "a long finish reason": one(lambda size: event("max_" * (size // 4), content="x")),
-    "a text of brackets": one(lambda size: event(content="<" * (size // 32))),
+    "a text of brackets": one(lambda size: event(content="<" * (size // 8))),
     "white space": streamed(event(content=" ")),
     "calls in the text": streamed(
         event(content='<tool_call>{"name": "f", "arguments": {}}</tool_call>')
