@@ -17,7 +17,7 @@ def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
 
 def check_usable(unknown: Sequence[str]) -> None:
     """Raises BadRequest for tools of which none can be offered. unknown: their types, empty if
-    there are no tools. Beside others such tools are only reported."""
+    there are no tools. If there are others too, such tools are only reported."""
     if kinds := list(dict.fromkeys(unknown)):
         names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES.value])
         raise BadRequest(

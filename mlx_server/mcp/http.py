@@ -16,7 +16,7 @@ from mlx_server.mcp.streams import Meter, Streams, ValueMeter
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
 
-# the SDK lets nobody choose how messages are read
+# the SDK has no option for how messages are read
 streamable_http.jsonrpc_message_adapter = MESSAGES  # type: ignore[assignment, attr-defined]
 
 EVENT_STREAM = "text/event-stream"

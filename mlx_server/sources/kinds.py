@@ -1,4 +1,4 @@
-"""The kinds of a model's source, told apart by its text alone."""
+"""The kinds of a model's source, distinguished by its text alone."""
 
 import re
 

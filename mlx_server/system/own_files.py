@@ -1,6 +1,6 @@
-"""Where a file may be written: behind no link that another user may have made.
+"""Checks that a path to be written leads through no link that another user may have made.
 
-Who owns a folder could put a link there that leads a program with more rights to any other file.
+The owner of a folder could put a link there that leads a program with more rights to another file.
 """
 
 import errno

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 NICENESS = 10
 QOS_CLASS_UTILITY = 0x11
-"""Apple's class for work that nobody waits for at once, from sys/qos.h."""
+"""Apple's class for work whose result is not needed at once, from sys/qos.h."""
 
 
 def keep_time_slices() -> None:

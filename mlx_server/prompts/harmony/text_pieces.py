@@ -1,5 +1,5 @@
-"""Cuts texts for openai-harmony, whose time grows with the square of
-a word's length, and which lets no other thread run."""
+"""Cuts texts for openai-harmony, whose time grows with the square of a word's length, and which
+lets no other thread run."""
 
 import re
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ EMPTY = 'start: ""\n'
 
 
 class RowGone(Exception):
-    """Nobody waits for the result any more."""
+    """The result is no longer needed."""
 
 
 class YieldingMatcher:
