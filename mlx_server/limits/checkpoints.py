@@ -18,6 +18,13 @@ CHECKPOINT_FILES = Limit(
     per="model",
     beyond="the model is unusable",
 )
+SMALL_FILES_BYTES = Limit(
+    bounds="the files next to the weights that a download fetches and checks first",
+    value=512 << 20,
+    unit="bytes",
+    per="model",
+    beyond="the download ends",
+)
 CHECKPOINT_LAYERS = Limit(
     "layers and experts in a config", 2048, "items", "model", beyond="the model is unusable"
 )

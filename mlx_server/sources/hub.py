@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import httpx2
 
+from mlx_server import limits
 from mlx_server.checkpoints.folder_check import check_model
 from mlx_server.errors import (
     AdapterInvalid,
@@ -98,16 +99,15 @@ def cached(name: str, revision: str | None = None) -> Path | None:
 
 
 def fetch_adapter(name: str, progress: Progress) -> Path:
-    from huggingface_hub import snapshot_download
-
-    bar: Any = partial(_Bar, partial(progress, f"downloading {name}"))
-    check_answers()
+    wanted = HubModel(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=ADAPTER_FILES, tqdm_class=bar))
+        _, files = _announced(wanted, ADAPTER_FILES[:1], ADAPTER_FILES)
+        _check_disk(wanted, files)
+        return _fetched(wanted, ADAPTER_FILES, files, progress)
+    except ServerError as error:
+        raise AdapterInvalid(error.message) from error
     except Exception as error:  # each layer of the hub client raises errors of its own kind
-        raise AdapterInvalid(
-            f"Can't get {name} from the hub: {_fix(HubModel(name), error)}"
-        ) from error
+        raise AdapterInvalid(f"Can't get {name} from the hub: {_fix(wanted, error)}") from error
 
 
 def cached_adapter(name: str) -> Path | None:
@@ -136,30 +136,50 @@ def check(wanted: HubModel) -> None:
 def _download(wanted: HubModel, progress: Progress) -> Path:
     from huggingface_hub import is_offline_mode
 
-    folder = _checked(wanted)
+    folder, files = _checked(wanted)
     if is_offline_mode():
         return folder  # offline, only the cached files are available
-    bar: Any = partial(_Bar, partial(progress, f"downloading {wanted.name}"))
-    return Path(_snapshot(wanted, WANTED, tqdm_class=bar))
+    return _fetched(wanted, WANTED, files, progress)
 
 
-def _checked(wanted: HubModel) -> Path:
-    """Fetches the small files and checks that the weights can be fetched and used."""
+def _checked(wanted: HubModel) -> tuple[Path, Sequence[Any]]:
+    """Fetches the small files and checks that the weights can be fetched and used. Returns what
+    `_announced` does."""
     from huggingface_hub import is_offline_mode
 
-    check_answers()
     if not is_offline_mode():
         _check_responds(wanted)
-    folder = Path(_snapshot(wanted, SMALL, tqdm_class=_Silent))
+    folder, files = _announced(wanted, SMALL, WANTED)
     if is_offline_mode():
-        return folder
-    files = _snapshot(wanted, WANTED, dry_run=True, tqdm_class=_Silent)
+        return folder, files
     if lacking := missing_of(file.filename for file in files):
         raise ModelUnusable(_lacks(wanted.name, lacking))
     check_small_files(folder, wanted.name)
     _check_memory(wanted, files)
     _check_disk(wanted, files)
-    return folder
+    return folder, files
+
+
+def _announced(
+    wanted: HubModel, small: list[str], patterns: list[str]
+) -> tuple[Path, Sequence[Any]]:
+    """Fetches the small files. Returns their folder, and what the hub says of all files; offline it
+    says nothing."""
+    from huggingface_hub import is_offline_mode
+
+    check_answers()
+    bar: Any = partial(_Bar, lambda done, total: None, limits.SMALL_FILES_BYTES.value)
+    folder = Path(_snapshot(wanted, small, tqdm_class=bar))
+    if is_offline_mode():
+        return folder, ()
+    return folder, _snapshot(wanted, patterns, dry_run=True, tqdm_class=bar)
+
+
+def _fetched(
+    wanted: HubModel, patterns: list[str], files: Sequence[Any], progress: Progress
+) -> Path:
+    bar: Any = partial(_Bar, partial(progress, f"downloading {wanted.name}"), _most_bytes(files))
+    return Path(_snapshot(wanted, patterns, tqdm_class=bar))
 
 
 def _check_responds(wanted: HubModel) -> None:
@@ -190,7 +210,7 @@ def _snapshot(wanted: HubModel, patterns: list[str], **options: Any) -> Any:
     )
 
 
-def _check_memory(wanted: HubModel, files: Iterable[Any]) -> None:
+def _check_memory(wanted: HubModel, files: Sequence[Any]) -> None:
     needed = sum(f.file_size or 0 for f in files if f.filename.endswith(".safetensors"))
     if wanted.budget is not None and needed > wanted.budget:
         raise NotEnoughMemory(
@@ -201,11 +221,11 @@ def _check_memory(wanted: HubModel, files: Iterable[Any]) -> None:
         )
 
 
-def _check_disk(wanted: HubModel, files: Iterable[Any]) -> None:
+def _check_disk(wanted: HubModel, files: Sequence[Any]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repository = Path(HF_HUB_CACHE) / f"models--{wanted.name.replace('/', '--')}"
-    needed = sum(f.file_size or 0 for f in files if f.will_download) - _begun(repository)
+    needed = sum(size or 0 for size in _sizes(files)) - _begun(repository)
     free = shutil.disk_usage(HF_HUB_CACHE).free
     if needed > free:
         raise ModelUnusable(
@@ -215,13 +235,29 @@ def _check_disk(wanted: HubModel, files: Iterable[Any]) -> None:
         )
 
 
+def _most_bytes(files: Sequence[Any]) -> int:
+    """The most bytes that the hub may send: twice what it announces, since a file that is begun
+    again may be counted twice. If it does not say all sizes, it is what the disk has free."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    sizes = _sizes(files)
+    known = [size for size in sizes if size is not None]
+    return 2 * sum(known) if known == sizes else shutil.disk_usage(HF_HUB_CACHE).free
+
+
+def _sizes(files: Sequence[Any]) -> list[int | None]:
+    """The sizes of the files that are not in the cache, as far as the hub says them."""
+    return [file.file_size for file in files if file.will_download]
+
+
 def _begun(repository: Path) -> int:
     """The bytes of unfinished files that an earlier download left."""
     return sum(path.stat().st_size for path in repository.glob("blobs/*.incomplete"))
 
 
 class _Bar:
-    """The part of tqdm's interface that the hub client uses.
+    """The part of tqdm's interface that the hub client uses. It ends a download of too many bytes:
+    the hub client compares a file's size with the announced one only when the file has ended.
 
     tqdm itself would keep its lock when a progress report raises.
     """
@@ -229,17 +265,23 @@ class _Bar:
     format_dict: ClassVar[dict[str, Any]] = {}
 
     def __init__(
-        self, report: Callable[[int, int], None], desc: str = "", total: int = 0, **_: Any
+        self,
+        report: Callable[[int, int], None],
+        most: int,
+        desc: str = "",
+        total: int = 0,
+        **_: Any,
     ) -> None:
         # This bar counts bytes on disk; the others count files or bytes on the wire.
         self._counts = desc.startswith("Reconstructing")
-        self._report = report
+        self._report, self._most = report, most
         self._lock = Lock()
         self.n, self.total = 0, total
 
     def update(self, n: int | float | None = 1) -> None:
         with self._lock:  # files are fetched in several threads
             self.n += int(n or 0)
+            self._check(self.n)
             if self._counts and self.total:
                 self._report(min(self.n, self.total), self.total)
 
@@ -247,13 +289,21 @@ class _Bar:
         return self
 
     def __exit__(self, *_: object) -> None: ...
-    def refresh(self) -> None: ...
+
+    def refresh(self) -> None:
+        """Checks the total, to which the hub client has added the size of one more file."""
+        self._check(self.total)
+
+    def _check(self, nbytes: int) -> None:
+        if self._counts and nbytes > self._most:
+            raise ModelUnusable(
+                f"The hub sends {_size(nbytes)}, and these files may have {_size(self._most)} at "
+                "most. Check the list of files on the hub."
+            )
+
     def set_description(self, *_: Any, **__: Any) -> None: ...
     def set_description_str(self, *_: Any, **__: Any) -> None: ...
     def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
-
-
-_Silent: Any = partial(_Bar, lambda done, total: None)
 
 
 def _unusable(wanted: HubModel, error: Exception) -> ModelUnusable:

@@ -129,6 +129,7 @@ OTHERS = {
     "worker/prefill/prompt_restorer.PIECE_BYTES": "how much is copied at a time",
     "worker/prefill/prompt_saver.PIECE_BYTES": "how much is copied at a time",
     "worker/prefill/snapshot_places.MOST_SPACED": "a schedule; PROMPT_SNAPSHOTS bounds it",
+    "worker/ranks/reports.REPORT_BYTES": "tells what is no report",
     "worker/read_rate.FIRST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.LEAST_BYTES": "how much of a file is read at a time",
     "worker/read_rate.MOST_BYTES": "how much of a file is read at a time",

@@ -20,11 +20,15 @@ from tests.sources.test_source import BODY, CHECKPOINT, put
 pytestmark = pytest.mark.live
 
 CHILD = """
-import json, sys
+import json, os, sys
+from dataclasses import replace
+from mlx_server import limits
 from mlx_server.errors import ServerError
 from mlx_server.sources import demo
 from mlx_server.sources import source as sources
 
+for name in filter(os.environ.__contains__, vars(limits)):
+    setattr(limits, name, replace(getattr(limits, name), value=int(os.environ[name])))
 reports = []
 resolve = getattr(sources, sys.argv[2])
 options = json.loads(sys.argv[3])
@@ -285,6 +289,53 @@ def test_files_outside_of_the_repository_are_refused(
     assert {path.name for path in tmp_path.rglob("*.json")} <= {*CHECKPOINT, f"{COMMIT}.json"}
 
 
+LOWERED: dict[str, Any] = {"SMALL_FILES_BYTES": "1000000"}
+ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("files", "function", "error"),
+    [
+        (CHECKPOINT, "resolve", "ModelUnusable"),
+        (ADAPTER, "resolve_adapter", "AdapterInvalid"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".json", ".safetensors"])
+def test_a_file_without_end_is_not_fetched_to_the_end(
+    tmp_path: Path,
+    hub: ThreadingHTTPServer,
+    files: list[str],
+    function: str,
+    error: str,
+    ending: str,
+) -> None:
+    Hub.files, Hub.endless = files, {next(name for name in files if name.endswith(ending))}
+    answer = resolve_in_child("org/name", tmp_path, hub, function, **LOWERED)
+    assert answer["error"] == error
+    assert "The hub sends " in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("file", "files", "function"),
+    [("x.txt", CHECKPOINT, "resolve"), (ADAPTER[0], ADAPTER, "resolve_adapter")],
+)
+def test_small_files_that_are_large_are_not_fetched(
+    tmp_path: Path, hub: ThreadingHTTPServer, file: str, files: list[str], function: str
+) -> None:
+    Hub.files, Hub.bodies = sorted({*files, file}), {file: bytes(30_000_000)}
+    answer = resolve_in_child("org/name", tmp_path, hub, function, **LOWERED)
+    assert "The hub sends 30.0 MB, and these files may have 1.0 MB" in answer["message"]
+
+
+def test_an_adapter_larger_than_the_disk_is_not_fetched(
+    tmp_path: Path, hub: ThreadingHTTPServer
+) -> None:
+    Hub.files, Hub.sizes = ADAPTER, {ADAPTER[1]: 1 << 50}
+    answer = resolve_in_child("org/name", tmp_path, hub, "resolve_adapter")
+    assert answer["error"] == "AdapterInvalid"
+    assert "are left to fetch, and the disk" in answer["message"]
+
+
 def test_a_hub_that_says_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = resolve_in_child(
@@ -303,9 +354,6 @@ def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
 
     full = OSError(errno.ENOSPC, "No space left on device")
     assert "is full. Free some space" in hub_module._fix(hub_module.HubModel("org/name"), full)
-
-
-ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
 
 
 def test_an_adapter_comes_without_what_it_was_trained_with(

@@ -25,6 +25,7 @@ from mlx_server.worker.ranks.digest import TokenDigest
 from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
     CUT,
+    REPORT_BYTES,
     RankDigest,
     RankFailed,
     RankHeartbeat,
@@ -140,7 +141,7 @@ def main() -> None:
         why = _run(arguments, recorded, reports, leader)
     except Exception as error:
         log.exception("rank %d failed", arguments.rank)
-        why = public_message(error)
+        why = public_message(error)[: REPORT_BYTES // 8]
     with suppress(OSError):
         reports.send(RankFailed(why))
     leave(1)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
+
+import msgspec
 
 from mlx_server.engine import messages
 from mlx_server.engine.messages import Report
@@ -26,6 +28,7 @@ from mlx_server.worker.ranks.digest import Comparison, TokenDigest
 from mlx_server.worker.ranks.link import Link
 from mlx_server.worker.ranks.reports import (
     CUT,
+    REPORT_BYTES,
     RankDigest,
     RankFailed,
     RankHeartbeat,
@@ -145,11 +148,17 @@ class Leader:
             self._lose(differing, "has computed other tokens than rank 0")
 
     def _read_reports(self, rank: _Rank) -> None:
-        with suppress(OSError):
-            while len(header := rank.output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-                report = decode_report(rank.output.read(messages.length(header)))
+        try:
+            for report in _reports(rank.output):
                 rank.heard = time.monotonic()
                 self._dispatch(rank, report)
+        except OSError:
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._lose(
+                rank.number,
+                "sends what is no report: make its shell print nothing where there is no terminal",
+            )
         code = rank.process.wait()
         self._lose(rank.number, f"ended (exit code {code})")
 
@@ -182,6 +191,16 @@ class Leader:
         for rank in self._ranks:
             rank.process.kill()
         leave(1)
+
+
+def _reports(output: IO[bytes]) -> Iterator[RankReport]:
+    """Yields a rank's reports until its output ends, be it in the middle of one."""
+    while len(header := output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+        if (size := messages.length(header)) > REPORT_BYTES:
+            raise msgspec.DecodeError("it is too long")
+        if len(frame := output.read(size)) < size:
+            return
+        yield decode_report(frame)
 
 
 def _started(group: RankGroup, worker: WorkerArguments, number: int) -> "subprocess.Popen[bytes]":

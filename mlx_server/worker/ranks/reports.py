@@ -26,6 +26,9 @@ class RankFailed(msgspec.Struct, tag=True):
     why: str
 
 
+REPORT_BYTES = 64 << 10
+"""The limit on a report. What a shell prints is far above it: four letters read as a length."""
+
 RankReport = RankReady | RankHeartbeat | RankDigest | RankFailed
 
 encode_report = msgspec.msgpack.Encoder().encode

@@ -6,8 +6,16 @@ import sys
 import pytest
 
 from mlx_server.engine import messages
+from mlx_server.engine.rank_group import RankGroup, RankHost
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
-from mlx_server.worker.ranks.reports import RankHeartbeat, RankReady, RankReport, decode_report
+from mlx_server.worker.ranks.reports import (
+    REPORT_BYTES,
+    RankFailed,
+    RankHeartbeat,
+    RankReady,
+    RankReport,
+    decode_report,
+)
 from mlx_server.worker.ranks.tape import encode_input
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
@@ -60,3 +68,25 @@ def test_it_reports_when_it_is_ready_to_join() -> None:
         rank.stdin.close()
         assert rank.wait(HANG) == 0
     assert all(isinstance(each, RankHeartbeat) for each in found[:-1])
+
+
+def test_a_long_error_is_reported_within_the_limit() -> None:
+    addresses = ("127.0.0.1:1" + "0" * REPORT_BYTES, "127.0.0.1")  # MLX's error has the first
+    group = RankGroup(
+        "tensor", tuple(RankHost("localhost", (ip,), is_local=True) for ip in addresses)
+    )
+    arguments = encode_arguments(RankArguments(1, group, WorkerArguments())).decode()
+    with subprocess.Popen(
+        [*COMMAND[:-1], arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdin
+        assert rank.stdout
+        rank.stdin.write(messages.frame(encode_input(True)))
+        rank.stdin.flush()
+        found: list[RankReport] = []
+        while header := rank.stdout.read(messages.HEADER_BYTES):
+            size = messages.length(header)
+            assert size <= REPORT_BYTES
+            found.append(decode_report(rank.stdout.read(size)))
+    assert isinstance(found[-1], RankFailed)
+    assert "127.0.0.1:1000" in found[-1].why

@@ -1,7 +1,9 @@
-"""How the ranks on other machines are started. The command is run by no test: it needs ssh."""
+"""How the ranks on other machines are started, and reports that are none. No test runs ssh."""
 
 import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,43 @@ def test_a_rank_elsewhere_gets_its_variables_and_arguments_by_ssh(
 def test_the_owner_names_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
     group = RankGroup("tensor", (HERE, THERE), python="/opt/mlx/bin/python")
     assert remote(group, monkeypatch)[3:5] == ["/opt/mlx/bin/python", "-m"]
+
+
+LEADER = """
+import sys, time
+from mlx_server.engine.rank_group import RankGroup, RankHost
+from mlx_server.engine.worker_arguments import WorkerArguments
+from mlx_server.worker.ranks.leader import Leader
+
+class Sender:
+    def send(self, *reports):
+        print(*reports, flush=True)
+
+sys.executable = sys.argv[1]
+host = RankHost("localhost", ("127.0.0.1",), is_local=True)
+Leader(RankGroup("tensor", (host, host)), WorkerArguments(), Sender())
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        (r"Welcome to mac2!\n", "sends what is no report"),
+        (r"\004\000\000\000abcd", "sends what is no report"),
+        (r"\001\000\000\000\301", "sends what is no report"),
+        (r"\020\000\000\000ab", "ended (exit code 3)"),
+    ],
+)
+def test_a_rank_that_sends_what_is_no_report_is_lost_at_once(
+    tmp_path: Path, printed: str, why: str
+) -> None:
+    """As the banner of a shell, which is read as a frame of 1.6 GB."""
+    rank = tmp_path / "python"
+    wait = "exit 3" if "exit" in why else "exec sleep 20"
+    rank.write_text(f"#!/bin/sh\nprintf '{printed}'\n{wait}\n")
+    rank.chmod(0o755)
+    command = [sys.executable, "-c", LEADER, str(rank)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"RankLost(rank=1, host='localhost', why='{why}" in ended.stdout
