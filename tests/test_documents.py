@@ -54,7 +54,7 @@ DOCUMENTS = sorted(
 )
 
 LICENCE = NotHere("The text of a licence runs nowhere.")
-INSTALL = NotHere("The address is made up; tests/live/test_wheel.py installs a wheel.")
+INSTALL = NotHere("It changes this machine; tests/live/test_wheel.py installs a wheel.")
 IBM = NotHere(
     "IBM's package is too large to install; tests/clients/watsonx compares with its signatures."
 )
