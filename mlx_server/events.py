@@ -1,14 +1,14 @@
-"""The events that `generate` yields. Every endpoint folds these and nothing else.
+"""The events that `generate` yields, and the `Answer` that they add up to.
 
 `Started` comes once, then each answer (`index`) has its deltas and one `Finished`. The events of
 several answers interleave.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from mlx_server.messages import Phase
+from mlx_server.messages import Message, Phase, ToolCall
 from mlx_server.requests import SamplingParams
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -363,3 +363,107 @@ Event = (
     | Violation
     | Finished
 )
+
+
+@dataclass(slots=True)
+class CallSoFar:
+    id: str
+    name: str
+    extra_content: Mapping[str, Any] | None = None
+    arguments: list[str] = field(default_factory=list)
+    """The parts of the arguments' JSON text."""
+    is_finished: bool = False
+
+    def as_tool_call(self) -> ToolCall:
+        arguments = "".join(self.arguments)
+        return ToolCall(self.id, self.name, arguments, extra_content=self.extra_content)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer, from its events so far."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    phase: Phase | None = None
+    """The phase of the latest text."""
+    begun_calls: dict[int, CallSoFar] = field(default_factory=dict)
+    """The calls by their numbers, with those that were cut off."""
+    has_built_in_call: bool = False
+    repairs: list[Repaired] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    """Log probabilities of the prompt's tokens, if the client requested them."""
+    token_ids: list[int] = field(default_factory=list)
+    """The ids of the answer's tokens, if the client requested them."""
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self.texts.append(event.separated)
+                self.logprobs.extend(event.logprobs)
+                self.phase = event.phase
+            case ReasoningDelta():
+                self.reasoning.append(event.separated)
+            case ToolCallStarted(_, call, id, name, extra):
+                self.begun_calls[call] = CallSoFar(id, name, extra)
+            case ToolCallDelta(_, call, arguments):
+                self.begun_calls[call].arguments.append(arguments)
+            case ToolCallFinished(_, call):
+                self.begun_calls[call].is_finished = True
+            case BuiltInCall():
+                self.has_built_in_call = True
+            case Repaired():
+                self.repairs.append(event)
+            case Violation():
+                self.violations.append(event)
+            case PromptScored():
+                self.prompt_logprobs = event.tokens
+            case TokensSoFar(_, completion, cached, reasoning, token):
+                self.counts = TokenCounts(completion, cached, reasoning)
+                if token is not None:
+                    self.token_ids.append(token)
+            case Finished():
+                self.counts, self.finished = event.counts, event
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def thoughts(self) -> str:
+        return "".join(self.reasoning)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The finished calls; one that was cut off is not among them."""
+        return [call.as_tool_call() for call in self.begun_calls.values() if call.is_finished]
+
+    @property
+    def attempts_call(self) -> bool:
+        """Whether it has a call of any kind, be it cut off or of a tool that does not exist."""
+        return self.has_built_in_call or bool(self.begun_calls)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.finished.reason if self.finished else None
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        return self.finished.raw if self.finished else ()
+
+    def message(self) -> Message:
+        """The answer as a later prompt has it."""
+        return Message(
+            "assistant", self.text, reasoning=self.thoughts or None, tool_calls=tuple(self.calls)
+        )
+
+
+def folded(events: Iterable[Event]) -> Answer:
+    answer = Answer()
+    for event in events:
+        answer.add(event)
+    return answer

@@ -1,90 +1,19 @@
 """Collects the events of a request: the answers, their usage, repairs and violations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_server.api.timing import Timing
 from mlx_server.events import (
+    Answer,
     Event,
     Finished,
-    FinishReason,
     PromptProgress,
-    PromptScored,
-    ReasoningDelta,
     Repaired,
     Started,
-    TextDelta,
     TokenLogprob,
-    TokensSoFar,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
     Violation,
 )
-from mlx_server.messages import ToolCall
-
-
-@dataclass
-class AccumulatedAnswer:
-    """One answer, from the events so far."""
-
-    texts: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    """Finished calls; a call that was cut off is not among them."""
-    repairs: list[Repaired] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    raw: tuple[str, ...] = ()
-    """The model's raw output, delimiters included, if the client requested it."""
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
-    """Log probabilities of the prompt's tokens, if the client requested them."""
-    token_ids: list[int] = field(default_factory=list)
-    """The ids of the answer's tokens, if the client requested them."""
-    reported_ids: int = 0
-    """The number of `token_ids` that the stream's chunks have had."""
-    tokens: int = 0
-    cached: int = 0
-    reasoning_tokens: int = 0
-    _begun: dict[int, ToolCallStarted] = field(default_factory=dict)
-    _arguments: dict[int, list[str]] = field(default_factory=dict)
-
-    def new_token_ids(self) -> list[int]:
-        """Those that no chunk had."""
-        found, self.reported_ids = self.token_ids[self.reported_ids :], len(self.token_ids)
-        return found
-
-    def add(self, event: Event) -> None:
-        match event:
-            case TextDelta(_, _, logprobs):
-                self.texts.append(event.separated)
-                self.logprobs.extend(logprobs)
-            case ReasoningDelta():
-                self.reasoning.append(event.separated)
-            case Repaired():
-                self.repairs.append(event)
-            case Violation():
-                self.violations.append(event)
-            case PromptScored(_, tokens):
-                self.prompt_logprobs = tokens
-            case TokensSoFar() | Finished():
-                self.tokens = event.completion_tokens
-                self.cached = event.cached_tokens
-                self.reasoning_tokens = event.reasoning_tokens
-                if isinstance(event, TokensSoFar) and event.token is not None:
-                    self.token_ids.append(event.token)
-                if isinstance(event, Finished):
-                    self.finish_reason, self.raw = event.reason, event.raw
-            case ToolCallStarted():
-                self._begun[event.call], self._arguments[event.call] = event, []
-            case ToolCallDelta():
-                self._arguments[event.call].append(event.arguments)
-            case ToolCallFinished(_, call):
-                begun = self._begun[call]
-                arguments, extra = "".join(self._arguments[call]), begun.extra_content
-                self.calls.append(ToolCall(begun.id, begun.name, arguments, extra_content=extra))
 
 
 def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:
@@ -103,9 +32,9 @@ class Accumulator:
     def __init__(self, *, model: str, prompts: int, n: int) -> None:
         self.model = model
         self.fingerprint: str | None = None
-        self.answers: Sequence[AccumulatedAnswer] = [
-            AccumulatedAnswer() for _ in range(prompts * n)
-        ]
+        self.answers = [Answer() for _ in range(prompts * n)]
+        self._sent_ids = [0] * (prompts * n)
+        """How many of each answer's token ids the stream's chunks have had."""
         self._n = n
         self.prompt_token_ids: Sequence[Sequence[int]] = ()
         self._timing = Timing()
@@ -131,15 +60,21 @@ class Accumulator:
                 self._tool_output_tokens += event.further_tool_output_tokens
         self.answers[event.index].add(event)
 
+    def new_token_ids(self, index: int) -> list[int]:
+        """The ids of an answer's tokens that no chunk had."""
+        ids = self.answers[index].token_ids
+        sent, self._sent_ids[index] = self._sent_ids[index], len(ids)
+        return ids[sent:]
+
     def fingerprint_fields(self) -> dict[str, str]:
         """Empty without a fingerprint: OpenAI's schema does not allow null."""
         return {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`. A prompt and its cached tokens count once, also with `n` answers."""
-        completion = sum(answer.tokens for answer in self.answers)
-        cached = sum(answer.cached for answer in self.answers[:: self._n])
-        reasoning = sum(answer.reasoning_tokens for answer in self.answers)
+        completion = sum(answer.counts.completion_tokens for answer in self.answers)
+        cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
+        reasoning = sum(answer.counts.reasoning_tokens for answer in self.answers)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
@@ -153,11 +88,11 @@ class Accumulator:
 
     def timings(self) -> dict[str, Any]:
         """llama.cpp's `timings` of all answers together."""
-        tokens = sum(answer.tokens for answer in self.answers)
-        cached = sum(answer.cached for answer in self.answers[:: self._n])
+        tokens = sum(answer.counts.completion_tokens for answer in self.answers)
+        cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
         return {"timings": self._timing.timings(self.prompt_tokens, cached, tokens)}
 
-    def warnings(self, *answers: AccumulatedAnswer) -> dict[str, Any]:
+    def warnings(self, *answers: Answer) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
         violations = [violation for each in answers for violation in each.violations]
         raw = [
@@ -168,7 +103,7 @@ class Accumulator:
         )
 
 
-def prompt_logprobs_body(answer: AccumulatedAnswer) -> dict[str, Any]:
+def prompt_logprobs_body(answer: Answer) -> dict[str, Any]:
     """vLLM's `prompt_logprobs`, if the client requested them: for each token of the prompt its own
     and its alternatives' by their ids, and null for the first. The rank of a token that is not
     among the alternatives is null."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.api.answer_texts import AnswerTexts
 from mlx_server.errors import ServerError
-from mlx_server.events import Started, TokenCounts, total
+from mlx_server.events import Answer, Started, TokenCounts, total
+from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
 from mlx_server.system.logs import RequestLogContext, request_context
 
@@ -35,7 +35,10 @@ class AnswerRecord:
     """The tokens of the answers that have ended."""
     repairs: int = 0
     finish: str = "cancelled"
-    texts: AnswerTexts | None = None
+    prompt: Prompt | None = None
+    """The first prompt, if texts are listed."""
+    answer: Answer | None = None
+    """The first answer to it."""
 
     @property
     def counts(self) -> TokenCounts:
@@ -67,8 +70,23 @@ class AnswerRecord:
             "tokens_per_second": self._speed(self.finished),
             "finish": self.finish,
             "repairs": self.repairs,
-            **({"texts": self.texts.shown()} if self.texts else {}),
+            **self._texts(),
         }
+
+    def _texts(self) -> dict[str, Any]:
+        """What the request asked and what it was answered, as far as the page lists it."""
+        if self.prompt is None or self.answer is None:
+            return {}
+        calls = (
+            f"{call.name} {''.join(call.arguments)}" for call in self.answer.begun_calls.values()
+        )
+        texts = {
+            "asked": _last_of(self.prompt),
+            "thoughts": self.answer.thoughts,
+            "answer": self.answer.text,
+            "calls": "\n".join(calls),
+        }
+        return {"texts": {name: text[: limits.LISTED_TEXT.value] for name, text in texts.items()}}
 
     def _state(self) -> str:
         if self.started is None:
@@ -103,7 +121,7 @@ class AnswerLog:
         turn = request_context.get() or RequestLogContext("")
         record = AnswerRecord(client, turn)
         if self.keeps_texts and prompts:
-            record.texts = AnswerTexts(prompts[0])
+            record.prompt, record.answer = prompts[0], Answer()
         self._running[record] = None
         try:
             yield record
@@ -134,3 +152,13 @@ class AnswerLog:
 
 def _shown(ended: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in ended.items() if name != "client"}
+
+
+def _last_of(prompt: Prompt) -> str:
+    match prompt:
+        case Conversation(messages):
+            return messages[-1].content if messages else ""
+        case str():
+            return prompt
+        case _:
+            return f"{len(prompt)} token ids"

@@ -112,8 +112,8 @@ class AnswerMetrics:
 
     def _observe(self, event: Event, record: AnswerRecord, last: dict[int, float]) -> None:
         """last: the time of the latest chunk of each answer."""
-        if record.texts:
-            record.texts.take(event)
+        if record.answer and not isinstance(event, Started) and event.index == 0:
+            record.answer.add(event)
         model = record.model
         match event:
             case Started():

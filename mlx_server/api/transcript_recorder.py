@@ -11,9 +11,8 @@ from typing import Any
 
 import yaml
 
-from mlx_server.api.accumulator import AccumulatedAnswer
 from mlx_server.errors import public_message
-from mlx_server.events import Event, Finished, Started
+from mlx_server.events import Answer, Event, Finished, Started
 from mlx_server.requests import GenerateRequest, Prompt
 from mlx_server.sources.redaction import matching, without_secrets
 from mlx_server.sources.transcript_entry import facts_of
@@ -35,7 +34,7 @@ class TranscriptRecorder:
         self, request: GenerateRequest, events: AsyncGenerator[Event]
     ) -> AsyncGenerator[Event]:
         """The same events. An answer is in the file before its end goes on to the client."""
-        answers: dict[int, AccumulatedAnswer] = defaultdict(AccumulatedAnswer)
+        answers: dict[int, Answer] = defaultdict(Answer)
         async with aclosing(events):
             async for event in events:
                 if not isinstance(event, Started):
@@ -45,14 +44,14 @@ class TranscriptRecorder:
                     await self._write(request.model, prompt, answers.pop(event.index))
                 yield event
 
-    async def _write(self, model: str, prompt: Prompt, answer: AccumulatedAnswer) -> None:
+    async def _write(self, model: str, prompt: Prompt, answer: Answer) -> None:
         try:
             async with self._writing:
                 await asyncio.to_thread(self._append, prompt, answer)
         except (ValueError, OSError) as error:  # the client has its answer all the same
             log.error("an answer of %s was not recorded: %s", model, public_message(error))
 
-    def _append(self, prompt: Prompt, answer: AccumulatedAnswer) -> None:
+    def _append(self, prompt: Prompt, answer: Answer) -> None:
         """Runs in a thread, since writing a large answer as YAML takes seconds."""
         entry = {**conditions(prompt), "answer": in_words(answer)}
         text = written([without_keys(entry, self._secrets)])
@@ -66,11 +65,10 @@ def conditions(prompt: Prompt) -> Entry:
     return {"match": facts.user} | ({"turn": facts.turn} if facts.turn > 1 else {})
 
 
-def in_words(answer: AccumulatedAnswer) -> Entry:
+def in_words(answer: Answer) -> Entry:
     """The answer as a transcript has it for any family. Raises ValueError for a broken call."""
     calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in answer.calls]
-    text, reasoning = "".join(answer.texts), "".join(answer.reasoning)
-    found: Entry = {"reasoning": reasoning, "text": text, "calls": calls}
+    found: Entry = {"reasoning": answer.thoughts, "text": answer.text, "calls": calls}
     return {name: value for name, value in found.items() if value} or {"text": ""}
 
 

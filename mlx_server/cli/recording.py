@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mlx_server.api.accumulator import AccumulatedAnswer
 from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.errors import validation_error
@@ -20,7 +19,7 @@ from mlx_server.api.transcript_recorder import Entry, conditions, in_words, with
 from mlx_server.cli.upstream_recording import RecordedServer
 from mlx_server.engine.messages import Token
 from mlx_server.errors import BadRequest, public_message
-from mlx_server.events import Started
+from mlx_server.events import Answer, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
 from mlx_server.pool.pool import Pool
@@ -140,7 +139,7 @@ async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
 
 async def _words(pool: Pool, request: GenerateRequest) -> Entry:
     """The answer of a model on another server, as every endpoint has it: read and repaired."""
-    answer = AccumulatedAnswer()
+    answer = Answer()
     async with aclosing(generate(replace(request, buffered=True), pool)) as events:
         async for event in events:
             if not isinstance(event, Started):

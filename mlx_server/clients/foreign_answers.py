@@ -9,10 +9,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from mlx_server.api.accumulator import AccumulatedAnswer, warnings_body
+from mlx_server.api.accumulator import warnings_body
 from mlx_server.clients.exchange import Wire, cut_off
 from mlx_server.events import (
-    BuiltInCall,
+    Answer,
     Event,
     ReasoningDelta,
     Repaired,
@@ -63,11 +63,10 @@ class ForeignAnswer:
     """One choice of another server's answer, parsed as far as it has arrived."""
 
     def __init__(self, options: ReadingOptions, index: int) -> None:
-        self.collected = AccumulatedAnswer()
+        self.collected = Answer()
         self._index = index
         self._options = replace(options, context=replace(options.context, index=index))
         self._reader = AnswerReader(self._options)
-        self._attempted_call = False
 
     @property
     def has_ended(self) -> bool:
@@ -89,13 +88,13 @@ class ForeignAnswer:
     def checked(self, required: Requirements) -> CheckedAnswer:
         context, answer = self._options.context, self.collected
         raw = RawAnswer(
-            "".join(answer.texts),
-            "".join(answer.reasoning),
+            answer.text,
+            answer.thoughts,
             len(answer.calls),
             answer.finish_reason or "stop",
             call_delimiters=self._options.family.call_delimiters(context.tools),
             is_unterminated=self._reader.is_unterminated,
-            attempted_call=self._attempted_call,
+            attempted_call=answer.attempts_call,
         )
         found = check_answer(raw, required, context.repair)
         if found.errors or found.text.strip() or raw.calls or raw.reason == "length":
@@ -123,7 +122,6 @@ class ForeignAnswer:
         found = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
         for event in found:
             self.collected.add(event)
-            self._attempted_call |= isinstance(event, ToolCallStarted | BuiltInCall)
         return found
 
     def _reports(self, found: CheckedAnswer) -> Iterator[Event]:
@@ -194,14 +192,14 @@ class ForeignStreamReader:
             yield {**head, "choices": [last], **_warnings(chunk, [answer.collected])}
 
 
-def _message(choice: Wire, answer: AccumulatedAnswer) -> Wire:
+def _message(choice: Wire, answer: Answer) -> Wire:
     said = choice.get("message") or {}
     replaced = (*REASONING, "tool_calls", "function_call")
     kept = {name: found for name, found in said.items() if name not in replaced}
-    text = "".join(answer.texts)
+    text = answer.text
     made: Wire = {"role": "assistant", **kept, "content": text or (None if answer.calls else "")}
     if answer.reasoning:
-        made["reasoning_content"] = "".join(answer.reasoning)
+        made["reasoning_content"] = answer.thoughts
     if answer.calls:
         made["tool_calls"] = [_call(each.id, each.name, each.arguments) for each in answer.calls]
     return made
@@ -224,7 +222,7 @@ def _call(id: str, name: str, arguments: str) -> Wire:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _warnings(body: Wire, answers: Sequence[AccumulatedAnswer]) -> Wire:
+def _warnings(body: Wire, answers: Sequence[Answer]) -> Wire:
     """The body's `mlx_server` member: the repairs and violations found here, after those that the
     server reported if it is an mlx-server itself."""
     repairs = [repair for each in answers for repair in each.repairs]

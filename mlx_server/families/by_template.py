@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
-from mlx_server.events import Repaired, TextDelta, ToolCallDelta, ToolCallStarted
+from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
 from mlx_server.parsers.markup.parser import MarkupLayout
@@ -43,17 +43,12 @@ class ReadBack:
 def read_back(family: ModelFamily, sample: CallSample) -> ReadBack:
     parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
     events = [*parser.feed(-1, sample.written), *parser.finish(cut=False)]
-    names = [event.name for event in events if isinstance(event, ToolCallStarted)]
-    texts = [""] * len(names)
-    for event in events:
-        if isinstance(event, ToolCallDelta):
-            texts[event.call] += event.arguments
-    calls = list(zip(names, texts, strict=True))
-    wanted = [(name, _json(arguments)) for name, arguments in sample.calls]
+    answer = folded(events)
+    calls = [(call.name, "".join(call.arguments)) for call in answer.begun_calls.values()]
     return ReadBack(
-        is_right=calls == wanted,
-        text="".join(event.text for event in events if isinstance(event, TextDelta)).strip(),
-        repairs=frozenset(event.what for event in events if isinstance(event, Repaired)),
+        is_right=calls == [(name, _json(arguments)) for name, arguments in sample.calls],
+        text=answer.text.strip(),
+        repairs=frozenset(repair.what for repair in answer.repairs),
     )
 
 

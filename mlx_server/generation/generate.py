@@ -16,8 +16,8 @@ from mlx_server.errors import (
     Unavailable,
     UpstreamFailed,
 )
-from mlx_server.events import Event, Started, TokenCounts, total
-from mlx_server.generation.ahead import AnswerMessage, compute_ahead
+from mlx_server.events import Answer, Event, Started, TokenCounts, total
+from mlx_server.generation.ahead import compute_ahead
 from mlx_server.generation.constraints import is_format_required
 from mlx_server.generation.fingerprint import system_fingerprint
 from mlx_server.generation.normalization import without_volatile_lines
@@ -111,7 +111,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
             for answer in answers.values():
                 for event in answer.begin():
                     yield event
-            first, answered = planned.rows[0], AnswerMessage()
+            first, answered = planned.rows[0], Answer()
             while True:
                 for item in items:
                     answer = answers[item.row]

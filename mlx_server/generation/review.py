@@ -8,24 +8,21 @@ from weakref import WeakValueDictionary
 
 from mlx_server import limits
 from mlx_server.events import (
-    BuiltInCall,
+    Answer,
     Event,
     Finished,
     PromptProgress,
     PromptScored,
-    ReasoningDelta,
     Repaired,
     RepairKind,
     TextDelta,
     TokenCounts,
     TokensSoFar,
-    ToolCallFinished,
-    ToolCallStarted,
     Violation,
     total,
 )
 from mlx_server.families.base import ModelFamily
-from mlx_server.messages import Conversation, Phase
+from mlx_server.messages import Conversation
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
@@ -74,12 +71,8 @@ class ReviewedAnswer(ABC):
         self._buffered: list[Event] = []
         self._repairs: set[Repaired] = set()
         """The repairs that were reported of any attempt."""
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls = 0
-        self._attempted_call = False
-        self._phase: Phase | None = None
-        """The Harmony phase of the most recent text delta."""
+        self._collected = Answer()
+        """The events of the current attempt."""
         self._rejected: Finished | None = None
         """The token counts and raw output of all rejected attempts together."""
         self._rejection: RepairKind | None = None
@@ -129,30 +122,18 @@ class ReviewedAnswer(ABC):
         elif isinstance(event, TokensSoFar):
             yield self._with_rejected_tokens(event)
         else:
-            self._collect(event)
+            self._collected.add(event)
             is_known = isinstance(event, Repaired) and event in self._repairs
-            if not (self._is_buffered or is_known):
+            if self._is_buffered:
+                self._buffered.append(event)
+            elif not is_known:
                 yield event
             if isinstance(event, Repaired):
                 self._repairs.add(event)
 
-    def _collect(self, event: Event) -> None:
-        match event:
-            case TextDelta(phase=phase):
-                self._texts.append(event.separated)
-                self._phase = phase
-            case ReasoningDelta():
-                self._reasoning.append(event.separated)
-            case ToolCallStarted() | BuiltInCall():
-                self._attempted_call = True
-            case ToolCallFinished():
-                self._calls += 1
-        if self._is_buffered:
-            self._buffered.append(event)
-
     async def _end_attempt(self, finished: Finished) -> AsyncIterator[Event]:
-        text = "".join(self._texts)
-        is_empty = not (self._begun or text.strip() or self._calls)
+        text = self._collected.text
+        is_empty = not (self._begun or text.strip() or self._collected.calls)
         found = CheckedAnswer(text)
         if self._begun and self._unchecked:
             whole = await self._check(self._begun + text, finished)
@@ -179,13 +160,13 @@ class ReviewedAnswer(ABC):
             return CheckedAnswer(text)
         raw = RawAnswer(
             text,
-            "".join(self._reasoning),
-            self._calls,
+            self._collected.thoughts,
+            len(self._collected.calls),
             finished.reason,
             self._reasoning_ran_out,
             self._family.call_delimiters(self._prompt.tools),
             self._is_unterminated,
-            self._attempted_call,
+            self._collected.attempts_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
         async with turns_to_check(self._request.client):
@@ -208,8 +189,7 @@ class ReviewedAnswer(ABC):
     def _forget(self, rejection: RepairKind) -> None:
         """Clear what was collected of an attempt, which was rejected for this reason."""
         self._rejection = rejection
-        self._buffered, self._texts, self._reasoning, self._calls = [], [], [], 0
-        self._attempted_call = False
+        self._buffered, self._collected = [], Answer()
 
     def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
         promoted = ("reasoning", "content") in found.repairs
@@ -217,7 +197,7 @@ class ReviewedAnswer(ABC):
             yield from self._buffered
         elif self._is_buffered or promoted:
             yield from (event for event in self._buffered if not isinstance(event, TextDelta))
-            yield TextDelta(self._index, found.text, phase=self._phase)
+            yield TextDelta(self._index, found.text, phase=self._collected.phase)
         if self._is_buffered or promoted:
             for what, where in found.repairs:
                 yield Repaired(self._index, what, where)

@@ -156,8 +156,10 @@ class _Rounds:
                 async with aclosing(self._run(runs)) as finished:
                     async for event in finished:
                         yield event
-            assert turn.finished
-            is_cut = turn.finished.reason == "length" or bool(runs and self._tokens_left() == 0)
+            assert turn.answer.finished
+            is_cut = turn.answer.finished.reason == "length" or bool(
+                runs and self._tokens_left() == 0
+            )
             if not runs or is_cut or turn.awaits_client:
                 yield self._end(turn, "length" if is_cut else None)
                 return
@@ -248,8 +250,9 @@ class _Rounds:
         tool = Tool(shown)
         offered = ServerTool(approval.server, approval.name, tool, needs_approval=False)
         id, extra = f"call_{uuid.uuid4().hex}", approval.extra_content
-        call = TurnCall(self._calls, id, shown, offered, extra)
-        call.arguments.append(approval.arguments)
+        call = TurnCall(
+            *(id, shown, extra, [approval.arguments]), number=self._calls, offered=offered
+        )
         self._calls += 1
         return call
 

@@ -2,15 +2,15 @@
 
 import re
 import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mlx_server.events import (
+    Answer,
     ApprovalRequested,
     BuiltInCall,
+    CallSoFar,
     Event,
-    Finished,
     McpCallDelta,
     McpCallReady,
     McpCallStarted,
@@ -24,7 +24,7 @@ from mlx_server.events import (
     ToolCallStarted,
     Violation,
 )
-from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.messages import Message, Tool
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 """Matches the number of the call in a path such as `tool_calls[0].arguments`."""
@@ -40,28 +40,22 @@ class ServerTool:
     needs_approval: bool
 
 
-@dataclass
-class TurnCall:
+@dataclass(slots=True, kw_only=True)
+class TurnCall(CallSoFar):
+    """A call by the name that the model sees."""
+
     number: int
-    id: str
-    name: str
-    """The tool's name as the model sees it."""
     offered: ServerTool | None
     """The MCP tool; None for a function tool, which the client runs."""
-    extra_content: Mapping[str, Any] | None = None
-    arguments: list[str] = field(default_factory=list)
-    is_made: bool = False
     is_ignored: bool = False
 
     @property
     def is_run(self) -> bool:
         return bool(
-            self.offered and self.is_made and not (self.is_ignored or self.offered.needs_approval)
+            self.offered
+            and self.is_finished
+            and not (self.is_ignored or self.offered.needs_approval)
         )
-
-    def as_tool_call(self) -> ToolCall:
-        arguments = "".join(self.arguments)
-        return ToolCall(self.id, self.name, arguments, extra_content=self.extra_content)
 
 
 @dataclass
@@ -70,36 +64,25 @@ class ToolTurn:
     first_call: int
     may_run: int
     """The most calls that may be run in this turn; further ones are ignored."""
-    texts: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
     calls: dict[int, TurnCall] = field(default_factory=dict)
-    finished: Finished | None = None
 
     def visible_events(self, event: Event) -> Iterator[Event]:
+        self.answer.add(event)
         match event:
-            case TextDelta():
-                self.texts.append(event.separated)
-                yield event
-            case ReasoningDelta():
-                self.reasoning.append(event.separated)
-                yield event
-            case BuiltInCall() | PromptProgress() | PromptScored():
+            case TextDelta() | ReasoningDelta() | BuiltInCall() | PromptProgress() | PromptScored():
                 yield event
             case ToolCallStarted(call=at):
-                call = self.calls[at] = self._begun(event)
+                self.answer.begun_calls[at] = self.calls[at] = call = self._begun(event)
                 yield from _call_started(event, call)
             case ToolCallDelta(call=at):
-                self.calls[at].arguments.append(event.arguments)
                 yield from _call_delta(event, self.calls[at])
             case ToolCallFinished(call=at):
-                self.calls[at].is_made = True
                 yield from _call_finished(event, self.calls[at])
             case Repaired(where=where):
                 yield replace(event, where=self._renumbered(where))
             case Violation(what=what):
                 yield replace(event, what=self._renumbered(what))
-            case Finished():
-                self.finished = event
 
     def _renumbered(self, path: str) -> str:
         """The path with the call's number among the calls of all rounds."""
@@ -107,34 +90,33 @@ class ToolTurn:
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:
         offered = self.offered.get(event.name)
-        number = self.first_call + event.call
-        call = TurnCall(number, event.id, event.name, offered, event.extra_content)
         running = sum(other.offered is not None for other in self.calls.values())
-        call.is_ignored = offered is not None and running >= self.may_run
-        return call
+        return TurnCall(
+            *(event.id, event.name, event.extra_content),
+            number=self.first_call + event.call,
+            offered=offered,
+            is_ignored=offered is not None and running >= self.may_run,
+        )
 
     def runs(self) -> list[TurnCall]:
         return [call for call in self.calls.values() if call.is_run]
 
     def message(self) -> Message:
         """The turn as a message of the next round's prompt, with the calls that the server runs."""
-        return Message(
-            "assistant",
-            "".join(self.texts),
-            reasoning="".join(self.reasoning) or None,
-            tool_calls=tuple(call.as_tool_call() for call in self.runs()),
-        )
+        calls = tuple(call.as_tool_call() for call in self.runs())
+        return replace(self.answer.message(), tool_calls=calls)
 
     @property
     def awaits_client(self) -> bool:
         """Whether the client has calls to make or to approve."""
         return any(
-            call.is_made and not call.is_ignored and not call.is_run for call in self.calls.values()
+            call.is_finished and not call.is_ignored and not call.is_run
+            for call in self.calls.values()
         )
 
     @property
     def has_functions(self) -> bool:
-        return any(call.is_made and call.offered is None for call in self.calls.values())
+        return any(call.is_finished and call.offered is None for call in self.calls.values())
 
 
 def _call_started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:

@@ -235,7 +235,7 @@ class UpstreamAnswer(ReviewedAnswer):
         return True
 
     def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
-        is_empty = not (found.text.strip() or self._calls or found.errors)
+        is_empty = not (found.text.strip() or self._collected.calls or found.errors)
         if is_empty and self._rejection == "empty":
             found = replace(found, errors=(EMPTY,))
         yield from super()._final_events(text, found)

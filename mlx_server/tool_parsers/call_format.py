@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.events import Event, RepairKind, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, RepairKind, ToolCallFinished, folded
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
@@ -136,13 +136,7 @@ def _exhaust(steps: Steps[Any]) -> None:
 
 def finished_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Returns the finished calls, as mlx-lm's parsers give them, and with their ids."""
-    finished = {event.call for event in events if isinstance(event, ToolCallFinished)}
-    texts: dict[int, str] = {}
-    for event in events:
-        if isinstance(event, ToolCallDelta):
-            texts[event.call] = texts.get(event.call, "") + event.arguments
     return [
-        {"id": event.id, "name": event.name, "arguments": json.loads(texts[event.call])}
-        for event in events
-        if isinstance(event, ToolCallStarted) and event.call in finished
+        {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
+        for call in folded(events).calls
     ]

@@ -1,7 +1,8 @@
 """Events add up to answers, their usage and what the server has to say of them."""
 
-from mlx_server.api.accumulator import AccumulatedAnswer, Accumulator, prompt_logprobs_body
+from mlx_server.api.accumulator import Accumulator, prompt_logprobs_body
 from mlx_server.events import (
+    Answer,
     Event,
     Finished,
     PromptScored,
@@ -43,7 +44,7 @@ def test_each_answer_has_its_own_parts() -> None:
 
 
 def test_a_call_is_one_when_it_is_complete() -> None:
-    answer = AccumulatedAnswer()
+    answer = Answer()
     for event in (
         ToolCallStarted(0, 0, "a", "f"),
         ToolCallDelta(0, 0, '{"x"'),
@@ -79,13 +80,11 @@ def test_further_prompts_of_an_answer_count_too() -> None:
 
 
 def test_token_ids_are_reported_once() -> None:
-    answer = AccumulatedAnswer()
-    for token in (5, 6):
-        answer.add(TokensSoFar(0, token, 0, 0, token))
-    assert answer.new_token_ids() == [5, 6]
-    answer.add(TokensSoFar(0, 3, 0, 0, 7))
-    assert (answer.new_token_ids(), answer.new_token_ids()) == ([7], [])
-    assert answer.token_ids == [5, 6, 7]
+    found = accumulated(*(TokensSoFar(0, token, 0, 0, token) for token in (5, 6)))
+    assert found.new_token_ids(0) == [5, 6]
+    found.add(TokensSoFar(0, 3, 0, 0, 7))
+    assert (found.new_token_ids(0), found.new_token_ids(0)) == ([7], [])
+    assert found.answers[0].token_ids == [5, 6, 7]
 
 
 def test_there_are_warnings_only_of_what_happened() -> None:
@@ -104,7 +103,7 @@ def test_there_are_warnings_only_of_what_happened() -> None:
 
 
 def test_tokens_of_a_prompt_are_ranked_among_their_alternatives() -> None:
-    answer = AccumulatedAnswer()
+    answer = Answer()
     assert prompt_logprobs_body(answer) == {}
     likely = TokenLogprob("b", b"b", -0.1, id=2)
     tokens = (

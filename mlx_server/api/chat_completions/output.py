@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, S
 from typing import Any
 
 from mlx_server.api.accumulator import (
-    AccumulatedAnswer,
     Accumulator,
     prompt_logprobs_body,
     prompt_progress,
 )
 from mlx_server.api.freeform import FreeformInput, text_of_arguments
 from mlx_server.events import (
+    Answer,
     Event,
     Finished,
     PromptProgress,
@@ -140,7 +140,7 @@ class ChatOutput:
             "delta": delta,
             "logprobs": _logprobs(logprobs) if logprobs else None,
             "finish_reason": finish_reason,
-            **self._ids(self._accumulator.answers[index].new_token_ids()),
+            **self._ids(self._accumulator.new_token_ids(index)),
         }
         head = self._head("chat.completion.chunk")
         return {**head, "choices": [choice], **self._usage(), **self._timed()}
@@ -163,11 +163,10 @@ class ChatOutput:
             return {}
         return {"usage": self._accumulator.usage() if self._continuous_usage else None}
 
-    def _choice(self, index: int, answer: AccumulatedAnswer) -> Wire:
-        reasoning = "".join(answer.reasoning)
-        text = self._echoed + "".join(answer.texts)
+    def _choice(self, index: int, answer: Answer) -> Wire:
+        text, reasoning, made = self._echoed + answer.text, answer.thoughts, answer.calls
         thought = self._thought(reasoning) if reasoning else {}
-        calls = self._calls(answer.calls) if answer.calls else {}
+        calls = self._calls(made) if made else {}
         message = {
             "role": "assistant",
             "content": text or None if calls else text,

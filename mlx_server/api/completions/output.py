@@ -82,7 +82,7 @@ class CompletionOutput:
     def _chunk(self, choice: Wire) -> Wire:
         index = choice["index"]
         begins, self._is_begun[index] = not self._is_begun[index], True
-        ids = self._ids(index, self._accumulator.answers[index].new_token_ids(), begins=begins)
+        ids = self._ids(index, self._accumulator.new_token_ids(index), begins=begins)
         choices = [{**choice, **ids}]
         return {**self._head(), "choices": choices, **self._usage(), **self._timed()}
 
