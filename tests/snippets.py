@@ -22,8 +22,6 @@ import typer
 import yaml
 
 from mlx_server.cli import app
-from mlx_server.clients.connect.clients import CLIENTS
-from mlx_server.clients.connect.showing import SAMPLE, shown
 from mlx_server.clients.providers import LLMProvider, load_providers
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
@@ -306,11 +304,6 @@ def attack(snippet: Snippet) -> None:
 def conversation(snippet: Snippet) -> None:
     [line] = snippet.block.code.splitlines()
     assert [each["role"] for each in json.loads(line)["messages"]] == ["user", "assistant"]
-
-
-def connects(snippet: Snippet) -> None:
-    """It is what the command shows."""
-    assert snippet.block.code in [shown(each, SAMPLE) for each in CLIENTS.values()]
 
 
 def configured_providers(snippet: Snippet) -> None:

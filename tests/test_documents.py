@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_server.clients.connect.clients import CLIENTS
 from tests.live.server import LiveServer, serving
 from tests.snippets import (
     Block,
@@ -27,7 +26,6 @@ from tests.snippets import (
     checksum,
     commands,
     configured_providers,
-    connects,
     conversation,
     elsewhere,
     family,
@@ -99,7 +97,6 @@ HOW: dict[str, dict[str, Ways]] = {
         "A new call format": (python_printing(),),
     },
     "mlx_server/clients/README.md": {
-        **{each.title: (connects,) for each in CLIENTS.values()},
         "Reading what a model wrote": (python, is_shown),
         "LangChain": (python_printing("I should look it up.", "{'city': 'Paris'}"),),
         "One configuration for any backend": (

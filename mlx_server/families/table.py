@@ -1,4 +1,4 @@
-"""Shows the families as a table, in families/README.md and by `mlx-server models --families`."""
+"""The families as a table, for `mlx-server models --families` and families/README.md."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -24,9 +24,9 @@ def rows(families: Iterable[ModelFamily] = FAMILIES) -> list[Row]:
 
 
 def markdown() -> str:
-    """The table in Markdown, which families/README.md contains."""
-    cells = ([_code([name]), *map(_code, lists)] for name, *lists in rows())
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *cells]
+    """The families and their checkpoints in Markdown, which families/README.md contains."""
+    cells = ([_code([name]), _code(types), _code(shown)] for name, types, shown, *_ in rows())
+    lines = [COLUMNS[:3], ["---"] * 3, *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

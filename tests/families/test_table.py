@@ -149,8 +149,8 @@ def test_a_line_of_the_table() -> None:
 
 
 def test_a_bar_does_not_end_a_cell() -> None:
-    assert "`<\\|tool_call\\|>…`" in markdown()
-    assert {line.replace("\\|", "").count("|") for line in markdown().splitlines()} == {6}
+    assert "`<\\|role_sep\\|>`" in markdown()
+    assert {line.replace("\\|", "").count("|") for line in markdown().splitlines()} == {4}
 
 
 @pytest.mark.parametrize("terminal", [True, False])

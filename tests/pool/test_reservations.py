@@ -50,7 +50,7 @@ def test_padding_takes_no_more_than_the_engine_says() -> None:
 def test_short_rows_next_to_a_long_one(
     budget: float, weights: float, per_token: int, one_batch: int, in_groups: int
 ) -> None:
-    """The table of worker/README.md."""
+    """worker/README.md has the first of these."""
     kv, memory, model = KvCost(per_token), int(budget * 1e9), int(weights * 1e9)
     most_padding = kv.most_padding(memory - model)
     assert most_padding is not None

@@ -1,4 +1,4 @@
-"""Shows what a client needs, and the table of clients in the documents."""
+"""Shows what a client needs, and the table of clients."""
 
 import shlex
 from collections.abc import Iterator
@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from mlx_server.clients.connect.clients import CLIENTS, ClientRecord
 from mlx_server.clients.connect.template import Connection, filled
 from mlx_server.clients.connect.writing import lines_of
-
-SAMPLE = Connection("http://127.0.0.1:8000", "none", "qwen3-4b", 40_960)
-"""The connection that the documents show."""
 
 
 def listing() -> str:
@@ -38,18 +35,10 @@ def _places(client: ClientRecord) -> list[str]:
 
 
 def markdown() -> str:
-    """The table of clients, and a section on each, from the same records."""
+    """The table of clients, which clients/README.md contains."""
     rows = [
-        f"| [{each.title}](#{_anchor(each)}) | `mlx-server connect {name}` | "
+        f"| {each.title} | `mlx-server connect {name}` | "
         f"{', '.join(f'`{place}`' for place in _places(each))} | {each.tested or 'not driven'} |\n"
         for name, each in CLIENTS.items()
     ]
-    head = "| Client | Command | Files | Tested version |\n|---|---|---|---|\n"
-    sections = (
-        f"\n### {each.title}\n\n```text\n{shown(each, SAMPLE)}```\n" for each in CLIENTS.values()
-    )
-    return "".join([head, *rows, *sections])
-
-
-def _anchor(client: ClientRecord) -> str:
-    return client.title.lower().replace(" ", "-")
+    return "".join(["| Client | Command | Files | Tested version |\n|---|---|---|---|\n", *rows])

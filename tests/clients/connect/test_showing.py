@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 
 from mlx_server.clients.connect.clients import CLIENTS
-from mlx_server.clients.connect.showing import SAMPLE, listing, markdown, shown
+from mlx_server.clients.connect.showing import listing, markdown, shown
+from mlx_server.clients.connect.template import Connection
 
 README = Path(__file__).parents[3] / "mlx_server" / "clients" / "README.md"
+SAMPLE = Connection("http://127.0.0.1:8000", "none", "qwen3-4b", 40_960)
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -22,5 +24,6 @@ def test_all_clients_are_listed() -> None:
 
 
 def test_the_document_is_made_from_the_same_records() -> None:
-    _, _, rest = README.read_text("utf-8").partition("-->\n")
-    assert rest == markdown(), "made by `mlx-server connect --markdown`"
+    assert f"-->\n{markdown()}" in README.read_text("utf-8"), (
+        "made by `mlx-server connect --markdown`"
+    )
