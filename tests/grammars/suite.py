@@ -3,7 +3,7 @@
 import gzip
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,36 @@ def _ordered(value: Any) -> Iterator[Any]:
         yield value
 
 
-def table(counts: dict[str, Count]) -> str:
-    head = ("keyword", "schemas", "refused", "valid: taken", "not", "invalid: not taken", "taken")
-    rows = [
-        (
-            *(name, c.schemas, c.refused, c.valid_taken, len(c.valid_refused)),
-            *(c.invalid_refused, len(c.invalid_taken)),
-        )
-        for name, c in counts.items()
-    ]
-    total = ("all", *(sum(int(row[at]) for row in rows) for at in range(1, len(head))))
-    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows, total]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+def table(strict: dict[str, Count], loose: dict[str, Count]) -> str:
+    """A line for each keyword; the last one adds them up."""
+    columns = ("refused", "valid", "invalid")
+    lines = [("keyword", "schemas", *columns, *(f"not strict: {column}" for column in columns))]
+    lines.append(("---", *["---:"] * (len(lines[0]) - 1)))
+    for name, count in {**strict, "all": total(strict.values())}.items():
+        other = loose.get(name) or total(loose.values())
+        lines.append((name, str(count.schemas), *_cells(count), *_cells(other)))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def total(counts: Iterable[Count]) -> Count:
+    result = Count()
+    for count in counts:
+        result.schemas += count.schemas
+        result.refused += count.refused
+        result.valid_taken += count.valid_taken
+        result.valid_refused += count.valid_refused
+        result.invalid_refused += count.invalid_refused
+        result.invalid_taken += count.invalid_taken
+    return result
+
+
+def _cells(count: Count) -> tuple[str, str, str]:
+    return (
+        str(count.refused),
+        _of(count.valid_taken, count.valid_refused),
+        _of(count.invalid_refused, count.invalid_taken),
+    )
+
+
+def _of(right: int, wrong: list[str]) -> str:
+    return f"{right} of {right + len(wrong)}" if wrong else str(right)
