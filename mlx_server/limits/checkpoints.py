@@ -25,6 +25,13 @@ SMALL_FILES_BYTES = Limit(
     per="model",
     beyond="the download ends",
 )
+HUB_LIST_BYTES = Limit(
+    bounds="the hub's lists of a repository's files, all pages together",
+    value=32 << 20,
+    unit="bytes",
+    per="model",
+    beyond="the download ends",
+)
 CHECKPOINT_LAYERS = Limit(
     "layers and experts in a config", 2048, "items", "model", beyond="the model is unusable"
 )

@@ -32,6 +32,8 @@ class Hub(BaseHTTPRequestHandler):
     """Files of which the connection brings a half, once."""
     endless: ClassVar[set[str]] = set()
     """Files that are sent over and over, without a length."""
+    next_page: ClassVar[str] = ""
+    """The path of each list's next page, which is the same list again."""
     refused: ClassVar[int | None] = None
     """The status in place of any file, where it needs a token."""
     ranges: ClassVar[list[str]] = []
@@ -52,7 +54,7 @@ class Hub(BaseHTTPRequestHandler):
             self.answer(json.dumps({"branches": refs, "tags": [], "converts": []}).encode())
         elif path == "/api/models":
             self.answer(json.dumps([{"id": "org/name"}, {"id": "org/other"}]).encode())
-        elif path == f"/api/models/org/name/tree/{COMMIT}":
+        elif path in (f"/api/models/org/name/tree/{COMMIT}", self.next_page):
             self.answer(json.dumps([self.listed(name) for name in self.files]).encode())
         elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
             self.send(path.rpartition("/")[2])
@@ -68,7 +70,8 @@ class Hub(BaseHTTPRequestHandler):
     def listed(self, name: str) -> dict[str, Any]:
         size = self.sizes.get(name, len(self.body(name)))
         listed = {"type": "file", "path": name, "size": size, "oid": name}
-        if content := self.names.get("lfs"):
+        is_next = urlsplit(self.path).path == self.next_page
+        if content := self.names.get("lfs on the next page" if is_next else "lfs"):
             listed["lfs"] = {"oid": content, "size": size, "pointerSize": 1}
         return listed
 
@@ -111,6 +114,8 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("ETag", f'"{self.names.get(etag, etag)}"')
         self.send_header("X-Repo-Commit", self.names.get("commit", COMMIT))
+        if self.next_page:
+            self.send_header("Link", f'<http://{self.headers["Host"]}{self.next_page}>; rel="next"')
         if code:
             self.send_header("X-Error-Code", code)
         if span:
@@ -127,7 +132,7 @@ class Hub(BaseHTTPRequestHandler):
 def serving_hub() -> Iterator[ThreadingHTTPServer]:
     Hub.files, Hub.asked, Hub.ranges = [], [], []
     Hub.bodies, Hub.sizes, Hub.cut_off, Hub.refused = {}, {}, set(), None
-    Hub.names, Hub.endless = {}, set()
+    Hub.names, Hub.endless, Hub.next_page = {}, set(), ""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -327,6 +327,27 @@ def test_small_files_that_are_large_are_not_fetched(
     assert "The hub sends 30.0 MB, and these files may have 1.0 MB" in answer["message"]
 
 
+@pytest.mark.parametrize(
+    ("function", "error"), [("resolve", "ModelUnusable"), ("resolve_adapter", "AdapterInvalid")]
+)
+def test_a_list_without_end_is_not_read_to_the_end(
+    tmp_path: Path, hub: ThreadingHTTPServer, function: str, error: str
+) -> None:
+    Hub.files, Hub.next_page = [f"{number}.json" for number in range(10_000)], "/next"
+    lowered: dict[str, Any] = {"HUB_LIST_BYTES": str(2 << 20)}
+    answer = resolve_in_child("org/name", tmp_path, hub, function, **lowered)
+    assert answer["error"] == error
+    assert "says more than 2 MiB about one repository" in answer["message"]
+
+
+def test_a_further_page_of_a_list_is_checked_too(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
+    """Wherever the hub says that it is."""
+    Hub.files, Hub.next_page = CHECKPOINT, "/next"
+    Hub.names = {"lfs on the next page": "../../../escaped"}
+    answer = resolve_in_child("org/name", tmp_path, hub)
+    assert "which leads out of the cache" in answer["message"]
+
+
 def test_an_adapter_larger_than_the_disk_is_not_fetched(
     tmp_path: Path, hub: ThreadingHTTPServer
 ) -> None:
