@@ -34,7 +34,7 @@ NO_DATA = "this server keeps no files and fetches none"
 NO_BASE64 = "its data is not base64"
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """The file has no text that can be read; the message says why."""
 
 
@@ -62,7 +62,7 @@ def content_of_data(given: str, place: str, name: str | None = None) -> ContentP
         return media.of_url(kind, given, place)
     try:
         text = text_of_data(given)
-    except Unreadable as refused:
+    except UnreadableFile as refused:
         known = " ".join(filter(None, (name, media_type)))
         return Media("file", place, known[: media.URL_CHARACTERS], why=str(refused))
     return f"{name}\n{text}" if name else text
@@ -74,14 +74,14 @@ def text_of_data(given: str) -> str:
         data = _from_base64(given)
         return pdf_text(data) if data.startswith(PDF_MARK) else _decoded(data, "utf-8")
     if not parts[2]:
-        raise Unreadable(NO_BASE64)
+        raise UnreadableFile(NO_BASE64)
     header = Message()
     header["content-type"] = parts[1] or "text/plain"
     kind = header.get_content_type()
     if kind == PDF:
         return pdf_text(_from_base64(parts[3]))
     if not TEXTUAL.fullmatch(kind):
-        raise Unreadable("it is neither text nor PDF")
+        raise UnreadableFile("it is neither text nor PDF")
     charset = str(header.get_param("charset", "utf-8")).lower()
     return _decoded(_from_base64(parts[3]), charset)
 
@@ -90,18 +90,18 @@ def pdf_text(data: bytes) -> str:
     try:
         return pdf.text_of(data)
     except pdf.PdfRefused as refused:
-        raise Unreadable(f"the PDF file {refused}") from None
+        raise UnreadableFile(f"the PDF file {refused}") from None
 
 
 def _from_base64(given: str) -> bytes:
     try:
         return base64.b64decode(given, validate=True)
     except ValueError:
-        raise Unreadable(NO_BASE64) from None
+        raise UnreadableFile(NO_BASE64) from None
 
 
 def _decoded(data: bytes, charset: str) -> str:
     try:
         return data.decode(ENCODINGS[charset]).removeprefix("\ufeff")
     except (ValueError, KeyError):  # of the text, of the name of its encoding
-        raise Unreadable("it is not text in its encoding, nor a PDF file") from None
+        raise UnreadableFile("it is not text in its encoding, nor a PDF file") from None

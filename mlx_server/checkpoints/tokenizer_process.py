@@ -42,7 +42,7 @@ class TokenizerRefusal(msgspec.Struct, tag=True):
     message: str
 
 
-class _ChildLost(Exception):
+class _TokenizerLost(Exception):
     """The child has ended, does not reply, or was given up by another thread."""
 
 
@@ -86,7 +86,7 @@ class TokenizerProcess:
             child = self._child
             try:
                 reply = child.exchange(packed)
-            except _ChildLost:
+            except _TokenizerLost:
                 self._replace(child)
             else:
                 return _checked(reply, kind)
@@ -140,17 +140,17 @@ class _Child:
         """What the child sends before any call."""
         try:
             return self._exchange(b"")
-        except _ChildLost:
+        except _TokenizerLost:
             raise self._why_it_ended() from None
 
     def exchange(self, packed: bytes) -> bytes:
-        """Raises _ChildLost, after which the child has ended."""
+        """Raises _TokenizerLost, after which the child has ended."""
         return self._exchange(len(packed).to_bytes(LENGTH_BYTES) + packed)
 
     def _exchange(self, frame: bytes) -> bytes:
         if (connection := self._free.get()) is None:
             self._free.put(None)  # for the next thread that waits
-            raise _ChildLost
+            raise _TokenizerLost
         try:
             connection.sendall(frame)
             reply = _received(connection)
@@ -160,7 +160,7 @@ class _Child:
             self.end()
             connection.close()
             if isinstance(error, OSError):
-                raise _ChildLost from None
+                raise _TokenizerLost from None
             raise
         self._free.put(connection)
         return reply

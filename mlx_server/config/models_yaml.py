@@ -28,7 +28,7 @@ from mlx_server.config.settings import (
 )
 from mlx_server.config.upstream import CapabilitySettings, UpstreamSettings
 from mlx_server.config.values import absolute
-from mlx_server.config.yaml_lines import Loc, Unreadable, YamlProblem, compose, short, where
+from mlx_server.config.yaml_lines import InvalidYaml, Loc, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 
 DEFAULT_FILE = Path("models.yaml")
@@ -53,7 +53,7 @@ DEMO = {"smollm2-135m": ModelSettings(source="demo:smollm2", preload=True)}
 def _read_file(path: Path) -> tuple[Data, list[YamlProblem]]:
     try:
         document, data = compose(path)
-    except Unreadable as error:
+    except InvalidYaml as error:
         return {}, [error.problem]
     if not isinstance(data, dict):
         keys = "`server`, `store` and `models`"

@@ -28,7 +28,7 @@ class YamlProblem:
         return f"{self.where}: {self.message}" if self.where else self.message
 
 
-class Unreadable(Exception):
+class InvalidYaml(Exception):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
         self.problem = YamlProblem(line, "", message)
@@ -43,11 +43,11 @@ class _Loader(yaml.SafeLoader):
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1  # type: ignore[union-attr]
         if isinstance(event, yaml.AliasEvent):
-            raise Unreadable(line, "YAML aliases (*name) are not supported: repeat the value")
+            raise InvalidYaml(line, "YAML aliases (*name) are not supported: repeat the value")
         if getattr(event, "tag", None) is not None:
-            raise Unreadable(line, "YAML tags (!name) are not supported: put the text in quotes")
+            raise InvalidYaml(line, "YAML tags (!name) are not supported: put the text in quotes")
         if self.depth == MAX_DEPTH:
-            raise Unreadable(line, "is nested too deeply")
+            raise InvalidYaml(line, "is nested too deeply")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -116,34 +116,34 @@ def _file_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
-            raise Unreadable(0, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+            raise InvalidYaml(0, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
         return raw.decode()
     except OSError as error:
-        raise Unreadable(0, f"can't be read: {error.strerror}") from error
+        raise InvalidYaml(0, f"can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Unreadable(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
+        raise InvalidYaml(raw.count(b"\n", 0, error.start) + 1, "is not UTF-8") from error
 
 
 def compose(path: Path) -> tuple[YamlDocument, object]:
-    """The lines of the file, and its content as plain data. Raises Unreadable."""
+    """The lines of the file, and its content as plain data. Raises InvalidYaml."""
     text = _file_text(path)
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(line, "has a control character: remove it") from error
+        raise InvalidYaml(line, "has a control character: remove it") from error
     except yaml.MarkedYAMLError as error:
         raise _in_yaml(error) from error
     document = YamlDocument(loader)
     return document, document.plain(node) if node else {}
 
 
-def _in_yaml(error: yaml.MarkedYAMLError) -> Unreadable:
+def _in_yaml(error: yaml.MarkedYAMLError) -> InvalidYaml:
     message = f"YAML: {error.problem}"
     if "'\\t'" in message:
         message += ": indent with spaces"
     if error.context and error.context_mark:
         message += f" ({error.context}, line {error.context_mark.line + 1})"
     mark = error.problem_mark or error.context_mark
-    return Unreadable(mark.line + 1 if mark else 0, message)
+    return InvalidYaml(mark.line + 1 if mark else 0, message)

@@ -34,7 +34,7 @@ from mlx_server.schemas.messages import (
     CheckValue,
     Compile,
     Compiled,
-    Convert,
+    ConvertGbnf,
     Reply,
     Request,
     SchemaRefused,
@@ -72,7 +72,7 @@ def reply_to(request: Request) -> Reply:
             match request:
                 case Compile(schema):
                     return _compiled(View(json.loads(schema), schema))
-                case Convert(gbnf):
+                case ConvertGbnf(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):
                     return CheckedValue(_mistakes(json.loads(value), json.loads(schema)))

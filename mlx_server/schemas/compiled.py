@@ -13,7 +13,14 @@ from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
 from mlx_server.sandbox.parent import OutOfTime, Program, Stopped, WarmProcesses
 from mlx_server.schemas.check import measure, written
-from mlx_server.schemas.messages import Compile, Compiled, Convert, Reply, Request, SchemaRefused
+from mlx_server.schemas.messages import (
+    Compile,
+    Compiled,
+    ConvertGbnf,
+    Reply,
+    Request,
+    SchemaRefused,
+)
 from mlx_server.schemas.report import UnsupportedKeyword
 
 CHILD = str(Path(__file__).with_name("child.py"))
@@ -75,7 +82,7 @@ def compiled(schema: Any) -> CompiledSchema:
 def lark_of(gbnf: str) -> str:
     """Converts a grammar from GBNF, llama.cpp's notation, to Lark."""
     with _stopped_for_client("grammar"):
-        return _answered(Convert(gbnf, limits.SCHEMA_SECONDS.value)).grammar
+        return _answered(ConvertGbnf(gbnf, limits.SCHEMA_SECONDS.value)).grammar
 
 
 def ask(request: Request) -> Reply:

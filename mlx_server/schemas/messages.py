@@ -10,7 +10,7 @@ class Compile(msgspec.Struct, array_like=True, tag=True):
     """Limit on processor time; four times as much wall-clock time is allowed."""
 
 
-class Convert(msgspec.Struct, array_like=True, tag=True):
+class ConvertGbnf(msgspec.Struct, array_like=True, tag=True):
     gbnf: str
     seconds: float
 
@@ -38,5 +38,5 @@ class CheckedValue(msgspec.Struct, array_like=True, tag=True):
     """The violations of the schema, each as "path: message"."""
 
 
-Request = Compile | Convert | CheckValue
+Request = Compile | ConvertGbnf | CheckValue
 Reply = Compiled | CheckedValue | SchemaRefused

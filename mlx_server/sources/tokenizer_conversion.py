@@ -39,7 +39,7 @@ TOKENIZERS = (OWN, *MADE_FROM)
 """Names of tokenizer files; the first that exists is used."""
 
 
-class Convert(msgspec.Struct):
+class ConversionRequest(msgspec.Struct):
     source: bytes
     """The path of a file that is one of TOKENIZERS, as the system has it."""
     seconds: float
@@ -103,7 +103,7 @@ def _made(source: Path) -> bytes:
 
 
 def _answer(frame: bytearray) -> Served:
-    asked = msgspec.msgpack.decode(frame, type=Convert)
+    asked = msgspec.msgpack.decode(frame, type=ConversionRequest)
     reply, made = Conversion(), b""
     try:
         with time_limit(asked.seconds):

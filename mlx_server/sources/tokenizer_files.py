@@ -16,7 +16,13 @@ from mlx_server.errors import ModelUnusable, TokenizerUnavailable, public_messag
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
 from mlx_server.sources import tokenizer_conversion
 from mlx_server.sources.cache import cache_dir
-from mlx_server.sources.tokenizer_conversion import OWN, TOKENIZERS, Conversion, Convert, completed
+from mlx_server.sources.tokenizer_conversion import (
+    OWN,
+    TOKENIZERS,
+    Conversion,
+    ConversionRequest,
+    completed,
+)
 from mlx_server.system.regular_files import read_regular
 
 FORMAT = 1
@@ -68,7 +74,7 @@ def _converted(source: Path) -> bytes | bytearray:
     seconds = limits.TOKENIZER_SECONDS.value
     process = WarmProcess(PROGRAM)
     try:
-        packed = msgspec.msgpack.encode(Convert(os.fsencode(source), seconds))
+        packed = msgspec.msgpack.encode(ConversionRequest(os.fsencode(source), seconds))
         reply, made = process.ask(bytearray(packed), seconds)
     except Stopped as stopped:
         raise ModelUnusable(
