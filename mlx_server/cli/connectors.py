@@ -38,29 +38,30 @@ def login(
     """
     import asyncio
 
-    from mlx_server.mcp.callback import LoginFailed
-    from mlx_server.mcp.login import LoginClient, log_in
+    from mlx_server.config.specs import credentials
+    from mlx_server.mcp.oauth import LoginFailed, log_in
 
-    found, kept = _login_of(config, name)
-    assert found.login
-    assert found.url
-    secret = found.login.client_secret
-    client = LoginClient(
-        found.login.client_id,
-        secret.get_secret_value() if secret else None,
-        found.login.issuer,
-        found.login.port,
-    )
+    connector, stored = _login_of(config, name)
+    settings = connector.login
+    assert settings
+    assert connector.url
+    client = credentials(settings) if settings.client_id else None
 
     def show(page: str) -> None:
         print(CONTROL.sub("", f"Log in on this page:\n\n{page}\n"))
         if browser:
             typer.launch(page)
 
+    login = log_in(
+        connector.url,
+        stored,
+        client,
+        show,
+        port=settings.port,
+        allow_private=connector.allow_private,
+    )
     try:
-        tools = asyncio.run(
-            log_in(found.url, kept, client, show, allow_private=found.allow_private)
-        )
+        tools = asyncio.run(login)
     except LoginFailed as failed:
         print(safe(str(failed)), file=sys.stderr)
         raise typer.Exit(1) from None
@@ -76,24 +77,21 @@ def logout(name: Name, config: ConfigFile = None) -> None:
 
     They stay valid at the authorization server until they expire there.
     """
-    from mlx_server.mcp.login_file import remove
-
-    _, kept = _login_of(config, name)
-    print(f"Logged out of {name}." if remove(kept.file) else f"There is no login of {name}.")
+    _, stored = _login_of(config, name)
+    print(f"Logged out of {name}." if stored.forget() else f"There is no login of {name}.")
 
 
 def _login_of(config: Path | None, name: str) -> "tuple[ConnectorSettings, StoredLogin]":
     from mlx_server.config.models_yaml import load_settings
-    from mlx_server.config.specs import login_file
+    from mlx_server.config.specs import stored_login
     from mlx_server.errors import SettingsError, served_names
-    from mlx_server.mcp import StoredLogin
 
     settings = load_settings(config)
-    found = settings.connectors.get(name)
-    if found is None or found.login is None:
+    connector = settings.connectors.get(name)
+    if connector is None or connector.login is None:
         of_logins = [name for name, each in settings.connectors.items() if each.login]
         raise SettingsError(
             f"No connector {name!r} has a `login` in models.yaml. "
             + served_names(name, of_logins).replace("Served", "These have")
         )
-    return found, StoredLogin(name, login_file(settings.store.data_dir, name))
+    return connector, stored_login(settings.store.data_dir, name)

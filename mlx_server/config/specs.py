@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from mlx_server.config.connectors import ConnectorSettings, OAuthSettings
+from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
 from mlx_server.config.distributed import rank_group
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import (
@@ -17,7 +17,6 @@ from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.rank_group import FIRST_PORT
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
-from mlx_server.mcp.login_file import path_in
 from mlx_server.pool.prepare import AdapterSource, ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import SamplingChoices
@@ -101,30 +100,32 @@ def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) 
 
 
 def connector(name: str, found: ConnectorSettings, data_dir: Path | None) -> Connector:
-    login = StoredLogin(name, login_file(data_dir, name)) if found.login else None
+    login = stored_login(data_dir, name) if found.login else None
     return Connector(
         url=found.url,
         command=(found.command, *found.args) if found.command else (),
         env={name: value.get_secret_value() for name, value in found.env.items()},
         headers={name: value.get_secret_value() for name, value in found.headers.items()},
         allow_private=found.allow_private,
-        oauth=_credentials(found.oauth) if found.oauth else login,
+        oauth=credentials(found.oauth) if found.oauth else login,
     )
 
 
-def login_file(data_dir: Path | None, name: str) -> Path:
+def stored_login(data_dir: Path | None, name: str) -> StoredLogin:
     """Raises SettingsError if there is no folder that keeps it."""
     if data_dir is None:
         raise SettingsError(
             f"The connector {name!r} has a `login`, which is kept in the data directory: set "
             "`data_dir` under `store` in models.yaml."
         )
-    return path_in(data_dir, name)
+    return StoredLogin.in_folder(data_dir, name)
 
 
-def _credentials(found: OAuthSettings) -> ClientCredentials:
-    secret = found.client_secret.get_secret_value()
-    return ClientCredentials(found.issuer, found.client_id, secret)
+def credentials(settings: OAuthSettings | LoginSettings) -> ClientCredentials:
+    secret = settings.client_secret
+    return ClientCredentials(
+        settings.issuer, settings.client_id or "", secret.get_secret_value() if secret else None
+    )
 
 
 def _file_text(path: Path | None) -> str | None:

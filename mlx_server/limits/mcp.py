@@ -7,7 +7,7 @@ MCP_RESPONSES = Limit(
     "responses that use MCP servers at a time", 64, "items", "server", beyond="503"
 )
 MCP_PROCESSES = Limit(
-    bounds="MCP servers that run as child processes, each with two guards",
+    bounds="MCP servers that run as child processes, each with a guard",
     value=32,
     unit="processes",
     per="server",

@@ -4,10 +4,15 @@ Whatever a server does, only the tool list or the calls of the request that name
 requests are not affected.
 """
 
-from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors, StoredLogin
+from mlx_server.mcp.connectors import (
+    ClientCredentials,
+    Connector,
+    Connectors,
+    StoredLogin,
+    Toolset,
+)
 from mlx_server.mcp.errors import McpError
 from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.toolset import Toolset
 
 __all__ = [
     "ClientCredentials",

@@ -8,12 +8,23 @@ from functools import partial
 
 from mlx_server import limits
 from mlx_server.mcp.errors import McpError
-from mlx_server.mcp.special_networks import IPV4, IPV4_MAPPED, IPV6, IPV6_UNICAST, NAT64
 
 RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS.value, "mcp-resolver")
 """Threads for DNS only, since a lookup may take very long and would block other work."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""The IPv6 addresses that IANA allocates to networks."""
+
+EMBEDDING = ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96")
+"""Addresses that lead to the IPv4 address in their last 32 bits: mapped ones and NAT64's."""
+
+SPECIAL = (
+    *(ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("192.88.99.0/24")),
+    *(ipaddress.ip_network("2001::/23"), ipaddress.ip_network("3fff::/20")),
+)
+"""Addresses of protocols and documents, which only some patch releases of Python call special."""
 
 
 async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
@@ -43,11 +54,12 @@ def is_public(address: str) -> bool:
     """Whether the address is public. It must be resolved, so that 2130706433 or 0x7f.1 has become
     127.0.0.1."""
     found = _unwrapped(ipaddress.ip_address(address))
-    if isinstance(found, ipaddress.IPv4Address):
-        return not any(found in network for network in IPV4)
-    if found.scope_id is not None:  # a scope id names an interface of this machine
+    if not found.is_global or found.is_multicast or any(found in network for network in SPECIAL):
         return False
-    return found in IPV6_UNICAST and not any(found in network for network in IPV6)
+    if isinstance(found, ipaddress.IPv4Address):
+        return True
+    # a scope id names an interface of this machine, and 6to4 leads to an IPv4 address
+    return found.scope_id is None and found in GLOBAL_UNICAST and found.sixtofour is None
 
 
 def is_loopback(host: str) -> bool:
@@ -62,6 +74,6 @@ def _unwrapped(address: Address) -> Address:
     """The IPv4 address embedded in an IPv6 address; without one, the address itself."""
     if isinstance(address, ipaddress.IPv4Address) or address.scope_id is not None:
         return address
-    if address in IPV4_MAPPED or address in NAT64:
+    if any(address in network for network in EMBEDDING):
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address

@@ -9,19 +9,18 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.capacity import CountingSemaphore
-from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.toolset import Toolset
+from mlx_server.mcp.errors import McpError, cut
+from mlx_server.mcp.limits import CountingSemaphore, McpLimits
 from mlx_server.requests import McpServer
 
 if TYPE_CHECKING:
-    from mlx_server.mcp.server import McpConnection
-    from mlx_server.mcp.session import Session
-    from mlx_server.mcp.streams import Connect
+    import httpx2
+
+    from mlx_server.mcp.server import Connect, McpConnection, Session
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 HEADER_VALUE = re.compile(r"[\t -~]{0,8192}")
@@ -34,12 +33,11 @@ TRANSPORT_HEADERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """OAuth client credentials that the connector's owner has at the authorization server
-    `issuer`."""
+    """A client's registration at the authorization server `issuer`, as its owner knows it."""
 
-    issuer: str
+    issuer: str | None
     client_id: str
-    client_secret: str = field(repr=False)
+    client_secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,17 @@ class StoredLogin:
 
     name: str
     file: Path
+
+    @classmethod
+    def in_folder(cls, data_dir: Path, name: str) -> "StoredLogin":
+        """The connector's name is quoted, since it may have characters that a file's can't have."""
+        return cls(name, data_dir / "logins" / f"{quote(name, safe='')}.json")
+
+    def forget(self) -> bool:
+        """Removes the file. Returns whether there was one."""
+        was_there = self.file.exists()
+        self.file.unlink(missing_ok=True)
+        return was_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,28 @@ class Connector:
     headers: Mapping[str, str] = field(default_factory=dict)
     allow_private: bool = False
     oauth: ClientCredentials | StoredLogin | None = None
+
+
+class Toolset:
+    def __init__(self, servers: Sequence["McpConnection"], limits: McpLimits) -> None:
+        self.servers = servers
+        self._by_label = {server.requested.label: server for server in servers}
+        self._call_slots = asyncio.Semaphore(limits.parallel_calls)
+        self._bytes_left = limits.all_result_bytes
+
+    def has(self, server: str, tool: str) -> bool:
+        found = self._by_label.get(server)
+        return found is not None and tool in found.listing.tools
+
+    async def call(self, server: str, tool: str, arguments: str) -> str:
+        """Calls a server's tool, and returns its result as text. Raises McpError."""
+        if not self.has(server, tool):
+            raise McpError("There is no such tool.")
+        async with self._call_slots:
+            text = await self._by_label[server].call(tool, arguments)
+        text = cut(text, max(0, self._bytes_left))
+        self._bytes_left -= len(text.encode("utf-8", "replace"))
+        return text
 
 
 class Connectors:
@@ -86,6 +117,8 @@ class Connectors:
             sessions, wait, f"{sessions} connections to MCP servers"
         )
         self._sessions: set[Session] = set()
+        self._authorizations: dict[str, httpx2.Auth] = {}
+        """For all requests that name a connector, since a refresh token may be usable only once."""
 
     @asynccontextmanager
     async def open(self, requested: Sequence[McpServer]) -> AsyncIterator[Toolset]:
@@ -95,7 +128,7 @@ class Connectors:
         """
         self._check(requested)
         await asyncio.to_thread(_import_sdk)
-        from mlx_server.mcp.listing import bound
+        from mlx_server.mcp.server import bound
 
         servers = [self._server(each) for each in requested]
         if self._places.locked():
@@ -175,6 +208,7 @@ class Connectors:
 
     def _connection(self, server: McpServer) -> "Connect":
         from mlx_server.mcp.http import http_transport
+        from mlx_server.mcp.oauth import authorization
         from mlx_server.mcp.stdio import stdio_transport
 
         headers = dict(_headers(server))
@@ -194,22 +228,25 @@ class Connectors:
             return partial(stdio_transport, connector.command, connector.env, self.limits)
         owners = {name.lower(): value for name, value in connector.headers.items()}
         private = connector.allow_private or self._allow_private_urls
+        auth = self._authorizations.get(server.connector or "")
         if connector.oauth:
             headers.pop("authorization", None)
+            auth = auth or authorization(connector.url, connector.oauth)
+            self._authorizations[server.connector or ""] = auth
         return partial(
             http_transport,
             connector.url,
             {**headers, **owners},
             self.limits,
             allow_private=private,
-            oauth=connector.oauth,
+            auth=auth,
         )
 
 
 def _import_sdk() -> None:
     """Imports the SDK. It takes most of a second, so it is done when first needed, in a thread."""
-    for transport in ("http", "stdio"):
-        import_module(f"mlx_server.mcp.{transport}")
+    for part in ("oauth", "server", "stdio"):
+        import_module(f"mlx_server.mcp.{part}")
 
 
 def _headers(server: McpServer) -> Iterable[tuple[str, str]]:

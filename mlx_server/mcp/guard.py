@@ -1,20 +1,16 @@
 """Runs one MCP server over its own stdin and stdout: `guard.py LIFELINE_FD MARK COMMAND ...`.
 
 The MCP server and all processes that it started are ended when the lifeline breaks, which happens
-however mlx-server's process ends, and when the MCP server exits after its stdin was closed.
-
-The MCP server could kill or stop its guard. So there are two guards, and each ends everything if
-the other one is gone or does not act; mlx-server does so too if it sees that a guard was killed. On
-Linux the kernel helps: the MCP server dies with the guard that started it, and orphaned processes
-become children of the guard.
+however mlx-server's process ends, and when the MCP server exits after its stdin was closed. The MCP
+server could kill or stop its guard: mlx-server then ends everything itself. On Linux the kernel
+helps: the MCP server dies with its guard, and orphaned processes become children of the guard.
 
 The MCP SDK's `terminate_posix_process_tree` reaches only the MCP server's process group, and only
-while mlx-server lives: in a test two of three processes survived it, and none survives the guards.
+while mlx-server lives: in a test two of three processes survived it, and none survives the guard.
 """
 
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,8 +25,6 @@ MARK = "MLX_SERVER_MCP_MARK"
 its session and lost their parents."""
 
 GRACE_SECONDS = 0.35
-SECOND_SECONDS = 2.0
-"""How long the second guard waits for the first one to end everything."""
 SWEEPS = 3
 """The number of searches for remaining processes, since one may start another during a search."""
 
@@ -40,30 +34,22 @@ SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 
 def main() -> None:
     lifeline, mark, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    first, pulse = os.getpid(), os.pipe()
-    if not (second := os.fork()):
-        _silence_stdio()
-        os.close(pulse[1])
-        _run_second_guard(lifeline, pulse[0], first, mark)
-        os._exit(0)
     try:
         server = _start_server(command, mark)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
-        _report_and_exit(lifeline, second)
+        _report_and_exit(lifeline)
     _silence_stdio()
     threading.Thread(target=_end_with, args=(lifeline, server.pid), daemon=True).start()
-    while os.wait()[0] not in (server.pid, second):  # others are orphans, adopted as a subreaper
+    while os.wait()[0] != server.pid:  # others are orphans, adopted as a subreaper
         pass
-    sweep(first, mark, spared={first, second})
-    _report_and_exit(lifeline, second)
+    sweep(os.getpid(), mark, spared={os.getpid()})
+    _report_and_exit(lifeline)
 
 
-def _report_and_exit(lifeline: int, second: int) -> NoReturn:
+def _report_and_exit(lifeline: int) -> NoReturn:
     """Sends a byte, which means that no process remains, and exits. A guard that is killed sends
     none."""
-    with suppress(ProcessLookupError):
-        os.kill(second, signal.SIGKILL)
     with suppress(OSError):
         os.write(lifeline, b".")
     os._exit(0)
@@ -105,18 +91,8 @@ def _end_with(lifeline: int, group: int) -> None:
             os.killpg(group, step)
 
 
-def _run_second_guard(lifeline: int, pulse: int, first: int, mark: str) -> None:
-    """Waits, as the second guard, until the lifeline breaks or the first guard is gone, and ends
-    everything. Normally the first guard kills it before."""
-    select.select([lifeline, pulse], [], [])
-    select.select([pulse], [], [], SECOND_SECONDS)
-    sweep(first, mark, spared={first, os.getpid()})
-    with suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)  # it did not act, so a signal has stopped it
-
-
 def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
-    """Kills the remaining processes of an MCP server, whose first guard leads the session."""
+    """Kills the remaining processes of an MCP server, whose guard leads the session."""
     for _ in range(SWEEPS):
         remaining = [process for process in _remaining(session, mark) if process not in spared]
         if not remaining:

@@ -1,12 +1,21 @@
-"""The limits of MCP servers, in a record so that tests can lower them."""
+"""What MCP servers may take: how much they send, and how many there are at a time."""
 
+import asyncio
+import re
+from collections import deque
 from dataclasses import dataclass
 
 from mlx_server import limits
+from mlx_server.errors import Overloaded
+from mlx_server.mcp.errors import ConnectionLost
+
+END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 @dataclass(frozen=True, slots=True)
 class McpLimits:
+    """A record, so that tests can lower them."""
+
     open_seconds: float = limits.MCP_OPEN_SECONDS.value
     call_seconds: float = limits.MCP_CALL_SECONDS.value
     wait_seconds: float = limits.MCP_WAIT_SECONDS.value
@@ -24,3 +33,85 @@ class McpLimits:
     message_bytes: int = limits.MCP_MESSAGE_BYTES.value
     session_bytes: int = limits.MCP_SESSION_BYTES.value
     error_characters: int = limits.MCP_ERROR_CHARACTERS.value
+
+
+class Meter:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._remaining = limit
+
+    def count(self, size: int) -> None:
+        """Counts received bytes. Raises ConnectionLost if there are more than the limit."""
+        self._remaining -= size
+        if self._remaining < 0:
+            raise ConnectionLost(f"The server sent more than {self._limit} bytes.")
+
+
+class ValueMeter:
+    """Bounds the values of a message before it is parsed, since a parser holds the interpreter."""
+
+    def __init__(self, *, is_stream: bool = False) -> None:
+        """is_stream: whether what is counted are server-sent events, each of which is a message."""
+        self._is_stream = is_stream
+        self._brackets = self._signs = 0
+
+    def count(self, chunk: bytes) -> None:
+        """Counts a part of a message. Raises ConnectionLost if the message has too many values."""
+        *ended, last = END_OF_EVENT.split(chunk) if self._is_stream else [chunk]
+        for event in ended:
+            self._add(event)
+            self._brackets = self._signs = 0
+        self._add(last)
+
+    def _add(self, part: bytes) -> None:
+        self._brackets += part.count(b"[") + part.count(b"{")
+        self._signs += part.count(b'"') + part.count(b",")
+        most = limits.MCP_MESSAGE_BRACKETS.value
+        if self._brackets > most or self._signs > 4 * most:
+            raise ConnectionLost(f"The server sent a message of more than {most} values.")
+
+
+class CountingSemaphore:
+    """A semaphore of which several units are taken at once, in order of arrival."""
+
+    def __init__(self, most: int, wait_seconds: float, resource: str) -> None:
+        """resource: its name, for the error message."""
+        self._free = most
+        self._wait_seconds = wait_seconds
+        self._resource = resource
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, count: int) -> None:
+        """Takes `count` units together. Raises Overloaded if they are not free within
+        `wait_seconds`."""
+        if not count:
+            return
+        taken = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, taken))
+        self._serve()
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await taken
+        except BaseException as error:
+            if taken.done() and not taken.cancelled():
+                self.free(count)
+            self._serve()
+            if isinstance(error, TimeoutError):
+                raise Overloaded(
+                    f"Other requests use all {self._resource}. Try again in a moment."
+                ) from None
+            raise
+
+    def free(self, count: int) -> None:
+        self._free += count
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            count, taken = self._waiting[0]
+            if not taken.done():
+                if count > self._free:
+                    return
+                self._free -= count
+                taken.set_result(None)
+            self._waiting.popleft()

@@ -1,32 +1,51 @@
-"""Authorizes connectors by OAuth with the SDK's clients: by client credentials, or by the tokens of
-their owner's login."""
+"""OAuth for connectors, by the SDK's providers: with the credentials of a client, or with a login
+of the connector's owner, whose tokens are in a file."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+import dataclasses
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import msgspec
-from mcp.client.auth import OAuthClientProvider
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
-from mcp.client.auth.utils import extract_field_from_www_auth
-from mcp.shared.auth import (
-    OAuthClientInformationFull,
-    OAuthClientMetadata,
-    OAuthMetadata,
-    OAuthToken,
-    ProtectedResourceMetadata,
-)
+from mcp.client.auth.utils import extract_field_from_www_auth, union_scopes
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
-from mlx_server.mcp import login_file
+from mlx_server import __version__
+from mlx_server.mcp.addresses import is_loopback
 from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
-from mlx_server.mcp.errors import McpError
-from mlx_server.mcp.login_file import Login
-from mlx_server.mcp.texts import cut
+from mlx_server.mcp.errors import McpError, cut
+from mlx_server.mcp.http import http_transport
+from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.server import Session
+from mlx_server.system.own_files import write_private
+
+FILE_BYTES = 1 << 20
+"""The size above which a login's file is taken to be damaged, and is not read."""
 
 SCOPE_CHARACTERS = 1000
+ERROR_CHARACTERS = 300
+
+HOST, PATH = "127.0.0.1", "/callback"
+LOGIN_SECONDS = 600.0
+"""How long a login waits for the owner to finish it in the browser."""
+
+Fields = dict[str, str]
+Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
+Show = Callable[[str], object]
+"""Shows the owner the URL of the authorization server's page."""
 
 
 class LoginNeeded(McpError):
@@ -36,149 +55,353 @@ class LoginNeeded(McpError):
         super().__init__(f"{why} Its owner runs `mlx-server connectors login {name}`.")
 
 
-Authorization = ClientCredentials | StoredLogin | httpx2.Auth
+class LoginFailed(McpError):
+    """The login ended without tokens."""
 
 
-def authorization(url: str, by: Authorization) -> httpx2.Auth:
-    match by:
-        case ClientCredentials():
-            return _by_credentials(url, by)
-        case StoredLogin():
-            return LoggedIn(url, by)
-    return by
+# What the SDK stores
 
 
-# Client credentials
+class TokenMemory:
+    """Keeps what the SDK stores in memory: after a restart, a new token takes only one request."""
 
-
-@dataclass
-class RememberedToken:
-    """The token of one connector, in memory: after a restart, a new one takes only one request."""
-
-    token: OAuthToken | None = field(default=None, repr=False)
+    def __init__(self) -> None:
+        self.tokens: OAuthToken | None = None
+        self.client: OAuthClientInformationFull | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
-        return self.token
+        return self.tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.token = tokens
+        self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return None  # the client was registered by the owner, not by the SDK
+        return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        pass
+        self.client = client_info
 
 
-_tokens: dict[tuple[str, ClientCredentials], RememberedToken] = {}
-"""The token of each connector of models.yaml, to which clients can't add. It is only for one URL:
-other servers with the same credentials never get it."""
+class SavedLogin(msgspec.Struct, frozen=True):
+    url: str
+    """The MCP server that the tokens are for."""
+    tokens: dict[str, Any]
+    client: dict[str, Any]
+    """The registration with the authorization server, and which one that is."""
+    wanted_scope: str | None = None
+    """A scope that the server required and the tokens lack. The next login requests it."""
 
 
-def _by_credentials(url: str, credentials: ClientCredentials) -> ClientCredentialsOAuthProvider:
-    """Requests a token after the server has refused a request without one, or with an old one."""
-    return ClientCredentialsOAuthProvider(
-        url,
-        _tokens.setdefault((url, credentials), RememberedToken()),
-        credentials.client_id,
-        credentials.client_secret,
-        issuer=credentials.issuer,
-    )
+class LoginFile(TokenMemory):
+    """A private file, which is replaced as a whole when there are new tokens."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        super().__init__()
+        self.wanted_scope: str | None = None
+        self._path = path
+        self._url = url
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+        await asyncio.to_thread(self.save)
+
+    def load(self) -> None:
+        """Reads the file. Without one, or with tokens for another server, there are no tokens.
+        Raises McpError for a damaged file, or one that other users could read or write."""
+        self.tokens = None
+        try:
+            login = msgspec.json.decode(self._content(), type=SavedLogin)
+            if login.url == self._url:
+                self.tokens = OAuthToken.model_validate(login.tokens)
+                self.client = OAuthClientInformationFull.model_validate(login.client)
+                self.wanted_scope = login.wanted_scope
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._unusable(f"can't be read: {error.strerror}.") from None
+        except ValueError:
+            raise self._unusable("is damaged: log in again.") from None
+
+    def save(self) -> None:
+        login = SavedLogin(self._url, _json(self.tokens), _json(self.client), self.wanted_scope)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            write_private(draft, msgspec.json.encode(login))
+            draft.replace(self._path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _content(self) -> bytes:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES:
+                raise self._unusable("is damaged: log in again.")
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise self._unusable(
+                    "is not private: other users may have read or written it. Log in again, which "
+                    "replaces it."
+                )
+            return file.read(FILE_BYTES)
+
+    def _unusable(self, why: str) -> McpError:
+        return McpError(f"The login in {self._path.name} {why}")
 
 
-# Logins
+def _json(record: OAuthToken | OAuthClientInformationFull | None) -> dict[str, Any]:
+    assert record
+    return record.model_dump(mode="json", exclude_none=True)
 
 
-class LoggedIn(OAuthClientProvider):
-    """Sends the tokens of a login, and refreshes them at the authorization server of the login.
+# While requests are served
 
-    The SDK's own flow would register a client and open a page at the first refusal.
-    """
 
-    requires_response_body = False  # else an event stream would be read to its end first
+def authorization(url: str, by: ClientCredentials | StoredLogin) -> OAuthClientProvider:
+    """The provider of all connections to one server, so that each token is fetched once."""
+    if isinstance(by, StoredLogin):
+        return OwnersTokens(url, by)
+    secret = by.client_secret or ""
+    return ClientsTokens(url, TokenMemory(), by.client_id, secret, issuer=by.issuer)
 
-    def __init__(self, url: str, kept: StoredLogin) -> None:
-        super().__init__(url, OAuthClientMetadata(redirect_uris=None), RememberedToken())
-        self._kept = kept
-        self._login: Login | None = None
-        self._refreshing = _locks.setdefault(kept.file, asyncio.Lock())
 
-    async def _auth_flow(
-        self, request: httpx2.Request
-    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        async with self._refreshing:
-            await self._load_login()
-            if not self.context.is_token_valid():
-                await self._store_tokens((yield await self._refresh_request()))
-        self._add_auth_header(request)
-        response = yield request
-        if _lacks_scope(response):
-            await self._remember_scope(response)
-            raise LoginNeeded(self._kept.name, "The connector's login does not allow that.")
-        if response.status_code != httpx2.codes.UNAUTHORIZED:
-            return
-        async with self._refreshing:
-            refused = request.headers["authorization"]
-            await self._load_login()
+class SharedProvider(OAuthClientProvider):
+    """Sends a request at once if there is a valid token. The SDK holds a lock until the server has
+    answered, which takes long where a tool does; here only requests that were refused need it."""
+
+    async def _auth_flow(self, request: httpx2.Request) -> Flow:
+        await self._prepare()
+        if self.context.is_token_valid():
             self._add_auth_header(request)
-            if request.headers["authorization"] == refused:  # not refreshed by another connection
-                await self._store_tokens((yield await self._refresh_request()))
-                self._add_auth_header(request)
-        yield request
+            response = yield request
+            if lacks_scope(response):
+                await self._step_up(response)
+            elif response.status_code != httpx2.codes.UNAUTHORIZED:
+                return
+        flow = super()._auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                response = yield outgoing
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
 
-    async def _load_login(self) -> None:
-        """Reads the login from its file, which the owner or another connection may have changed
-        since the last request. Raises LoginNeeded if it has no tokens for this server."""
-        found = await asyncio.to_thread(login_file.read, self._kept.file)
-        if found is None or found.url != self.context.server_url or not found.tokens:
-            raise LoginNeeded(self._kept.name, "The connector needs a login.")
-        self._login = found
-        context = self.context
-        context.current_tokens = OAuthToken.model_validate(found.tokens)
-        context.token_expiry_time = found.expires_at
-        context.client_info = OAuthClientInformationFull.model_validate(found.client)
-        if found.authorization_server:
-            context.oauth_metadata = OAuthMetadata.model_validate(found.authorization_server)
-        if found.resource:
-            resource = ProtectedResourceMetadata.model_validate(found.resource)
-            context.protected_resource_metadata = resource
+    async def _prepare(self) -> None: ...
 
-    async def _refresh_request(self) -> httpx2.Request:
+    async def _step_up(self, response: httpx2.Response) -> None: ...
+
+
+class ClientsTokens(SharedProvider, ClientCredentialsOAuthProvider):
+    """Requests a token after the server has refused a request without one, or with an old one."""
+
+
+class OwnersTokens(SharedProvider):
+    """Sends the tokens of a login and refreshes them, where the SDK would open a page."""
+
+    def __init__(self, url: str, login: StoredLogin) -> None:
+        self._name = login.name
+        self._file = LoginFile(login.file, url)
+        super().__init__(url, client_metadata(), self._file)
+
+    async def _prepare(self) -> None:
+        """Reads the login again, which the owner may have changed. Raises LoginNeeded if it has no
+        tokens for this server."""
+        async with self.context.lock:  # a refresh is writing what would be read
+            await asyncio.to_thread(self._file.load)
+            await self._initialize()
+        if self.context.current_tokens is None:
+            raise LoginNeeded(self._name, "The connector needs a login.")
+
+    async def _step_up(self, response: httpx2.Response) -> None:
+        scope = extract_field_from_www_auth(response, "scope")
+        async with self.context.lock:
+            if scope and scope != self._file.wanted_scope:
+                self._file.wanted_scope = cut(scope, SCOPE_CHARACTERS)
+                await asyncio.to_thread(self._file.save)
+        raise LoginNeeded(self._name, "The connector's login does not allow that.")
+
+    async def _perform_authorization(self) -> httpx2.Request:
         if not self.context.can_refresh_token():
-            raise self._expired()
+            raise LoginNeeded(self._name, "The connector's login has ended.")
         return await self._refresh_token()
 
-    async def _store_tokens(self, response: httpx2.Response) -> None:
+    async def _handle_token_response(self, response: httpx2.Response) -> None:
         if not await self._handle_refresh_response(response):
-            raise self._expired()
-        assert self._login
-        login = msgspec.structs.replace(self._login, **tokens_of(self))
-        await asyncio.to_thread(login_file.write, self._kept.file, login)
-
-    async def _remember_scope(self, response: httpx2.Response) -> None:
-        assert self._login
-        scope = extract_field_from_www_auth(response, "scope")
-        if scope and scope != self._login.wanted_scope:
-            login = msgspec.structs.replace(self._login, wanted_scope=cut(scope, SCOPE_CHARACTERS))
-            await asyncio.to_thread(login_file.write, self._kept.file, login)
-
-    def _expired(self) -> LoginNeeded:
-        return LoginNeeded(self._kept.name, "The connector's login has ended.")
+            raise LoginNeeded(self._name, "The connector's login has ended.")
 
 
-_locks: dict[Path, asyncio.Lock] = {}
-"""A lock for each login, since its refresh token may be usable only once."""
-
-
-def tokens_of(provider: OAuthClientProvider) -> Mapping[str, Any]:
-    """The fields of `Login` that a refresh changes."""
-    tokens = provider.context.current_tokens
-    assert tokens
-    found = tokens.model_dump(mode="json", exclude_none=True)
-    return {"tokens": found, "expires_at": provider.context.token_expiry_time}
-
-
-def _lacks_scope(response: httpx2.Response) -> bool:
+def lacks_scope(response: httpx2.Response) -> bool:
     if response.status_code != httpx2.codes.FORBIDDEN:
         return False
     return extract_field_from_www_auth(response, "error") == "insufficient_scope"
+
+
+def client_metadata(redirect: str | None = None) -> OAuthClientMetadata:
+    return OAuthClientMetadata.model_validate(
+        {
+            "client_name": "mlx-server",
+            "software_id": "mlx-server",
+            "software_version": __version__,
+            "redirect_uris": [redirect] if redirect else None,
+        }
+    )
+
+
+# The owner's login
+
+
+class LoginProvider(OAuthClientProvider):
+    """Requests the scopes that the server requires, and any that it has missed since the last
+    login."""
+
+    def __init__(self, url: str, file: LoginFile, redirect: "Redirect", show: Show) -> None:
+        self._file, self._redirect, self._show = file, redirect, show
+        metadata = client_metadata(redirect.url)
+        super().__init__(url, metadata, file, self._open, redirect.result)
+
+    async def _perform_authorization_code_grant(self) -> tuple[str, str]:
+        context = self.context
+        context.client_metadata.scope = union_scopes(
+            context.client_metadata.scope, self._file.wanted_scope
+        )
+        self._file.wanted_scope = None
+        if context.client_info and context.oauth_metadata and not context.client_info.issuer:
+            # no other authorization server gets the refresh token
+            context.client_info.issuer = str(context.oauth_metadata.issuer)
+        return await super()._perform_authorization_code_grant()
+
+    async def _open(self, page: str) -> None:
+        parts = urlsplit(page)
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+            raise LoginFailed("The authorization server's page is not https, so it is not shown.")
+        (self._redirect.state,) = parse_qs(parts.query)["state"]
+        await asyncio.to_thread(self._show, page)
+
+
+async def log_in(
+    url: str,
+    login: StoredLogin,
+    client: ClientCredentials | None,
+    show: Show,
+    *,
+    port: int = 0,
+    allow_private: bool = False,
+) -> int:
+    """Logs the owner in and writes the tokens to the file. Returns the number of tools that the
+    server then offers. Raises LoginFailed.
+
+    client: its registration with the authorization server; None registers a new one.
+    port: the local port to which the browser is redirected; 0 means any free one.
+    """
+    file = LoginFile(login.file, url)
+    with suppress(McpError):
+        await asyncio.to_thread(file.load)
+    file.tokens, file.client = None, registered(client) if client else None
+    async with redirect_server(port) as redirect:
+        provider = LoginProvider(url, file, redirect, show)
+        session = Session(
+            partial(
+                http_transport, url, {}, McpLimits(), allow_private=allow_private, auth=provider
+            )
+        )
+        try:
+            tools = (await (await session.client()).list_tools()).tools
+        except LoginFailed:
+            raise
+        except Exception as error:
+            raise LoginFailed(f"The login has failed: {error}") from None
+        finally:
+            session.stop()
+            await asyncio.wait([session.task])
+    if provider.context.current_tokens is None:
+        raise LoginFailed("The server asks for no login.")
+    return len(tools)
+
+
+def registered(client: ClientCredentials) -> OAuthClientInformationFull:
+    method = "client_secret_basic" if client.client_secret else "none"
+    fields = dataclasses.asdict(client) | {"token_endpoint_auth_method": method}
+    return OAuthClientInformationFull.model_validate(fields)
+
+
+class Redirect(ThreadingHTTPServer):
+    """An HTTP server on this machine to which the authorization server redirects the browser. It
+    waits for the redirect that has the `state` of the login; other requests are refused."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__((HOST, port), RedirectPage)
+        self.state = ""
+        self.url = f"http://{HOST}:{self.server_address[1]}{PATH}"
+        self.loop = asyncio.get_running_loop()
+        self._fields: asyncio.Future[Fields] = self.loop.create_future()
+
+    def finish(self, fields: Fields) -> None:
+        if not self._fields.done():
+            self._fields.set_result(fields)
+
+    async def result(self) -> AuthorizationCodeResult:
+        """The authorization code of the redirect. Raises LoginFailed for an error, and if no
+        redirect comes in time."""
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                fields = await self._fields
+        except TimeoutError:
+            raise LoginFailed(
+                "The login was not finished in time. Run the command again."
+            ) from None
+        if error := fields.get("error"):
+            text = " ".join(f"{error}: {fields.get('error_description', '')}".split())
+            shown = cut("".join(filter(str.isprintable, text)).rstrip(" :"), ERROR_CHARACTERS)
+            raise LoginFailed(f"The authorization server refused: {shown}.")
+        if not fields.get("code"):
+            raise LoginFailed("The authorization server sent neither a code nor an error.")
+        return AuthorizationCodeResult(
+            code=fields["code"], state=fields["state"], iss=fields.get("iss")
+        )
+
+
+class RedirectPage(BaseHTTPRequestHandler):
+    server: Redirect
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        fields = {name: values[0] for name, values in parse_qs(query).items()}
+        state, sent = self.server.state.encode(), fields.get("state", "").encode()
+        if path != PATH:
+            self._reply(404, "There is nothing here.")
+        elif not (state and hmac.compare_digest(sent, state)):
+            self._reply(400, "This is not the answer to a login that waits here.")
+        else:
+            self._reply(200, "mlx-server has the answer. You can close this page.")
+            self.server.loop.call_soon_threadsafe(self.server.finish, fields)
+
+    def _reply(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "text/plain; charset=utf-8")
+        self.send_header("referrer-policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@asynccontextmanager
+async def redirect_server(port: int) -> AsyncIterator[Redirect]:
+    """Listens on the port, or on any free one for 0, until the block is left. Raises LoginFailed if
+    the port is in use."""
+    try:
+        server = Redirect(port)
+    except OSError as error:
+        raise LoginFailed(f"The port {port} can't be listened on: {error.strerror}.") from None
+    with server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            await asyncio.to_thread(server.shutdown)

@@ -1,35 +1,217 @@
-"""One MCP server of one response: its tools, and its session, which is reopened once if it is
-lost."""
+"""One MCP server of one response: its session, its list of tools, and the calls of them.
+
+The SDK has to close a connection in the task that opened it, but several tasks may consume the
+events of a response. So each session has its own task.
+"""
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import anyio
 import httpx2
-from mcp import MCPError, types
+from mcp import Client, MCPError, types
+from mcp.client._transport import TransportStreams
 from mcp.client.auth import OAuthFlowError
-from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
-from mlx_server import limits
-from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause
+from mlx_server import __version__, limits
+from mlx_server.events import ListedTool
+from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause, cut
+from mlx_server.mcp.http import status_of
 from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.listing import Lister, Listing
-from mlx_server.mcp.refusals import status_of
-from mlx_server.mcp.results import text_of
-from mlx_server.mcp.session import Session
-from mlx_server.mcp.streams import Connect
-from mlx_server.mcp.texts import cut
 from mlx_server.requests import McpServer
+from mlx_server.schemas.view import remote_reference
+
+US = Implementation(name="mlx-server", version=__version__)
+
+CLOSE_SECONDS = 2.0
+END_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
+# failures are reported to the request that names the server; the SDK would log each traceback
+for _chatty in ("mcp", "client", "httpx2"):
+    logging.getLogger(_chatty).setLevel(logging.CRITICAL + 1)
+
 T = TypeVar("T")
-Opened = Callable[[Session], None]
+Connect = Callable[[], AbstractAsyncContextManager[TransportStreams]]
+Opened = Callable[["Session"], None]
+
+
+class Session:
+    """A connection to a server, which has its own task."""
+
+    def __init__(self, connect: Connect, before: "asyncio.Task[None] | None" = None) -> None:
+        """before: the task of an earlier session, which has to end before this one opens."""
+        self._connect = connect
+        self._before = before
+        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._failure: BaseException | None = None
+        self.task = asyncio.create_task(self._hold())
+        """The task that has the connection. It ends after `stop`, when the server is closed."""
+
+    async def client(self) -> Client:
+        return await asyncio.shield(self._opened)
+
+    async def failure(self) -> BaseException | None:
+        """The error that ended the session, which a pending call does not get from the SDK; None if
+        `stop` ended it."""
+        if self._closing.is_set():
+            return None
+        self.stop()
+        await asyncio.wait([self.task], timeout=END_SECONDS)
+        return self._failure
+
+    def stop(self) -> None:
+        self._closing.set()
+        if not self._opened.done():
+            # a pending call fails at once, although it may take long to end the server
+            self._fail(ConnectionLost("The connection was closed."))
+            self._scope.cancel()
+
+    async def _hold(self) -> None:
+        if self._before:
+            await asyncio.wait([self._before])
+            self._before = None
+        try:
+            with self._scope:
+                async with Client(self._connect(), cache=None, client_info=US) as client:
+                    self._opened.set_result(client)
+                    await self._closing.wait()
+                    self._scope.deadline = anyio.current_time() + CLOSE_SECONDS
+        except Exception as error:
+            self._failure = cause(error)
+            self._fail(self._failure)
+        finally:
+            self._fail(ConnectionLost("The connection was closed."))
+
+    def _fail(self, error: BaseException) -> None:
+        if self._opened.done():
+            return
+        self._opened.set_exception(error)
+        self._opened.exception()  # retrieves it, in case no call waits for it any more
+
+
+@dataclass
+class Listing:
+    tools: dict[str, ListedTool] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The bytes of each tool's name, description and schema together."""
+    left_out: list[str] = field(default_factory=list)
+    """Sentences that say which tools were left out, and why."""
+    failure: str | None = None
+    """The reason why the server has no tools at all."""
+
+    @property
+    def error(self) -> str | None:
+        return self.failure or " ".join(self.left_out) or None
+
+
+class Lister:
+    """Collects a server's tools page by page, up to the limits."""
+
+    def __init__(self, server: McpServer, limits: McpLimits) -> None:
+        self.listing = Listing()
+        self.full = False
+        self._server = server
+        self._limits = limits
+        self._seen = 0
+        self._bytes = 0
+
+    def add(self, page: types.ListToolsResult) -> None:
+        for tool in page.tools:
+            self._seen += 1
+            size = _size(tool)
+            self._bytes += size
+            if self._seen > self._limits.tools or self._bytes > self._limits.schema_bytes:
+                self.full = True
+                self.listing.left_out.append(
+                    f"The server has more than {self._limits.tools} tools, or more than "
+                    f"{self._limits.schema_bytes} bytes of tools: the rest is left out."
+                )
+                return
+            self._add(tool, size)
+
+    def _add(self, tool: types.Tool, size: int) -> None:
+        read_only = bool(tool.annotations and tool.annotations.read_only_hint)
+        if not self._server.allowed.holds(tool.name, read_only=read_only):
+            return
+        if reason := self._objection(tool):
+            self.listing.left_out.append(
+                f"{tool.name[: limits.TOOL_NAME_CHARACTERS.value]!r} is left out: {reason}."
+            )
+            return
+        self.listing.sizes[tool.name] = size
+        self.listing.tools[tool.name] = ListedTool(
+            tool.name, tool.description, tool.input_schema, _annotations(tool)
+        )
+
+    def _objection(self, tool: types.Tool) -> str | None:
+        if not 0 < len(tool.name) <= limits.TOOL_NAME_CHARACTERS.value:
+            return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS.value} characters"
+        if tool.name in self.listing.tools:
+            return "another tool has the same name"
+        if remote := remote_reference(tool.input_schema):
+            return f"its schema refers to {remote[:200]!r}, which is not fetched"
+        return None
+
+
+def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
+    """Leaves out tools until those of all servers of a request together are within the limits."""
+    tools, size = 0, 0
+    for listing in listings:
+        for name in list(listing.tools):
+            tools += 1
+            size += listing.sizes[name]
+            if tools > limits.all_tools or size > limits.all_schema_bytes:
+                del listing.tools[name]
+        if len(listing.tools) < len(listing.sizes):
+            listing.left_out.append(
+                f"All servers of a request together may have {limits.all_tools} tools and "
+                f"{limits.all_schema_bytes} bytes of tools: the rest is left out."
+            )
+
+
+def _annotations(tool: types.Tool) -> dict[str, Any] | None:
+    found = tool.annotations
+    return found.model_dump(by_alias=True, exclude_none=True) if found else None
+
+
+def _size(tool: types.Tool) -> int:
+    described = (tool.name, tool.description, tool.input_schema)
+    return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def text_of(result: types.CallToolResult, longest: int) -> str:
+    """The result of a tool as text for the model."""
+    parts = [_part_text(part) for part in result.content]
+    if not parts and result.structured_content is not None:  # parts contain it as text too
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return cut("\n".join(parts), longest)
+
+
+def _part_text(part: types.ContentBlock) -> str:
+    match part:
+        case types.TextContent(text=text):
+            return text
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
+            return text
+        case types.ResourceLink(uri=uri):
+            return f"[resource link: {uri}]"
+        case _:
+            return f"[{part.type}]"
 
 
 class McpConnection:
+    """A server with its session, which is reopened once if it is lost."""
+
     def __init__(
         self, requested: McpServer, connect: Connect, limits: McpLimits, opened: Opened
     ) -> None:

@@ -15,6 +15,7 @@ from socket import MSG_PEEK, SHUT_WR, socket, socketpair
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client._transport import TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
@@ -22,14 +23,12 @@ from mlx_server.errors import public_message
 from mlx_server.limits import MCP_UNREAD_MESSAGES
 from mlx_server.mcp import guard
 from mlx_server.mcp.errors import ConnectionLost, McpError
-from mlx_server.mcp.limits import McpLimits
-from mlx_server.mcp.messages import MESSAGES
-from mlx_server.mcp.streams import Meter, Streams, ValueMeter
+from mlx_server.mcp.http import MESSAGES
+from mlx_server.mcp.limits import McpLimits, Meter, ValueMeter
 from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0
-"""How long the guards may take to end a server. They need less than half of it even if one of them
-is stopped."""
+"""How long the guard may take to end a server. It needs less than half of it."""
 CHUNK = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ Read = SessionMessage | Exception
 @asynccontextmanager
 async def stdio_transport(
     command: Sequence[str], environment: Mapping[str, str], limits: McpLimits
-) -> AsyncIterator[Streams]:
+) -> AsyncIterator[TransportStreams]:
     mark = uuid.uuid4().hex
     process, lifeline = await _started(command, environment, mark)
     assert process.stdin
@@ -69,28 +68,27 @@ async def _wait_until_gone(
             group.start_soon(_drained, stdout)
             await _guarded(process, lifeline, mark)
             await process.wait()
-    if scope.cancelled_caught:  # both guards were stopped
+    if scope.cancelled_caught:  # the guard was stopped
         await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
         with anyio.move_on_after(GONE_SECONDS):
             await process.wait()
 
 
 async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: str) -> None:
-    """Waits until the server and its guards have ended. Ends the server if the guards were
-    killed."""
+    """Waits until the server and its guard have ended. Ends the server if the guard was killed."""
     await anyio.wait_readable(lifeline)
     with suppress(OSError):
         if lifeline.recv(1, MSG_PEEK):  # MSG_PEEK leaves the byte for the next call
             return
-    log.warning("the guards of an MCP server were killed; ending the server")
+    log.warning("the guard of an MCP server was killed; ending the server")
     await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
 
 
 async def _started(
     command: Sequence[str], environment: Mapping[str, str], mark: str
 ) -> tuple[asyncio.subprocess.Process, socket]:
-    """Starts the guards and the server. Returns the first guard's process and this end of its
-    lifeline; closing that ends the server."""
+    """Starts the guard and the server. Returns the guard's process and this end of its lifeline;
+    closing that ends the server."""
     ours, theirs = socketpair()
     ours.setblocking(False)
     try:

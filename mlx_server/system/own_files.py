@@ -1,4 +1,5 @@
-"""Checks that a path to be written leads through no link that another user may have made.
+"""Files that are the user's own: written so that nobody else can read them, and through no link
+that another user may have made.
 
 The owner of a folder could put a link there that leads a program with more rights to another file.
 """
@@ -9,6 +10,15 @@ import stat
 from pathlib import Path
 
 MOST_LINKS = 40
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a new file that only the user can read. Raises FileExistsError if there is one."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)  # else a power failure after a rename could leave an empty file
 
 
 def own_path(path: Path) -> Path:

@@ -6,6 +6,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from mlx_server.system.own_files import write_private
+
 KEY_FILE = "secret.key"
 KEY_BYTES = 32
 
@@ -46,10 +48,8 @@ def _create(path: Path) -> None:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(file, "wb") as writing:
-            writing.write(secrets.token_bytes(KEY_BYTES))
+        write_private(draft, secrets.token_bytes(KEY_BYTES))
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:

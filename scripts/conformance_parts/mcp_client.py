@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlx_server.mcp import ClientCredentials, Connector, Connectors, McpError, StoredLogin, Toolset
-from mlx_server.mcp.login import LoginClient, log_in
-from mlx_server.mcp.login_file import path_in
+from mlx_server.mcp.oauth import log_in
 from mlx_server.requests import McpServer
 
 LABEL = "suite"
@@ -35,7 +34,7 @@ def visit(page: str) -> None:
 class Owner:
     """The user who owns the connectors, and logs in where one of them asks for it."""
 
-    def __init__(self, url: str, kept: StoredLogin, client: LoginClient) -> None:
+    def __init__(self, url: str, kept: StoredLogin, client: ClientCredentials | None) -> None:
         self._url, self._kept, self._client = url, kept, client
         self._left = LOGINS
 
@@ -48,8 +47,9 @@ class Owner:
 
 
 async def play(url: str, scenario: str, context: Json, data: Path) -> None:
-    kept = StoredLogin(LABEL, path_in(data, LABEL))
-    owner = Owner(url, kept, LoginClient(context.get("client_id"), context.get("client_secret")))
+    kept = StoredLogin.in_folder(data, LABEL)
+    id, secret = context.get("client_id"), context.get("client_secret")
+    owner = Owner(url, kept, ClientCredentials(None, id, secret) if id else None)
     oauth: ClientCredentials | StoredLogin | None = None
     if scenario.startswith("auth/client-credentials"):
         issuer = await asyncio.to_thread(issuer_of, url)

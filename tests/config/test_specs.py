@@ -9,10 +9,10 @@ from mlx_server.config.settings import PROMPT_FOLDER, ModelSettings, Settings
 from mlx_server.config.specs import (
     adapter_dirs,
     connector,
-    login_file,
     model_spec,
     prompt_disk,
     spec_named,
+    stored_login,
 )
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.errors import SettingsError
@@ -120,4 +120,4 @@ def test_secrets_of_a_connector_reach_its_server_alone(folder: Path) -> None:
 
 def test_a_login_without_a_folder_to_keep_it_says_what_to_set() -> None:
     with pytest.raises(SettingsError, match=r"'c'.*`data_dir` under `store`"):
-        login_file(None, "c")
+        stored_login(None, "c")

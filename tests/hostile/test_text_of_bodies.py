@@ -28,8 +28,7 @@ from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ToolLoopLimits, _Rounds
 from mlx_server.mcp import McpLimits as McpLimits
-from mlx_server.mcp.listing import Lister
-from mlx_server.mcp.results import text_of
+from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, McpServer, McpTools
 from tests.families.prompts import checkpoint_of

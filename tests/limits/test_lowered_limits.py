@@ -24,10 +24,9 @@ from mlx_server.app import server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine.messages import Generate
 from mlx_server.generation import plan, rendering, tool_loop
-from mlx_server.mcp import addresses
+from mlx_server.mcp import Toolset, addresses
 from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import McpConnection
-from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool_limits import PoolLimits as PoolLimits
 from mlx_server.prompts.text_size import memory_of

@@ -11,13 +11,10 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.generation import tool_loop
-from mlx_server.mcp.capacity import CountingSemaphore
-from mlx_server.mcp.connectors import Connectors
-from mlx_server.mcp.errors import ConnectionLost
+from mlx_server.mcp.connectors import Connectors, Toolset
+from mlx_server.mcp.errors import ConnectionLost, cut
+from mlx_server.mcp.limits import CountingSemaphore, Meter
 from mlx_server.mcp.limits import McpLimits as McpLimits
-from mlx_server.mcp.streams import Meter
-from mlx_server.mcp.texts import cut
-from mlx_server.mcp.toolset import Toolset
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.actions import ModelFacts, Refuse
 from mlx_server.pool.concurrency import RowSlots

@@ -15,7 +15,7 @@ from mlx_server.api.responses.web_socket import UnstoredContext, _lane
 from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.framing import StrictConnection
 from mlx_server.mcp.limits import McpLimits as McpLimits
-from mlx_server.mcp.listing import Lister, Listing, bound
+from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.requests import McpServer
 from mlx_server.store import ItemRecord

@@ -25,6 +25,8 @@ class Authority(Wild):
     def __init__(self) -> None:
         super().__init__(quiet)
         self.url = ""
+        self.issuer = ""
+        """Another authorization server that it names."""
         self.asked: list[Fields] = []
         """The fields of each request for a token."""
         self.registered: list[Any] = []
@@ -63,7 +65,10 @@ class Authority(Wild):
         elif path.startswith("/.well-known/oauth-authorization-server"):
             await _json(send, 200, self._metadata())
         elif path.startswith("/.well-known/oauth-protected-resource"):
-            found = {"resource": f"{self.url}/mcp", "authorization_servers": [self.url]}
+            found = {
+                "resource": f"{self.url}/mcp",
+                "authorization_servers": [self.issuer or self.url],
+            }
             await _json(send, 200, found)
         elif token not in self.access:
             await answered(send, 401, b"", (b"www-authenticate", b'Bearer scope="read"'))

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from mlx_server.mcp import StoredLogin
-from mlx_server.mcp.login_file import path_in
 
 
 @pytest.fixture
@@ -13,4 +12,4 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> StoredLogin:
-    return StoredLogin("wiki", path_in(tmp_path, "wiki/1"))
+    return StoredLogin.in_folder(tmp_path, "wiki/1")

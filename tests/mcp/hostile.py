@@ -17,7 +17,7 @@ print(s.Popen(sys.argv[1:], stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)
 """
 """Starts a process in another group and leaves it without a parent."""
 
-STUBBORN = ("will not go", "leaves children", "harms its guards")
+STUBBORN = ("will not go", "leaves children", "harms its guard")
 
 HABIT, FILE = sys.argv[1], (sys.argv[2:] or [os.devnull])[0]
 
@@ -117,7 +117,7 @@ def start_children() -> None:
 
 
 def main() -> None:
-    if HABIT in ("leaves children", "harms its guards"):
+    if HABIT in ("leaves children", "harms its guard"):
         start_children()
     if HABIT in STUBBORN:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from mlx_server.mcp import Connector, StoredLogin
-from mlx_server.mcp.login import LoginClient, Show, log_in
+from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
+from mlx_server.mcp.oauth import Show, log_in
 from mlx_server.requests import McpServer
 from tests.mcp.authority import Authority, visit
 from tests.mcp.playing import all_gone, served
@@ -23,10 +23,14 @@ async def running() -> AsyncIterator[Authority]:
 
 
 async def logged_in(
-    server: Authority, kept: StoredLogin, show: Show = visit, client: LoginClient | None = None
+    server: Authority,
+    kept: StoredLogin,
+    show: Show = visit,
+    client: ClientCredentials | None = None,
+    port: int = 0,
 ) -> int:
     url = f"{server.url}/mcp"
-    return await log_in(url, kept, client or LoginClient(), show, allow_private=True)
+    return await log_in(url, kept, client, show, port=port, allow_private=True)
 
 
 def connector(server: Authority, kept: StoredLogin) -> Connector:

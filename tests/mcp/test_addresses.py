@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlx_server.mcp.addresses import is_public, resolved
 from mlx_server.mcp.errors import McpError
@@ -29,10 +32,10 @@ def test_public_addresses(address: str) -> None:
         *("127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1"),
         *("169.254.169.254", "100.64.0.1", "255.255.255.255", "224.0.0.1", "192.0.2.1"),
         *("192.0.0.1", "192.0.0.9", "192.0.0.192", "192.88.99.1", "198.18.0.1", "198.19.255.255"),
-        *("198.51.100.1", "203.0.113.1", "239.255.255.255", "240.0.0.1", "192.31.196.1"),
+        *("198.51.100.1", "203.0.113.1", "239.255.255.255", "240.0.0.1"),
         *("::1", "::", "fe80::1", "fe80::1%1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1"),
         *("fec0::1", "5f00::1", "3fff::1", "3fff:fff:ffff::1", "100::1", "100:0:0:1::1", "4000::"),
-        *("2001::1", "2001:2::1", "2001:20::1", "2001:1ff:ffff::1", "2620:4f:8000::1", "1fff::1"),
+        *("2001::1", "2001:2::1", "2001:20::1", "2001:1ff:ffff::1", "1fff::1"),
         "2606:4700::1111%1",
         # the IPv4 address in them, or none that can be known
         *("::ffff:127.0.0.1", "::ffff:a00:1", "::ffff:192.0.0.192", "64:ff9b::7f00:1"),
@@ -74,3 +77,18 @@ def test_a_name_with_a_public_and_a_private_address_is_refused(
 def test_a_host_that_is_not_there(host: str) -> None:
     with pytest.raises(McpError):
         asyncio.run(resolved(host, 80, allow_private=False))
+
+
+@pytest.mark.parametrize("wrapper", ["::ffff:0:0", "64:ff9b::"])
+@settings(max_examples=30)
+@given(address=st.ip_addresses(v=4))
+def test_an_embedded_address_counts_as_itself(wrapper: str, address: IPv4Address) -> None:
+    wrapped = IPv6Address(int(IPv6Address(wrapper)) | int(address))
+    assert is_public(str(wrapped)) == is_public(str(address))
+
+
+@settings(max_examples=50)
+@given(st.ip_addresses(v=6))
+def test_only_global_unicast_is_public(address: IPv6Address) -> None:
+    leads_to_ipv4 = address.ipv4_mapped or address in IPv6Network("64:ff9b::/96")
+    assert leads_to_ipv4 or address in IPv6Network("2000::/3") or not is_public(str(address))

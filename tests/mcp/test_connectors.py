@@ -1,11 +1,14 @@
-"""Which servers a request may name, and what is sent to them."""
+"""Which servers a request may name, what is sent to them, and how many calls run at a time."""
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from mlx_server.errors import BadRequest
-from mlx_server.mcp import Connector, Connectors
+from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
 from tests.mcp.wild import LIMITS, Wild, listed, opened, outcome, quiet
@@ -97,3 +100,54 @@ async def test_servers_are_few_and_have_names_of_their_own() -> None:
         with pytest.raises(BadRequest, match=message):
             async with found.open(servers):
                 raise AssertionError
+
+
+class Server:
+    """Has the tool `look`, which answers when it may."""
+
+    def __init__(self) -> None:
+        self.requested = SimpleNamespace(label="s")
+        self.listing = SimpleNamespace(tools={"look": None})
+        self.may = asyncio.Event()
+        self.called = 0
+
+    async def call(self, tool: str, arguments: str) -> str:
+        self.called += 1
+        await self.may.wait()
+        return "x" * 40
+
+
+def toolset(server: Server, **limits: Any) -> Toolset:
+    return Toolset([cast(Any, server)], McpLimits(**limits))
+
+
+async def test_only_tools_of_the_list_are_called() -> None:
+    server = Server()
+    found = toolset(server)
+    for label, tool in (("s", "write"), ("other", "look")):
+        assert not found.has(label, tool)
+        with pytest.raises(McpError, match="no such tool"):
+            await found.call(label, tool, "{}")
+    assert server.called == 0
+
+
+async def test_a_few_calls_run_at_a_time() -> None:
+    server = Server()
+    found = toolset(server, parallel_calls=2)
+    calls = [asyncio.create_task(found.call("s", "look", "{}")) for _ in range(5)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert server.called == 2
+    server.may.set()
+    await asyncio.gather(*calls)
+    assert server.called == 5
+
+
+async def test_results_share_their_bytes() -> None:
+    server = Server()
+    server.may.set()
+    found = toolset(server, all_result_bytes=60)
+    first, second = [await found.call("s", "look", "{}") for _ in range(2)]
+    assert first == "x" * 40
+    assert second.startswith("x" * 20)
+    assert second.count("x") == 20

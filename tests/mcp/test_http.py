@@ -1,6 +1,7 @@
 """Servers that are reached by HTTP: what is sent to them, and what they may send."""
 
 import asyncio
+import json
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,9 +12,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from mlx_server import __version__
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import McpLimits
-from mlx_server.mcp.streams import Meter
+from mlx_server.mcp.limits import Meter
 from mlx_server.requests import McpServer
 from tests.hostile.outbound import sitecustomize as outbound
 from tests.mcp.official import make
@@ -260,3 +262,22 @@ async def test_a_server_of_the_sdk_is_left_without_a_session() -> None:
     async with served(app) as url, opened(McpServer("s", url=f"{url}/mcp")) as toolset:
         assert listed(toolset) == (5, "")
         assert await toolset.call("s", "add", '{"a": 1, "b": 2}') == "3"
+
+
+async def test_it_is_told_who_we_are() -> None:
+    seen: list[Any] = []
+
+    class Noting(Wild):
+        async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+            async def noted() -> Any:
+                message = await receive()
+                if message["type"] == "http.request" and message["body"]:
+                    seen.append(json.loads(message["body"]))
+                return message
+
+            await super().__call__(scope, noted, send)
+
+    async with served(Noting(quiet)) as url, opened(McpServer("wild", url=url)):
+        pass
+    reported = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
+    assert reported == [{"name": "mlx-server", "version": __version__}]

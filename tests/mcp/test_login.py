@@ -1,26 +1,23 @@
-"""Logins of a connector's owner: what is kept of them, and what a server does with it."""
+"""Logins of a connector's owner: the page to which they return, what is kept of them, and what a
+server does with it."""
 
 import asyncio
 import json
+import socket
 import stat
-import time
-from typing import Any
+import urllib.error
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from mlx_server.mcp import Connectors, StoredLogin
-from mlx_server.mcp.callback import LoginFailed
-from mlx_server.mcp.login import LoginClient
-from mlx_server.mcp.login_file import remove
+from mlx_server.mcp import ClientCredentials, Connectors, StoredLogin
+from mlx_server.mcp.oauth import LoginFailed
+from tests.mcp.authority import callback_of, visit
 from tests.mcp.logins import WIKI, connector, logged_in, running, said
 from tests.mcp.wild import LIMITS, outcome
 
 pytestmark = pytest.mark.anyio
-
-
-def change(kept: StoredLogin, **fields: Any) -> None:
-    found = json.loads(kept.file.read_text())
-    kept.file.write_text(json.dumps({**found, **fields}))
 
 
 async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
@@ -39,10 +36,12 @@ async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
     assert [each.name for each in kept.file.parent.iterdir()] == ["wiki%2F1.json"]
 
 
-async def test_an_old_token_is_refreshed_once_for_all_connections(kept: StoredLogin) -> None:
+async def test_a_refused_token_is_refreshed_once_for_all_connections(
+    kept: StoredLogin,
+) -> None:
     async with running() as server:
         await logged_in(server, kept)
-        change(kept, expires_at=time.time() - 1)
+        server.access.clear()
         found = Connectors({"wiki": connector(server, kept)}, limits=LIMITS)
 
         async def one() -> str:
@@ -57,21 +56,13 @@ async def test_an_old_token_is_refreshed_once_for_all_connections(kept: StoredLo
         await found.stop()
 
 
-async def test_a_token_that_is_refused_is_refreshed(kept: StoredLogin) -> None:
-    async with running() as server:
-        await logged_in(server, kept)
-        server.access.clear()
-        assert await said(server, kept) == "seen"
-        assert server.grants == ["authorization_code", "refresh_token"]
-
-
 async def test_a_login_that_has_ended_needs_the_owner(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()
         server.refresh.clear()
         error = await said(server, kept)
-        assert "`mlx-server connectors login wiki`" in error
+        assert "`mlx-server connectors login wiki/1`" in error
         assert len(server.registered) == len(server.pages) == 1
         await logged_in(server, kept)
         assert await said(server, kept) == "seen"
@@ -82,8 +73,8 @@ async def test_without_a_login_nothing_is_sent(kept: StoredLogin) -> None:
         assert "connectors login wiki" in await said(server, kept)
         assert server.heads == []
         await logged_in(server, kept)
-        assert remove(kept.file)
-        assert not remove(kept.file)
+        assert kept.forget()
+        assert not kept.forget()
         assert "connectors login wiki" in await said(server, kept)
 
 
@@ -92,6 +83,21 @@ async def test_tokens_are_for_one_server(kept: StoredLogin) -> None:
         await logged_in(server, kept)
         assert "connectors login wiki" in await said(other, kept)
         assert other.heads == []
+
+
+@pytest.mark.parametrize("id", [None, "mine"])
+async def test_the_refresh_token_is_for_the_authority_of_the_login(
+    kept: StoredLogin, id: str | None
+) -> None:
+    async with running() as server, running() as other:
+        client = ClientCredentials(None, id) if id else None
+        await logged_in(server, kept, client=client)
+        server.access.clear()
+        server.issuer = other.url
+        assert "connectors login wiki" in await said(server, kept)
+        assert other.asked == []
+        server.issuer = ""
+        assert await said(server, kept) == "seen"
 
 
 async def test_a_page_that_is_not_https_is_not_shown(kept: StoredLogin) -> None:
@@ -115,7 +121,7 @@ async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(
 
 async def test_a_client_that_is_registered_already(kept: StoredLogin) -> None:
     async with running() as server:
-        client = LoginClient("mine", "hush", server.url)
+        client = ClientCredentials(server.url, "mine", "hush")
         assert await logged_in(server, kept, client=client) == 1
         assert server.registered == []
         assert server.pages[0]["client_id"] == "mine"
@@ -123,7 +129,7 @@ async def test_a_client_that_is_registered_already(kept: StoredLogin) -> None:
 
 async def test_the_secret_is_for_its_issuer(kept: StoredLogin) -> None:
     async with running() as server:
-        client = LoginClient("mine", "hush", "https://login.example.com")
+        client = ClientCredentials("https://login.example.com", "mine", "hush")
         await logged_in(server, kept, client=client)
     assert "hush" not in str([server.asked, server.pages, server.registered])
     assert "hush" not in kept.file.read_text()
@@ -134,3 +140,134 @@ async def test_a_server_that_asks_for_no_login(kept: StoredLogin) -> None:
         server.access.add("")
         with pytest.raises(LoginFailed, match="asks for no login"):
             await logged_in(server, kept)
+
+
+async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
+    kept: StoredLogin,
+) -> None:
+    refused = []
+
+    def show(page: str) -> None:
+        for forged in ("code=evil&state=x", "code=evil", "error=no&state=", "", "%ff=%ff"):
+            with pytest.raises(urllib.error.HTTPError) as found:
+                visit(f"{callback_of(page)}?{forged}")
+            found.value.close()
+            refused.append(found.value.code)
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+    assert refused == [400] * 5
+    assert server.asked[0]["code"] == "a-code"
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET /callback", b"x" * 40_000])
+async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: bytes) -> None:
+    def show(page: str) -> None:
+        parts = urlsplit(callback_of(page))
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+            line.sendall(noise)
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"\0\xff",
+        b"GET //[/callback HTTP/1.1",
+        b"HEAD /callback?state=x HTTP/1.1",
+        b"POST /callback?state=x HTTP/1.1",
+        b"GET /callback/../x?state=x HTTP/1.1",
+        b"GET /callback?" + b"state=x&" * 1500 + b" HTTP/1.1",
+        b"GET /callback?state=%ED%A0%80 HTTP/1.1",
+        b"GET /callback?state=<script>alert(1)</script> HTTP/1.1",
+        b"<script> / HTTP/1.1",
+    ],
+)
+async def test_no_other_request_ends_a_login(kept: StoredLogin, request_line: bytes) -> None:
+    answers = []
+
+    def show(page: str) -> None:
+        parts = urlsplit(callback_of(page))
+        with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+            line.sendall(request_line + b"\r\n\r\n")
+            answers.append(b"".join(iter(lambda: line.recv(4096), b"")))
+        visit(page)
+
+    async with running() as server:
+        assert await logged_in(server, kept, show) == 1
+    assert b"<script>" not in answers[0].partition(b"\r\n\r\n")[2]
+    assert b" 200 " not in answers[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            {"error": "access_denied", "error_description": "No\x1b[2J way."},
+            "access_denied: No[2J way.",
+        ),
+        ({"error": "x" * 10_000}, "cut here"),
+        ({}, "neither a code nor an error"),
+        ({"code": "a-code", "iss": "https://evil.example.com"}, "evil.example.com"),
+        ({"code": "another"}, "invalid_grant"),
+    ],
+)
+async def test_a_login_that_is_refused_keeps_nothing(
+    kept: StoredLogin, answer: dict[str, str], said: str
+) -> None:
+    async with running() as server:
+        server.answer = lambda asked: answer
+        with pytest.raises(LoginFailed) as failed:
+            await logged_in(server, kept)
+    assert said in str(failed.value)
+    assert "\x1b" not in str(failed.value)
+    assert not kept.file.exists()
+
+
+async def test_a_port_that_is_taken(kept: StoredLogin) -> None:
+    async with running() as server:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as taken,
+            pytest.raises(LoginFailed, match="can't be listened on"),
+        ):
+            await logged_in(server, kept, port=taken.getsockname()[1])
+
+
+async def test_a_login_that_is_not_finished_in_time(
+    kept: StoredLogin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.mcp.oauth.LOGIN_SECONDS", 0.01)
+    async with running() as server:
+        with pytest.raises(LoginFailed, match="not finished in time"):
+            await logged_in(server, kept, show=lambda page: None)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
+async def test_a_file_that_others_can_use_is_not_used(kept: StoredLogin, mode: int) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        kept.file.chmod(mode)
+        assert "not private" in await said(server, kept)
+        await logged_in(server, kept)
+        assert await said(server, kept) == "seen"
+
+
+async def test_a_file_that_is_none_of_ours(kept: StoredLogin, tmp_path: Path) -> None:
+    async with running() as server:
+        await logged_in(server, kept)
+        elsewhere = tmp_path / "elsewhere"
+        kept.file.rename(elsewhere)
+        kept.file.symlink_to(elsewhere)
+        assert "can't be read" in await said(server, kept)
+        kept.file.unlink()
+        kept.file.mkdir(0o700)
+        assert "can't be read" in await said(server, kept)
+        kept.file.rmdir()
+        for text in ("{", "[]", '{"url": 1}', "x" * (1 << 20) + "x"):
+            kept.file.touch(0o600)
+            kept.file.write_text(text)
+            assert "damaged" in await said(server, kept)

@@ -7,10 +7,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from mlx_server.mcp import ClientCredentials, Connector
+from mlx_server.mcp import ClientCredentials, Connector, Connectors
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
-from tests.mcp.wild import JSON, Send, Wild, answered, listed, opened, outcome, quiet
+from tests.mcp.wild import JSON, LIMITS, Send, Wild, answered, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -81,16 +81,17 @@ def connector(server: Guarded, url: str, secret: str, issuer: str | None = None)
 async def test_a_token_is_asked_for_once_and_again_when_it_is_refused() -> None:
     server = Guarded()
     async with served(server) as url:
-        made = connector(server, url, "once")
+        connectors = Connectors({"wiki": connector(server, url, "once")}, limits=LIMITS)
+        wiki = McpServer("wild", connector="wiki", authorization="the client's")
         for _ in range(2):
-            wiki = McpServer("wild", connector="wiki", authorization="the client's")
-            async with opened(wiki, wiki=made) as toolset:
+            async with connectors.open([wiki]) as toolset:
                 assert listed(toolset) == (1, "")
                 assert await outcome(toolset) == "seen"
         assert len(server.asked) == 1
         server.valid = "revoked"
-        async with opened(McpServer("wild", connector="wiki"), wiki=made) as toolset:
+        async with connectors.open([wiki]) as toolset:
             assert await outcome(toolset) == "seen"
+        await connectors.stop()
     assert [credentials for credentials, _ in server.asked] == ["me:once"] * 2
     _, fields = server.asked[0]
     assert fields["grant_type"] == ["client_credentials"]

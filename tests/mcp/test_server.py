@@ -1,4 +1,4 @@
-"""A server that fails costs its call or its list of tools, and is started once more."""
+"""One server of a response: its tools, its results, and its failures, which cost no other."""
 
 import asyncio
 from pathlib import Path
@@ -7,10 +7,85 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.mcp import Connector, Connectors, McpLimits
+from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HASTY, LIMITS, listed, opened, outcome
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+
+
+async def test_a_tool_with_a_remote_reference_is_left_out() -> None:
+    async with opened("remote refs") as toolset:
+        names, error = listed(toolset)
+        assert names == ["look"]
+        assert error == (
+            "'far' is left out: its schema refers to 'http://127.0.0.1:9/secret', which is not "
+            "fetched."
+        )
+        assert await outcome(toolset, "remote refs") == "seen"
+
+
+async def test_lists_without_end_are_cut() -> None:
+    async with opened("many tools") as toolset:
+        names, error = listed(toolset)
+        assert len(names) == 256
+        assert error == (
+            "The server has more than 256 tools, or more than 262144 bytes of tools: the rest is "
+            "left out."
+        )
+    async with opened("endless pages") as toolset:
+        names, error = listed(toolset)
+        assert len(names) == 256
+        assert error
+    async with opened("large schemas") as toolset:
+        names, error = listed(toolset)
+        assert names == ["look"]
+        assert error
+
+
+async def test_two_tools_of_one_name_are_one() -> None:
+    async with opened("unusable schema") as toolset:
+        names, error = listed(toolset)
+        assert names == ["odd", "look"]
+        assert error == "'look' is left out: another tool has the same name."
+
+
+async def test_half_of_a_surrogate_pair_is_replaced() -> None:
+    async with opened("cuts an emoji") as toolset:
+        assert await outcome(toolset, "cuts an emoji") == "x\ufffd"
+
+
+async def test_a_large_result_is_cut_with_a_notice() -> None:
+    async with opened("floods a result") as toolset:
+        result = await outcome(toolset, "floods a result")
+    assert result == f"{'x' * (1 << 20)}\n[cut here; it has {3 << 20} bytes]"
+
+
+SAID = "the server's own words"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (McpError(SAID), "McpError"),
+        (ToolFailed(SAID), "ToolFailed"),
+        (ConnectionLost(SAID), "ConnectionLost"),
+        (McpRefused(SAID, 403), "HTTP 403"),
+    ],
+)
+def test_the_log_has_the_kind_and_the_client_has_the_words(error: McpError, kind: str) -> None:
+    assert error.kind == kind
+    assert str(error) == SAID
+
+
+def test_the_cause_is_the_first_error_however_deep_the_groups_are() -> None:
+    first, second = ConnectionLost("one"), ValueError("two")
+    assert cause(first) is first
+    assert cause(ExceptionGroup("g", [first, second])) is first
+    nested = ExceptionGroup("out", [ExceptionGroup("in", [first]), second])
+    assert cause(BaseExceptionGroup("all", [nested, KeyboardInterrupt()])) is first
+    interrupt = KeyboardInterrupt()
+    assert cause(BaseExceptionGroup("all", [interrupt, first])) is interrupt
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Writes a client's files, each with a backup of what was there."""
 
 import errno
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.formats import CannotMerge, with_content, written
 from mlx_server.clients.connect.template import Connection, filled
 from mlx_server.errors import SettingsError, public_message
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import own_path, write_private
 from mlx_server.system.regular_files import read_regular
 
 PRIVATE = 0o600
@@ -85,7 +84,7 @@ def _back_up(change: Change) -> Path:
         name = change.path.name + ".backup" + (f"-{number}" if number else "")
         path = change.path.with_name(name)
         if not path.exists():
-            _write_private(path, change.before)
+            write_private(path, change.before)
             return path
         number += 1
 
@@ -96,18 +95,10 @@ def _replace(change: Change) -> None:
     mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _write_private(temporary, change.after)
+        write_private(temporary, change.after)
         temporary.chmod(mode)
         if change.before != (read_regular(path) if path.exists() else None):
             raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _write_private(path: Path, text: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)  # else a power failure after the rename could leave an empty file
