@@ -89,15 +89,15 @@ LOWERED: dict[str, tuple[object, str]] = {
     ),
     "MCP_PROCESSES": (
         MCP.processes,
-        "mcp/test_capacity.py::test_processes_are_so_many_until_the_last_one_is_gone",
+        "mcp/test_limits.py::test_processes_are_so_many_until_the_last_one_is_gone",
     ),
     "MCP_SESSIONS": (
         MCP.sessions,
-        "mcp/test_capacity.py::test_connections_by_http_are_so_many",
+        "mcp/test_limits.py::test_connections_by_http_are_so_many",
     ),
     "MCP_WAIT_SECONDS": (
         MCP.wait_seconds,
-        "mcp/test_capacity.py::test_processes_are_so_many_until_the_last_one_is_gone",
+        "mcp/test_limits.py::test_processes_are_so_many_until_the_last_one_is_gone",
     ),
     "MCP_OPEN_SECONDS": (
         MCP.open_seconds,
@@ -106,11 +106,11 @@ LOWERED: dict[str, tuple[object, str]] = {
     "MCP_CALL_SECONDS": (MCP.call_seconds, "mcp/test_http.py::test_a_call_fails_alone"),
     "MCP_RESULT_BYTES": (
         MCP.result_bytes,
-        "mcp/test_results.py::test_a_large_result_is_cut_with_a_notice",
+        "mcp/test_server.py::test_a_large_result_is_cut_with_a_notice",
     ),
     "MCP_ALL_RESULT_BYTES": (
         MCP.all_result_bytes,
-        "mcp/test_capacity.py::test_results_of_all_calls_together",
+        "mcp/test_limits.py::test_results_of_all_calls_together",
     ),
     "MCP_MESSAGE_BYTES": (MCP.message_bytes, "mcp/test_server.py::test_a_call_fails_alone"),
     "MCP_SESSION_BYTES": (MCP.session_bytes, "mcp/test_server.py::test_a_call_fails_alone"),
