@@ -72,6 +72,13 @@ HARMONY_DEPTH = Limit(
     per="request",
     beyond="deeper ones are described as `any`",
 )
+HARMONY_PARAMETERS = Limit(
+    bounds="the parameters of one tool in a Harmony prompt, with what they refer to",
+    value=1 << 18,
+    unit="characters",
+    per="request",
+    beyond="400",
+)
 HARMONY_HEADER_TOKENS = Limit(
     "the header of a Harmony message", 128, "tokens", "response", beyond="it counts as text"
 )

@@ -25,6 +25,7 @@ from openai_harmony import (
 from openai_harmony import Conversation as HarmonyConversation
 from openai_harmony import Message as HarmonyMessage
 
+from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
@@ -40,6 +41,13 @@ from mlx_server.parsers.harmony.parser import (
 )
 from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
 from mlx_server.prompts.harmony.text_pieces import WINDOW, long_words, text_pieces
+from mlx_server.prompts.harmony.tools_text import (
+    AROUND,
+    SOME_TOOLS,
+    WHOLE,
+    LongTools,
+    parts,
+)
 from mlx_server.prompts.harmony.vocabulary import NAMED, check, encoding
 from mlx_server.prompts.system_text import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
@@ -109,7 +117,9 @@ def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) ->
     for begin in range(0, len(messages), CHUNK):
         check_wanted()
         chunk = messages[begin : begin + CHUNK]
-        if sum(len(text) for message in chunk for text in _texts(message.content)) <= WINDOW:
+        contents = [content for message in chunk for content in message.content]
+        is_short = sum(map(len, _texts(contents))) <= WINDOW
+        if is_short and not any(isinstance(it, LongTools) for it in contents):
             whole = HarmonyConversation.from_messages(chunk)
             tokens += encoding().render_conversation(whole, CONFIG)
         else:
@@ -121,23 +131,32 @@ def _rendered(messages: Sequence[HarmonyMessage], conversation: Conversation) ->
 
 
 def _without_texts(message: HarmonyMessage) -> HarmonyMessage:
-    others = [it for it in message.content if not isinstance(it, TextContent)]
+    others = [
+        SOME_TOOLS if isinstance(it, LongTools) else it
+        for it in message.content
+        if not isinstance(it, TextContent)
+    ]
     return message.model_copy(update={"content": others})
 
 
 def _with_texts(tokens: Iterable[int], messages: Iterable[HarmonyMessage]) -> Iterator[int]:
     """Yields the tokens of messages without their texts, and those of the texts in their places:
     before and after the tools, if a message has any."""
-    following, after = iter(messages), list[str]()
+    following, after, is_other = iter(messages), list[str](), False
     for token in tokens:
         if token in ENDS:
             yield from _tokens_of(after)
-        yield token
+            is_other = False
+        if not is_other:
+            yield token
         if token == NAMED["<|message|>"]:
             contents = next(following).content
             at = next((i for i, it in enumerate(contents) if not isinstance(it, TextContent)), None)
             yield from _tokens_of(_texts(contents[:at]))
             after = _texts(contents[at:]) if at is not None else []
+            if at is not None and isinstance(tools := contents[at], LongTools):
+                yield from _text_tokens(tools.text())
+                is_other = True
 
 
 def _texts(contents: Iterable[Content]) -> list[str]:
@@ -214,13 +233,14 @@ def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
 
 def _developer(instructions: str, conversation: Conversation) -> Iterator[Content]:
     texts = [_instructions(instructions), _response_format(conversation.response_format)]
-    functions = [_tool_description(tool) for tool in conversation.tools if not is_built_in(tool)]
-    if not functions:
+    described = [_tool_description(tool) for tool in conversation.tools if not is_built_in(tool)]
+    if not described:
         yield from _text_contents("\n\n".join(filter(None, texts)))
         return
     before, after = texts
     yield from _text_contents(before and f"{before}\n\n")
-    yield DeveloperContent.new().with_function_tools(functions)
+    kind = LongTools if sum(size for _, size in described) > WHOLE else DeveloperContent
+    yield kind.new().with_function_tools([function for function, _ in described])
     yield from _text_contents(after and f"\n\n{after}")
 
 
@@ -256,22 +276,21 @@ def _instructions(text: str) -> str:
     return text and f"# Instructions\n\n{text}"
 
 
-def _tool_description(tool: Tool) -> ToolDescription:
-    parameters = for_typescript(tool.parameters)
-    for text in _strings([tool.name, tool.description, parameters]):
-        _refuse_endless(text, "tools")
-    return ToolDescription.new(_checked_name(tool.name), tool.description or "", parameters)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case list():
-            for item in value:
-                yield from _strings(item)
-        case dict():
-            yield from _strings([*value.keys(), *value.values()])
+def _tool_description(tool: Tool) -> tuple[ToolDescription, int]:
+    """Returns a tool as the library has it, and about the characters that describe it."""
+    parameters, description = for_typescript(tool.parameters), tool.description or ""
+    size, most = 0, limits.HARMONY_PARAMETERS.value
+    for text in parts([tool.name, parameters]):
+        size += len(_refuse_endless(text, "tools")) + AROUND
+        if size > most:
+            raise BadRequest(
+                f"The parameters of tool {tool.name[:64]!r} have more than {most} characters. "
+                "Shorten them.",
+                param="tools",
+            )
+    _refuse_endless(description, "tools")
+    made = ToolDescription.new(_checked_name(tool.name), description, parameters)
+    return made, size + len(description)
 
 
 def _response_format(format: Mapping[str, Any] | None) -> str:
