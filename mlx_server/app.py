@@ -252,8 +252,8 @@ def server_of(settings: Settings, app: FastAPI) -> HttpServer:
         ws=guard_slow_clients(sockets, served.send_seconds),
         ws_max_size=served.max_body_bytes,  # each message is a request body
         ws_per_message_deflate=False,
-        backlog=limits.ACCEPTED_AT_ONCE.value,
-        timeout_keep_alive=limits.IDLE_SECONDS.value,
+        backlog=limits.ACCEPTED_AT_ONCE,
+        timeout_keep_alive=limits.IDLE_SECONDS,
         timeout_graceful_shutdown=int(served.drain_seconds) + 5,
     )
     return HttpServer(config, app, served.drain_seconds)

@@ -76,9 +76,9 @@ class ServerError(Exception):
             self.code = code
 
     def body(self) -> dict[str, Any]:
-        cut = self.message[: limits.ERROR_CHARACTERS.value - 3] + "..."
+        cut = self.message[: limits.ERROR_CHARACTERS - 3] + "..."
         error = {
-            "message": self.message if len(self.message) <= limits.ERROR_CHARACTERS.value else cut,
+            "message": self.message if len(self.message) <= limits.ERROR_CHARACTERS else cut,
             "type": self.type,
             "param": self.param,
             "code": self.code,

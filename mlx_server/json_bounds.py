@@ -8,8 +8,8 @@ from mlx_server import limits
 OPENING, CLOSING, QUOTE = b"[{", b"]}", b'"'
 NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
-TOO_MANY_ZEROS = b"0" * (limits.JSON_DIGITS.value + 1)
-MOST_VALUES = limits.JSON_STRINGS.value
+TOO_MANY_ZEROS = b"0" * (limits.JSON_DIGITS + 1)
+MOST_VALUES = limits.JSON_STRINGS
 
 
 class ExceedsBounds(ValueError):
@@ -19,11 +19,11 @@ class ExceedsBounds(ValueError):
         """The byte of the text at which the bound is passed, if it is known."""
 
 
-def check_bounds(body: bytes, max_depth: int = limits.JSON_DEPTH.value) -> None:
+def check_bounds(body: bytes, max_depth: int = limits.JSON_DEPTH) -> None:
     """Raises ExceedsBounds for a text that is nested too deeply, or has too many values."""
     masked = mask_escapes(body)
-    if masked.count(QUOTE) > 2 * limits.JSON_STRINGS.value:
-        most = limits.JSON_STRINGS.value
+    if masked.count(QUOTE) > 2 * limits.JSON_STRINGS:
+        most = limits.JSON_STRINGS
         raise ExceedsBounds(f"it has more than {most} strings, keys included")
     _check_nodes(masked, max_depth)
 
@@ -68,8 +68,8 @@ def _check_nodes(masked: bytes, max_depth: int) -> None:
                 raise ExceedsBounds(
                     f"nested deeper than {max_depth} levels", _nth_opening(masked, nodes)
                 )
-            if nodes > limits.JSON_NODES.value:
-                most = limits.JSON_NODES.value
+            if nodes > limits.JSON_NODES:
+                most = limits.JSON_NODES
                 raise ExceedsBounds(f"it has more than {most} lists and objects")
 
 

@@ -25,6 +25,9 @@ BYTES_PER_SECOND = 4 << 20
 """A request is queued as if it had arrived later by its size divided by this: small requests go
 first, and no large one waits for ever."""
 
+LARGE_BYTES = 256 << 10
+"""Requests of more share limits.LARGE_REQUEST_THREADS."""
+
 size_of_request: ContextVar[int] = ContextVar("size_of_request", default=0)
 """Bytes of the current request: its body, and stored data that is read back for it."""
 
@@ -47,7 +50,7 @@ class _Job:
 
     @property
     def is_large(self) -> bool:
-        return self.size > limits.LARGE_REQUEST_BYTES.value
+        return self.size > LARGE_BYTES
 
     def run(self) -> None:
         self.context.run(_present.set, self.client)
@@ -81,7 +84,7 @@ class RequestThreads:
         self._lock = threading.Lock()
         self._waiting: list[_Job] = []
         self._running: list[_Job] = []
-        self._threads = ThreadPoolExecutor(limits.REQUEST_THREADS.value, "request")
+        self._threads = ThreadPoolExecutor(limits.REQUEST_THREADS, "request")
 
     async def run(self, work: Callable[[], T], model: str | None = None) -> T:
         """Run `work` in a thread; `model` is the model that it renders for, if any."""
@@ -104,7 +107,7 @@ class RequestThreads:
     def _add(self, job: _Job) -> None:
         with self._lock:
             held = sum(other.size for other in (*self._running, *self._waiting))
-            if held and held + job.size > limits.UNREAD_REQUEST_BYTES.value:
+            if held and held + job.size > limits.UNREAD_REQUEST_BYTES:
                 raise Overloaded("Too many large requests are being read. Try again in a moment.")
             self._waiting.append(job)
             self._begin()
@@ -138,9 +141,9 @@ class RequestThreads:
         large = sum(other.is_large for other in self._running)
         models = Counter(other.model for other in self._running if other.model)
         return (
-            len(self._running) < limits.REQUEST_THREADS.value
-            and (not job.is_large or large < limits.LARGE_REQUEST_THREADS.value)
-            and (not job.model or models[job.model] < limits.MODEL_REQUEST_THREADS.value)
+            len(self._running) < limits.REQUEST_THREADS
+            and (not job.is_large or large < limits.LARGE_REQUEST_THREADS)
+            and (not job.model or models[job.model] < limits.MODEL_REQUEST_THREADS)
         )
 
     def _finish(self, job: _Job) -> None:

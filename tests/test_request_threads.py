@@ -15,10 +15,9 @@ from mlx_server import limits
 from mlx_server.errors import Overloaded
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.text_size import characters_of
-from mlx_server.request_threads import Abandoned, RequestThreads, check_wanted, sized
-from tests.hostile.lowered import lower
+from mlx_server.request_threads import LARGE_BYTES, Abandoned, RequestThreads, check_wanted, sized
 
-LARGE = limits.LARGE_REQUEST_BYTES.value + 1
+LARGE = LARGE_BYTES + 1
 SECONDS = 20.0
 
 
@@ -58,12 +57,12 @@ def held() -> tuple[threading.Event, Callable[[], bool]]:
 @in_loop
 async def test_a_place_is_taken_until_its_thread_has_ended() -> None:
     threads, (free, work) = RequestThreads(), held()
-    tasks = [begin(threads, work) for _ in range(limits.REQUEST_THREADS.value)]
-    await until(lambda: threads.busy == limits.REQUEST_THREADS.value)
+    tasks = [begin(threads, work) for _ in range(limits.REQUEST_THREADS)]
+    await until(lambda: threads.busy == limits.REQUEST_THREADS)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    assert threads.busy == limits.REQUEST_THREADS.value
+    assert threads.busy == limits.REQUEST_THREADS
     late = begin(threads, lambda: "late")
     await asyncio.sleep(0.05)
     assert not late.done()
@@ -97,7 +96,7 @@ async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> No
     threads, (free, work) = RequestThreads(), held()
     large = [begin(threads, work, LARGE) for _ in range(9)]
     of_one = [begin(threads, work, model="a") for _ in range(9)]
-    most = limits.LARGE_REQUEST_THREADS.value + limits.MODEL_REQUEST_THREADS.value
+    most = limits.LARGE_REQUEST_THREADS + limits.MODEL_REQUEST_THREADS
     await until(lambda: threads.busy == most)
     assert await done(begin(threads, lambda: "small", model="b")) == "small"
     free.set()
@@ -106,10 +105,10 @@ async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> No
 
 @in_loop
 async def test_the_smaller_one_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "LARGE_REQUEST_THREADS", 1)
+    monkeypatch.setattr(limits, "LARGE_REQUEST_THREADS", 1)
     threads, (free, work) = RequestThreads(), held()
     order: list[int] = []
-    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS.value)]
+    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS)]
     await until(lambda: threads.busy == len(busy))
     sizes = (40 * LARGE, LARGE, 80 * LARGE)
     lower_sizes = [begin(threads, lambda n=n: order.append(n), n) for n in sizes]  # type: ignore[misc]
@@ -147,7 +146,7 @@ async def test_work_for_a_client_that_left_ends_at_its_next_stage() -> None:
 async def test_work_that_had_not_begun_never_does() -> None:
     threads, (free, work) = RequestThreads(), held()
     ran = list[str]()
-    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS.value)]
+    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS)]
     waiting = begin(threads, lambda: ran.append("ran"), LARGE)
     await until(lambda: threads.busy == len(busy))
     waiting.cancel()
@@ -159,7 +158,7 @@ async def test_work_that_had_not_begun_never_does() -> None:
 
 @in_loop
 async def test_more_bytes_than_are_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "UNREAD_REQUEST_BYTES", 3 * LARGE)
+    monkeypatch.setattr(limits, "UNREAD_REQUEST_BYTES", 3 * LARGE)
     threads, (free, work) = RequestThreads(), held()
     tasks = [begin(threads, work, LARGE) for _ in range(3)]
     await until(lambda: threads.busy == 2)

@@ -79,7 +79,7 @@ def note(method: str, scope: Scope, status: int | str, began: float) -> None:
 
 def _route_words_of(scope: Scope) -> str:
     known = _route_words(scope["app"]) if "app" in scope else frozenset()
-    parts = scope["path"].split("/", limits.LOGGED_PATH_PARTS.value)
+    parts = scope["path"].split("/", limits.LOGGED_PATH_PARTS)
     return "/".join(part if part in known else HIDDEN for part in parts)
 
 

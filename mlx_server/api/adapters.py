@@ -16,7 +16,7 @@ from mlx_server.pool.prepare import REPLAY
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 Name = Annotated[str, Field(min_length=1)]
-Path = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_CHARACTERS.value)]
+Path = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_CHARACTERS)]
 """The limit is the longest path that systems allow: looking up a path takes time quadratic in its
 length."""
 

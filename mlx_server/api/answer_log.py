@@ -86,7 +86,7 @@ class AnswerRecord:
             "answer": self.answer.text,
             "calls": "\n".join(calls),
         }
-        return {"texts": {name: text[: limits.LISTED_TEXT.value] for name, text in texts.items()}}
+        return {"texts": {name: text[: limits.LISTED_TEXT] for name, text in texts.items()}}
 
     def _state(self) -> str:
         if self.started is None:
@@ -110,7 +110,7 @@ class AnswerRecord:
 class AnswerLog:
     def __init__(self) -> None:
         self._running: dict[AnswerRecord, None] = {}
-        self._ended: deque[dict[str, Any]] = deque(maxlen=limits.LISTED_ANSWERS.value)
+        self._ended: deque[dict[str, Any]] = deque(maxlen=limits.LISTED_ANSWERS)
         self.keeps_texts = False
         """Whether ended requests are listed with their texts."""
         self.totals = {"ended": 0, "prompt_tokens": 0, "cached_tokens": 0}

@@ -138,7 +138,7 @@ def unused_thoughts(content: Content | None) -> Iterator[str]:
 
 def path_to(where: str, kind: str) -> str:
     """The path of a part by which it is reported: without the numbers of list items."""
-    return f"{INDEX.sub('', where)}.{kind[: limits.IGNORED_NAME_CHARACTERS.value]}"
+    return f"{INDEX.sub('', where)}.{kind[: limits.IGNORED_NAME_CHARACTERS]}"
 
 
 def _is_unread(part: Part) -> bool:

@@ -117,7 +117,7 @@ def _looks_like_field(part: str) -> bool:
 
 def _param_name(parts: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return text.removeprefix(".")[: limits.WRONG_FIELD_CHARACTERS.value]
+    return text.removeprefix(".")[: limits.WRONG_FIELD_CHARACTERS]
 
 
 def _client_loc(problem: Problem, body: Any) -> Loc:
@@ -156,8 +156,8 @@ def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
 def _bad_request(param: str, problem: Problem) -> BadRequest:
     what = _sentence(problem)
     message = f"`{param}`: {what}" if param else what
-    if len(message) > limits.WRONG_FIELD_MESSAGE_CHARACTERS.value:
-        message = message[: limits.WRONG_FIELD_MESSAGE_CHARACTERS.value - 3] + "..."
+    if len(message) > limits.FIELD_ERROR_CHARACTERS:
+        message = message[: limits.FIELD_ERROR_CHARACTERS - 3] + "..."
     return BadRequest(message, param=param or None)
 
 

@@ -58,9 +58,9 @@ TopK = Annotated[Annotated[int, Field(ge=0, le=1_000_000)] | None, BeforeValidat
 """-1 and 0 allow every token, as in vLLM."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
-StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS.value)]
-Biases = Annotated[dict[str, Bias], Field(max_length=limits.LOGIT_BIASES.value, fail_fast=True)]
-StopStrings = Annotated[Items[StopString], Field(max_length=limits.STOP_STRINGS.value)]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTERS)]
+Biases = Annotated[dict[str, Bias], Field(max_length=limits.LOGIT_BIASES, fail_fast=True)]
+StopStrings = Annotated[Items[StopString], Field(max_length=limits.STOP_STRINGS)]
 
 ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
 ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
@@ -118,7 +118,7 @@ class WireModel(BaseModel):
         """Paths of the fields without effect, at every depth, without the numbers of list items."""
         paths: dict[str, None] = {}
         for path in _ignored_paths(self, ""):
-            if len(paths) < limits.IGNORED_NAMES.value:
+            if len(paths) < limits.IGNORED_NAMES:
                 paths[path] = None
         return list(paths)
 
@@ -277,8 +277,8 @@ class GenerationBody(SamplingBody):
     stream_options: UsageStreamOptions | None = None
     return_progress: bool | None = None
     """llama.cpp's name for `include_progress`."""
-    n: Annotated[int, Field(ge=1, le=limits.ANSWERS.value)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    n: Annotated[int, Field(ge=1, le=limits.ANSWERS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
     """vLLM's: the log probabilities of the prompt's tokens, with so many alternatives."""
     return_token_ids: bool | None = None
     """vLLM's: the ids of the tokens of prompt and answer."""
@@ -316,7 +316,5 @@ class GenerationBody(SamplingBody):
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header that lists ignored fields; names are a client's, so they are quoted and cut."""
-    value = ", ".join(
-        quote(name[: limits.IGNORED_NAME_CHARACTERS.value], safe="._-") for name in names
-    )
-    return {IGNORED_HEADER: value[: limits.IGNORED_HEADER_CHARACTERS.value]} if value else {}
+    value = ", ".join(quote(name[: limits.IGNORED_NAME_CHARACTERS], safe="._-") for name in names)
+    return {IGNORED_HEADER: value[: limits.IGNORED_HEADER_CHARACTERS]} if value else {}

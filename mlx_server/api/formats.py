@@ -25,7 +25,7 @@ class JsonObjectFormat(WireModel):
 
 class JsonSchemaParam(WireModel):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS.value)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS)] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -39,7 +39,7 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 
-Schema = dict[str, Any] | Annotated[str, Field(max_length=limits.SCHEMA_BYTES.value)]
+Schema = dict[str, Any] | Annotated[str, Field(max_length=limits.SCHEMA_BYTES)]
 """A JSON Schema; like vLLM, also as text."""
 
 Pattern = Annotated[str, Field(min_length=1)]

@@ -26,7 +26,7 @@ class FreeformText(WireModel):
 
 
 class TextGrammar(WireModel):
-    definition: Annotated[str, Field(max_length=limits.GRAMMAR_CHARACTERS.value)]
+    definition: Annotated[str, Field(max_length=limits.GRAMMAR_CHARACTERS)]
     syntax: Literal["lark", "regex"]
 
 

@@ -143,7 +143,7 @@ class RecordedRequests:
     def add(self, path: str, body: bytes) -> None:
         self._requests.append((path, body))
         self._bytes += len(body)
-        while self._bytes > limits.RECORDED_REQUEST_BYTES.value:
+        while self._bytes > limits.RECORDED_REQUEST_BYTES:
             self._bytes -= len(self._requests.popleft()[1])
 
     def clear(self) -> None:

@@ -32,7 +32,7 @@ class Sample:
 class Samples:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._samples: deque[Sample] = deque(maxlen=limits.SAMPLES.value)
+        self._samples: deque[Sample] = deque(maxlen=limits.SAMPLES)
         self._memory = 0
         self._last_step = 0.0
 
@@ -58,7 +58,7 @@ class Samples:
     def columns(self) -> dict[str, Any]:
         """The samples as one list for each number, with the present memory at their end."""
         now = int(self._clock())
-        oldest = now - SECONDS * limits.SAMPLES.value
+        oldest = now - SECONDS * limits.SAMPLES
         kept = [sample for sample in self._samples if oldest <= sample.at <= now]
         return {
             "now": now,

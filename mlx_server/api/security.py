@@ -50,7 +50,7 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?::[0-9]{1,5})?")
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS.value}}}")
+REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 # int() refuses more than 4300 digits
 HOPS = re.compile(r"[0-9]{1,3}")
 LENGTH = re.compile(r"[0-9]{1,4000}")

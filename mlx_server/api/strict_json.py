@@ -41,13 +41,13 @@ class _BadLiteral(Exception):
         self.why = why
 
 
-def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> Any:
+def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> Any:
     """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`, with
     U+FFFD for halves of surrogate pairs."""
     return _parsed(_without_lone_surrogates(body), max_depth)
 
 
-def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH.value) -> dict[str, Any]:
+def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> dict[str, Any]:
     """Like `parse`, for a body that must be an object."""
     return _an_object(parse(body, max_depth=max_depth))
 
@@ -57,7 +57,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
     object has one more member, which no wire type knows: it is reported as a field without
     effect."""
     whole = _without_lone_surrogates(body)
-    found = _an_object(_parsed(whole, limits.JSON_DEPTH.value))
+    found = _an_object(_parsed(whole, limits.JSON_DEPTH))
     return found if whole is body else {**found, LONE_SURROGATES: True}
 
 
@@ -77,7 +77,7 @@ def _parsed(body: bytes, max_depth: int) -> Any:
     return _load(text, body)
 
 
-def check_size(body: bytes, max_depth: int = limits.JSON_DEPTH.value) -> None:
+def check_size(body: bytes, max_depth: int = limits.JSON_DEPTH) -> None:
     """Refuses JSON that `parse` would refuse for its size, without parsing it."""
     try:
         check_bounds(body, max_depth)
@@ -158,11 +158,8 @@ def _float(literal: str) -> float:
 
 
 def _int(literal: str) -> int:
-    if (
-        len(literal) > limits.JSON_DIGITS.value
-        and len(literal.removeprefix("-")) > limits.JSON_DIGITS.value
-    ):
-        raise _BadLiteral(literal, f"a whole number of more than {limits.JSON_DIGITS.value} digits")
+    if len(literal) > limits.JSON_DIGITS and len(literal.removeprefix("-")) > limits.JSON_DIGITS:
+        raise _BadLiteral(literal, f"a whole number of more than {limits.JSON_DIGITS} digits")
     return int(literal)
 
 

@@ -19,7 +19,7 @@ def check_usable(unknown: Sequence[str]) -> None:
     """Raises BadRequest for tools of which none can be offered. unknown: their types, empty if
     there are no tools. If there are others too, such tools are only reported."""
     if kinds := list(dict.fromkeys(unknown)):
-        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES.value])
+        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES])
         raise BadRequest(
             f"None of the `tools` can be offered: this server has no {names}. Leave `tools` out, "
             "or send tools with a schema of their own.",

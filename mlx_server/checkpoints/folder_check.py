@@ -19,7 +19,7 @@ MOST_BYTES: Mapping[str, int] = {
     "tokenizer_config.json": 16 << 20,
     "special_tokens_map.json": 4 << 20,
     "added_tokens.json": 4 << 20,
-    "tokenizer.json": limits.TOKENIZER_BYTES.value,
+    "tokenizer.json": limits.TOKENIZER_BYTES,
     "tokenizer.model": 64 << 20,
     "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,
@@ -47,7 +47,7 @@ def stamp_of_model(folder: Path) -> Stamp:
 
 def _weights(folder: Path) -> list[Path]:
     """The weight files, up to one more than the limit."""
-    return list(islice(folder.glob(WEIGHTS), limits.CHECKPOINT_FILES.value + 1))
+    return list(islice(folder.glob(WEIGHTS), limits.CHECKPOINT_FILES + 1))
 
 
 def stamp_of_files(paths: Iterable[Path]) -> Stamp:
@@ -98,7 +98,7 @@ def is_own(path: Path, folder: Path) -> bool:
 def check_model(folder: Path) -> None:
     """Raise ModelUnusable unless the model's files are its own and of a sensible size."""
     weights = _weights(folder)
-    if len(weights) > (most_files := limits.CHECKPOINT_FILES.value):
+    if len(weights) > (most_files := limits.CHECKPOINT_FILES):
         raise ModelUnusable(
             f"The model's folder {folder.name!r} has more than {most_files:,} files of weights. "
             "Download the model again."

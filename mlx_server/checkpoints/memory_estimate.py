@@ -44,7 +44,7 @@ def _tensor_bytes(file: Path, upcast: bool) -> int:
 
 def _tensors(file: Path) -> Mapping[str, Tensor]:
     try:
-        return read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value).tensors
+        return read_header_of(file, limits.CHECKPOINT_HEADER_BYTES).tensors
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})") from None
     except NoWeights as error:

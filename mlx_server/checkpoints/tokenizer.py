@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-from mlx_server import limits
 from mlx_server.checkpoints.control_pattern import pattern_of
 from mlx_server.checkpoints.control_token_escape import ControlTokenEscape
 from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
@@ -41,6 +40,9 @@ AROUND = 512
 
 FEW_IDS = 256
 """The most ids that are decoded in this process, since that blocks all other threads."""
+
+SMALL_FILE_BYTES = 128 << 10
+"""A larger tokenizer.json is read by another process, because reading it blocks this one."""
 
 SPELLINGS = 8192
 """The most tokens whose text is kept: the decoder takes 100 times as long as a look-up, and each
@@ -333,5 +335,5 @@ def _too_long(tokens: int) -> ContextTooLong:
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """Like `Tokenizer`, but blocks no other thread if the file is large."""
-    is_small = path.stat().st_size <= limits.SMALL_TOKENIZER_BYTES.value
+    is_small = path.stat().st_size <= SMALL_FILE_BYTES
     return Tokenizer(path, None if is_small else TokenizerProcess(path))

@@ -161,9 +161,9 @@ class TokenizerFile:
 def content_of(path: Path) -> bytes:
     """Raises ModelUnusable if the file is too large, or is something else."""
     with file_error():
-        if path.stat().st_size > limits.TOKENIZER_BYTES.value:
+        if path.stat().st_size > limits.TOKENIZER_BYTES:
             raise ModelUnusable(
-                f"tokenizer.json has more than {limits.TOKENIZER_BYTES.value >> 20} MiB. Download "
+                f"tokenizer.json has more than {limits.TOKENIZER_BYTES >> 20} MiB. Download "
                 "the model again, or use a checkpoint with a smaller one."
             )
         return read_own(path)
@@ -180,9 +180,9 @@ def _without_tokens(decoder: Any) -> str:
     if decoder is not None:
         bare.decoder = decoder
     made: str = bare.to_str()
-    if len(made) > limits.DECODER_CHARACTERS.value:
+    if len(made) > limits.DECODER_CHARACTERS:
         raise ModelUnusable(
-            f"tokenizer.json: its decoder takes more than {limits.DECODER_CHARACTERS.value} "
+            f"tokenizer.json: its decoder takes more than {limits.DECODER_CHARACTERS} "
             "characters. Download the model again."
         )
     return made
@@ -191,9 +191,9 @@ def _without_tokens(decoder: Any) -> str:
 def _listed(ids: dict[str, int], added: Iterable[AddedToken]) -> tuple[bytes, bytes]:
     """The entries and their ends, see TokenizerFacts."""
     size = max(ids.values(), default=-1) + 1
-    if size > limits.VOCABULARY_TOKENS.value:
+    if size > limits.VOCABULARY_TOKENS:
         raise ModelUnusable(
-            f"tokenizer.json has token id {size - 1}; at most {limits.VOCABULARY_TOKENS.value} "
+            f"tokenizer.json has token id {size - 1}; at most {limits.VOCABULARY_TOKENS} "
             "tokens are supported. Download the model again."
         )
     texts = [b""] * size
@@ -249,7 +249,7 @@ def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
 def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
     normalizer = tokenizer.normalizer
     growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
-    if growth > limits.NORMALIZER_GROWTH.value:
+    if growth > limits.NORMALIZER_GROWTH:
         raise ValueError("its normalizer can make a text many times longer")
 
 

@@ -28,7 +28,7 @@ SHORT, SHORT_TEXTS = 32, 256
 """The characters of a text whose ids are kept, and how many of these are. A template writes the
 same few into each prompt, and a prompt's branches are found by them."""
 
-CONNECTIONS = limits.MODEL_REQUEST_THREADS.value
+CONNECTIONS = limits.MODEL_REQUEST_THREADS
 """One for each thread that may work for the model."""
 
 PROGRAM = Path(__file__).with_name("tokenizer_child.py")
@@ -173,7 +173,7 @@ class _Child:
             )
         return ModelUnusable(
             "Reading tokenizer.json of this model ended the process that reads it, which may have "
-            f"{limits.TOKENIZER_MEMORY.value >> 20} MiB of memory. Download the model again."
+            f"{limits.TOKENIZER_MEMORY >> 20} MiB of memory. Download the model again."
         )
 
     def end(self) -> None:
@@ -186,7 +186,7 @@ class _Child:
 
 
 def _run(path: Path, descriptors: list[int]) -> subprocess.Popen[bytes]:
-    memory = str(limits.TOKENIZER_MEMORY.value)
+    memory = str(limits.TOKENIZER_MEMORY)
     return subprocess.Popen(
         [sys.executable, "-I", str(PROGRAM), memory, str(path), *map(str, descriptors)],
         stdin=subprocess.DEVNULL,
@@ -201,7 +201,7 @@ def _run(path: Path, descriptors: list[int]) -> subprocess.Popen[bytes]:
 
 def _limit_waits(connection: socket.socket) -> None:
     """As options of the socket: with `settimeout` each call would also wait for the GIL twice."""
-    wait = struct.pack("ll", int(limits.TOKENIZER_SECONDS.value), 0)
+    wait = struct.pack("ll", int(limits.TOKENIZER_SECONDS), 0)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, wait)
 

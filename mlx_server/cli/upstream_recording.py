@@ -58,7 +58,7 @@ def _body(response: httpx.Response, number: int) -> bytes:
     with closing(response):
         for piece in response.iter_bytes():
             body += piece
-            if len(body) > (most := limits.UPSTREAM_LINE_BYTES.value):
+            if len(body) > (most := limits.UPSTREAM_LINE_BYTES):
                 raise GenerationFailed(
                     f"The answer to request {number} is larger than {most >> 20} MiB."
                 )

@@ -88,7 +88,7 @@ def _wired(size: object) -> object:
 
 
 def _ahead(tokens: object) -> object:
-    known = {"auto": limits.AHEAD_TOKENS.value, "never": 0}
+    known = {"auto": limits.AHEAD_TOKENS, "never": 0}
     if isinstance(tokens, str) and tokens in known:
         return known[tokens]
     if type(tokens) is int and 0 <= tokens < 2**31:
@@ -159,7 +159,7 @@ class _Frozen(BaseModel):
 class PromptCacheSettings(_Frozen):
     memory: BytesOrNone | None = None
     """The limit in bytes; None: what models and answers leave of the memory budget."""
-    disk: BytesOrNone = limits.PROMPT_FILE_BYTES.value
+    disk: BytesOrNone = limits.PROMPT_FILE_BYTES
     """The limit in bytes, as the disk counts them; 0: nothing is written."""
     folder: Annotated[Path | None, BeforeValidator(_data_dir)] = None
     """The folder of the files; None: one in the data directory."""
@@ -169,9 +169,9 @@ class ServerSettings(_Frozen):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
     """The port to listen on; 0 picks a free one."""
-    concurrency: int = Field(default=limits.CONCURRENCY.value, ge=1, le=256)
+    concurrency: int = Field(default=limits.CONCURRENCY, ge=1, le=256)
     """Rows decoded in one batch."""
-    queue: int = Field(default=limits.QUEUE.value, ge=0)
+    queue: int = Field(default=limits.QUEUE, ge=0)
     """How many answers of one client may wait for a place in the batch."""
     prefill_share: float = Field(default=0.8, ge=0.1, le=0.95)
     """Largest share of the time that prefill gets while answers stream."""
@@ -185,10 +185,10 @@ class ServerSettings(_Frozen):
     allow_insecure: bool = False
     """Whether other machines are served without a key."""
     drain_seconds: float = Field(default=10.0, ge=0)
-    max_body_bytes: int = Field(default=limits.BODY_BYTES.value, gt=0)
-    receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS.value), gt=0)
+    max_body_bytes: int = Field(default=limits.BODY_BYTES, gt=0)
+    receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS), gt=0)
     """How long the head and body of a request may take to arrive."""
-    send_seconds: float = Field(default=float(limits.SEND_SECONDS.value), gt=0)
+    send_seconds: float = Field(default=float(limits.SEND_SECONDS), gt=0)
     """How long a client may leave sent bytes unread before its connection is cut."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
@@ -199,7 +199,7 @@ class ServerSettings(_Frozen):
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
     prompt_cache_bytes: BytesOrNone | None = None
     """The older name of `prompt_cache.memory`."""
-    wait_seconds: float = Field(default=float(limits.WAIT_SECONDS.value), gt=0)
+    wait_seconds: float = Field(default=float(limits.WAIT_SECONDS), gt=0)
     """How long a request may wait for memory that other requests hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -311,7 +311,7 @@ class ModelSettings(_Frozen, UpstreamFields):
     json_whitespace: Literal["lines", "blanks"] = "lines"
     """What may stand between the parts of JSON that has a schema: line breaks and indentation too,
     or single blanks only."""
-    compute_ahead: ComputeAhead = limits.AHEAD_TOKENS.value
+    compute_ahead: ComputeAhead = limits.AHEAD_TOKENS
     """How many tokens of a conversation's next prompt an idle engine computes at most."""
     kv_cache: KvCacheSettings = KvCacheSettings()
     images: Literal["describe", "refuse"] = "describe"
@@ -358,11 +358,11 @@ class StoreSettings(_Frozen):
     """Folder of the database; None: a temporary folder, deleted when the server ends."""
     days: float = Field(default=30, gt=0)
     """How long responses and conversations are kept."""
-    count: int = Field(default=limits.STORED_RESPONSES.value, ge=1)
+    count: int = Field(default=limits.STORED_RESPONSES, ge=1)
     """How many responses, and how many conversations, are kept."""
-    bytes: Bytes = limits.STORE_BYTES.value
+    bytes: Bytes = limits.STORE_BYTES
     """The most bytes that are stored for all clients together."""
-    bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY.value
+    bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY
     """The most bytes that are stored for the clients that share a key."""
 
     @property

@@ -49,11 +49,11 @@ class UpstreamSettings(BaseModel):
 
     model_config = FROZEN
 
-    connect_seconds: Seconds = float(limits.UPSTREAM_CONNECT_SECONDS.value)
-    first_seconds: Seconds = float(limits.UPSTREAM_FIRST_SECONDS.value)
-    idle_seconds: Seconds = float(limits.UPSTREAM_IDLE_SECONDS.value)
-    answer_seconds: Seconds = float(limits.UPSTREAM_ANSWER_SECONDS.value)
-    retries: int = Field(default=limits.UPSTREAM_RETRIES.value, ge=0, le=10)
+    connect_seconds: Seconds = float(limits.UPSTREAM_CONNECT_SECONDS)
+    first_seconds: Seconds = float(limits.UPSTREAM_FIRST_SECONDS)
+    idle_seconds: Seconds = float(limits.UPSTREAM_IDLE_SECONDS)
+    answer_seconds: Seconds = float(limits.UPSTREAM_ANSWER_SECONDS)
+    retries: int = Field(default=limits.UPSTREAM_RETRIES, ge=0, le=10)
     empty_retries: int = Field(default=1, ge=0, le=4)
 
 

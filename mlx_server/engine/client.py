@@ -360,7 +360,7 @@ class EngineClient:
         answers = self._rows.pop(row, None) if last else self._rows.get(row)
         if answers:
             answers.put(item)
-            if answers.unread > limits.UNREAD_BYTES.value and not answers.is_paused:
+            if answers.unread > limits.UNREAD_BYTES and not answers.is_paused:
                 self._pause(answers)
 
     def _die(self, error: ServerError) -> None:

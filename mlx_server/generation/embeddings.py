@@ -175,7 +175,7 @@ def tokenized(prepared: PreparedModel, request: EmbedRequest) -> list[list[int]]
 
 
 def check_total(tokens: int, param: str) -> None:
-    most = limits.EMBEDDED_TOKENS.value
+    most = limits.EMBEDDED_TOKENS
     if tokens > most:
         raise BadRequest(
             f"`{param}` should have no more than {most} tokens in total. Send it in several "

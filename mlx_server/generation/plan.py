@@ -219,7 +219,7 @@ def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -
     once = len(row.prompt) + row.max_tokens
     if not any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return once
-    again = row.max_tokens + limits.CORRECTION_TOKENS.value if may_retry(prepared, request) else 0
+    again = row.max_tokens + limits.CORRECTION_TOKENS if may_retry(prepared, request) else 0
     # an answer prefix has at most as many tokens as characters
     return once + again + len(prepared.family.answer_prefix)
 
@@ -315,9 +315,7 @@ def _scores_prompt(request: GenerateRequest, choice: int) -> bool:
 def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:
     if request.max_tokens is not None:
         return request.max_tokens
-    return (
-        limits.ANSWER_TOKENS.value if prepared.spec.max_tokens is None else prepared.spec.max_tokens
-    )
+    return limits.ANSWER_TOKENS if prepared.spec.max_tokens is None else prepared.spec.max_tokens
 
 
 def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
@@ -326,9 +324,7 @@ def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
     limit = _limit(prepared, request)
-    return min(
-        prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS.value - limit)
-    )
+    return min(prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS - limit))
 
 
 def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) -> SamplingParams:

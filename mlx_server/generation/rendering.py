@@ -20,7 +20,7 @@ English with emoji has the most: 18, since each character takes four bytes."""
 def check_text(prepared: PreparedModel, request: GenerateRequest) -> None:
     """Raise ContextTooLong if the text of all the request's fields together takes more memory than
     a full context could, so that no time is spent on rendering it."""
-    most = max(limits.PROMPT_TEXT_BYTES.value, BYTES_PER_TOKEN * prepared.context_length)
+    most = max(limits.PROMPT_TEXT_BYTES, BYTES_PER_TOKEN * prepared.context_length)
     around = memory_of(replace(request, prompts=()))
     for prompt in request.prompts:
         found = around + (len(prompt) if isinstance(prompt, tuple) else memory_of(prompt))

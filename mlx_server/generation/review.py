@@ -39,7 +39,7 @@ _checks = WeakValueDictionary[str, asyncio.Semaphore]()
 
 
 def turns_to_check(client: str) -> asyncio.Semaphore:
-    return _checks.setdefault(client, asyncio.Semaphore(limits.CHECK_PROCESSES.value))
+    return _checks.setdefault(client, asyncio.Semaphore(limits.CHECK_PROCESSES))
 
 
 class ReviewedAnswer(ABC):

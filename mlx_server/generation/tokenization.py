@@ -23,7 +23,7 @@ def text_tokens(
 ) -> list[int]:
     """The tokens of the text, in which names of special tokens become those tokens. Raises
     BadRequest, which names `param`, for a text with too many tokens."""
-    tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED.value
+    tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED
     try:
         found = tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
     except ContextTooLong:
@@ -37,7 +37,7 @@ def literal_tokens(
     """Like `text_tokens`, except that names of special tokens stay text."""
     checkpoint = prepared.checkpoint
     try:
-        found = as_text(checkpoint, text, limits.TOKENIZED.value)
+        found = as_text(checkpoint, text, limits.TOKENIZED)
     except ContextTooLong:
         raise _too_many(param) from None
     if add_special_tokens:
@@ -57,7 +57,7 @@ def chat_tokens(
     request, _ = without_volatile_lines(prepared.spec, request)
     (conversation,) = with_continued_messages(prepared, request).prompts
     assert isinstance(conversation, Conversation)
-    spec = replace(prepared.spec, context_length=limits.TOKENIZED.value)
+    spec = replace(prepared.spec, context_length=limits.TOKENIZED)
     try:
         found = chat_prompt(replace(prepared, spec=spec), conversation).tokens
     except ContextTooLong:
@@ -88,11 +88,11 @@ def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
 
 
 def _limited(tokens: list[int], param: str) -> list[int]:
-    if len(tokens) > limits.TOKENIZED.value:
+    if len(tokens) > limits.TOKENIZED:
         raise _too_many(param)
     return tokens
 
 
 def _too_many(param: str) -> BadRequest:
-    most = limits.TOKENIZED.value
+    most = limits.TOKENIZED
     return BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)

@@ -43,11 +43,11 @@ log = logging.getLogger("mlx_server.mcp")
 
 @dataclass(frozen=True, slots=True)
 class ToolLoopLimits:
-    rounds: int = limits.MCP_ROUNDS.value
+    rounds: int = limits.MCP_ROUNDS
     """The most rounds in which calls are run."""
-    seconds: float = limits.MCP_ROUND_SECONDS.value
+    seconds: float = limits.MCP_ROUND_SECONDS
     """The time after which a new round has no tools."""
-    calls: int = limits.MCP_CALLS.value
+    calls: int = limits.MCP_CALLS
     """The most calls that are run, approved ones included."""
 
 

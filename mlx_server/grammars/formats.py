@@ -65,15 +65,15 @@ def _check_options(options: tuple[str, ...]) -> None:
         raise InvalidGrammar(
             "The choice has no options, or an empty one. Give every option some text."
         )
-    if len(options) > limits.CHOICES.value:
+    if len(options) > limits.CHOICES:
         raise InvalidGrammar(
-            f"The choice has {len(options)} options, more than {limits.CHOICES.value}. Send fewer."
+            f"The choice has {len(options)} options, more than {limits.CHOICES}. Send fewer."
         )
     text = "".join(options)
     _check_text(text)
-    if len(text) > limits.CHOICE_CHARACTERS.value:
+    if len(text) > limits.CHOICE_CHARACTERS:
         raise InvalidGrammar(
-            f"The options have {len(text)} characters, more than {limits.CHOICE_CHARACTERS.value}. "
+            f"The options have {len(text)} characters, more than {limits.CHOICE_CHARACTERS}. "
             "Send fewer, or shorter ones."
         )
 

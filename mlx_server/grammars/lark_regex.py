@@ -138,7 +138,7 @@ class _Expansion:
     @contextmanager
     def deeper(self) -> Iterator[None]:
         self._depth += 1
-        if self._depth > limits.GRAMMAR_DEPTH.value:
+        if self._depth > limits.GRAMMAR_DEPTH:
             raise NotRegular("rules and brackets that are nested too deep")
         yield
         self._depth -= 1
@@ -223,7 +223,7 @@ class _RuleReader:
 
 
 def _check_length(parts: list[str]) -> None:
-    if sum(map(len, parts)) > limits.PATTERN_CHARACTERS.value:
+    if sum(map(len, parts)) > limits.PATTERN_CHARACTERS:
         raise NotRegular("an expression that is too long")
 
 

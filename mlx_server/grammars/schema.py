@@ -29,15 +29,15 @@ def check(schema: Any, *, strict: bool, param: str | None = None) -> None:
 def usable_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
     """Returns the tools with schemas that a grammar can be made of. What can't be read of the
     schema of a tool that is not strict is left out of it, and reported. Raises InvalidGrammar."""
-    if len(tools) > limits.TOOLS.value:
+    if len(tools) > limits.TOOLS:
         raise InvalidGrammar(
-            f"There are {len(tools)} tools, more than {limits.TOOLS.value}. Send fewer.",
+            f"There are {len(tools)} tools, more than {limits.TOOLS}. Send fewer.",
             param=param,
         )
     size = sum(len(json.dumps(dict(tool.parameters))) for tool in tools)
-    if size > limits.TOOL_SCHEMA_BYTES.value:
+    if size > limits.TOOL_SCHEMA_BYTES:
         raise InvalidGrammar(
-            f"The tools' parameters have {size} bytes, more than {limits.TOOL_SCHEMA_BYTES.value}."
+            f"The tools' parameters have {size} bytes, more than {limits.TOOL_SCHEMA_BYTES}."
             " Send fewer tools, or shorten descriptions.",
             param=param,
         )

@@ -33,13 +33,13 @@ class _LarkToken(NamedTuple):
     line: int
 
 
-@lru_cache(maxsize=limits.COMPILED_SCHEMAS.value)
+@lru_cache(maxsize=limits.COMPILED_SCHEMAS)
 def user_grammar_body(source: str) -> str:
     """Returns the body of a rule for a client's grammar in Lark or GBNF."""
-    if len(source) > limits.GRAMMAR_CHARACTERS.value:
+    if len(source) > limits.GRAMMAR_CHARACTERS:
         raise InvalidGrammar(
             f"The grammar has {len(source)} characters, more than "
-            f"{limits.GRAMMAR_CHARACTERS.value}. Send a shorter one."
+            f"{limits.GRAMMAR_CHARACTERS}. Send a shorter one."
         )
     lark = gbnf.lark_of(source) if gbnf.is_gbnf(source) else source
     tokens = list(_tokens(lark))
@@ -79,21 +79,19 @@ def _refuse_excess(tokens: list[_LarkToken]) -> None:
             opened.append(token.text)
         elif token.kind == "close" and (not opened or opened.pop() != _PAIRS[token.text]):
             raise _refused(token.line, f"{token.text} closes nothing")
-        if len(opened) > limits.GRAMMAR_DEPTH.value:
-            raise _refused(
-                token.line, f"brackets are nested deeper than {limits.GRAMMAR_DEPTH.value}"
-            )
+        if len(opened) > limits.GRAMMAR_DEPTH:
+            raise _refused(token.line, f"brackets are nested deeper than {limits.GRAMMAR_DEPTH}")
     if opened:
         raise InvalidGrammar(f"The grammar can't be used: {opened[-1]} is never closed.")
-    if sum(token.text == "&" for token in tokens) > limits.GRAMMAR_INTERSECTIONS.value:
+    if sum(token.text == "&" for token in tokens) > limits.GRAMMAR_INTERSECTIONS:
         raise InvalidGrammar(
-            f"The grammar has more than {limits.GRAMMAR_INTERSECTIONS.value} intersections (&). "
+            f"The grammar has more than {limits.GRAMMAR_INTERSECTIONS} intersections (&). "
             "Use fewer."
         )
     rules = sum(token.text == ":" for token in tokens)
-    if rules > limits.GRAMMAR_RULES.value:
+    if rules > limits.GRAMMAR_RULES:
         raise InvalidGrammar(
-            f"The grammar has {rules} rules, more than {limits.GRAMMAR_RULES.value}. Use fewer."
+            f"The grammar has {rules} rules, more than {limits.GRAMMAR_RULES}. Use fewer."
         )
 
 

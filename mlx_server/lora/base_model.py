@@ -63,7 +63,7 @@ def read_base_shapes(folder: Path | None, source: str) -> BaseModelShapes:
 def _headers(folder: Path) -> list[TensorsHeader]:
     try:
         files = sorted(folder.glob("model*.safetensors"))
-        return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES.value) for file in files]
+        return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES) for file in files]
     except (BadHeader, OSError):  # loading the model reports it
         return []
 

@@ -178,7 +178,7 @@ class AdapterCatalog:
 
     def _check_free(self, name: str) -> None:
         """Raises BadRequest if a client can't use the name; it may replace a client's adapter."""
-        added, most = self.added.locations, limits.ADDED_ADAPTERS.value
+        added, most = self.added.locations, limits.ADDED_ADAPTERS
         if name in added:
             return
         # not `_location_of`, which would find the same name added by another thread meanwhile
@@ -215,7 +215,7 @@ class AdapterCatalog:
 
 def scan(folder: Path | None) -> dict[str, Path]:
     """The subfolders that contain adapter files, by name."""
-    names, most = sorted(_names(folder)), limits.LISTED_ADAPTERS.value
+    names, most = sorted(_names(folder)), limits.LISTED_ADAPTERS
     if folder and len(names) > most:
         log.warning(
             "%s has %d entries; only the first %d are searched for the list of adapters. The "

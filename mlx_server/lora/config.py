@@ -161,10 +161,8 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> None:
 
 def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
     value = config.get(name)
-    if type(value) is not int or not 1 <= value <= limits.ADAPTER_RANK.value:
-        what = (
-            f"should have a rank from 1 to {limits.ADAPTER_RANK.value} as `{name[:100]}`, but has "
-        )
+    if type(value) is not int or not 1 <= value <= limits.ADAPTER_RANK:
+        what = f"should have a rank from 1 to {limits.ADAPTER_RANK} as `{name[:100]}`, but has "
         raise _config_error(folder, what + _shown(value))
 
 

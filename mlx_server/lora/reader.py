@@ -121,7 +121,7 @@ def read_adapter(
     try:
         with open_regular(weights) as file:
             size = os.fstat(file.fileno()).st_size
-            header = read_header(file, size, limits.ADAPTER_HEADER_BYTES.value)
+            header = read_header(file, size, limits.ADAPTER_HEADER_BYTES)
             pairs = _pairs(folder, config, header)
             rank = max(_rank(folder, config, pair) for pair in pairs)
             _check_shapes(folder, config.format, pairs, base_shapes or {}, complete)
@@ -160,13 +160,13 @@ def names_in(folder: Path) -> list[str]:
 def _config_text(folder: Path, file: Path) -> bytes:
     try:
         with open_regular(file) as opened:
-            text = opened.read(limits.ADAPTER_CONFIG_BYTES.value + 1)
+            text = opened.read(limits.ADAPTER_CONFIG_BYTES + 1)
     except OSError as error:
         raise _unreadable(folder, CONFIG, error) from None
-    if len(text) > limits.ADAPTER_CONFIG_BYTES.value:
+    if len(text) > limits.ADAPTER_CONFIG_BYTES:
         raise invalid(
             folder,
-            f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES.value:,} bytes",
+            f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES:,} bytes",
         )
     return text
 
@@ -249,9 +249,9 @@ def _pair(
 def _rank(folder: Path, config: AdapterConfig, pair: _LoraNames) -> int:
     """The rank of a pair. Raises AdapterInvalid if tensors and config disagree on it."""
     a, b = _inner(config.format, pair)
-    if a != b or a > limits.ADAPTER_RANK.value:
+    if a != b or a > limits.ADAPTER_RANK:
         shapes = f"{pair.a[0]!r} {pair.a[1].shape} and {pair.b[0]!r} {pair.b[1].shape}"
-        what = "differ in rank" if a != b else f"have a rank over {limits.ADAPTER_RANK.value}"
+        what = "differ in rank" if a != b else f"have a rank over {limits.ADAPTER_RANK}"
         raise invalid(folder, f"is refused: its tensors {shapes} {what}")
     if config.rank not in (None, a):
         raise invalid(

@@ -9,7 +9,7 @@ from functools import partial
 from mlx_server import limits
 from mlx_server.mcp.errors import McpError
 
-RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS.value, "mcp-resolver")
+RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS, "mcp-resolver")
 """Threads for DNS only, since a lookup may take very long and would block other work."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

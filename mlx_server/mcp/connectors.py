@@ -250,8 +250,8 @@ def _import_sdk() -> None:
 
 
 def _headers(server: McpServer) -> Iterable[tuple[str, str]]:
-    if len(server.headers) > limits.MCP_HEADERS.value:
-        raise _request_error(server, f"has more than {limits.MCP_HEADERS.value} headers")
+    if len(server.headers) > limits.MCP_HEADERS:
+        raise _request_error(server, f"has more than {limits.MCP_HEADERS} headers")
     if server.authorization is not None:
         yield "authorization", f"Bearer {_header_value(server, server.authorization)}"
     for name, value in server.headers.items():
@@ -273,12 +273,7 @@ def _checked_url(server: McpServer, url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
-    if (
-        not usable
-        or len(url) > limits.MCP_URL_CHARACTERS.value
-        or not url.isprintable()
-        or " " in url
-    ):
+    if not usable or len(url) > limits.MCP_URL_CHARACTERS or not url.isprintable() or " " in url:
         raise _request_error(server, "needs an http or https URL")
     if parts.username is not None:
         raise _request_error(

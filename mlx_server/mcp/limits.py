@@ -16,23 +16,23 @@ END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 class McpLimits:
     """A record, so that tests can lower them."""
 
-    open_seconds: float = limits.MCP_OPEN_SECONDS.value
-    call_seconds: float = limits.MCP_CALL_SECONDS.value
-    wait_seconds: float = limits.MCP_WAIT_SECONDS.value
-    parallel_calls: int = limits.MCP_PARALLEL_CALLS.value
-    servers: int = limits.MCP_SERVERS.value
-    responses: int = limits.MCP_RESPONSES.value
-    processes: int = limits.MCP_PROCESSES.value
-    sessions: int = limits.MCP_SESSIONS.value
-    tools: int = limits.MCP_TOOLS.value
-    schema_bytes: int = limits.MCP_SCHEMA_BYTES.value
-    all_tools: int = limits.MCP_ALL_TOOLS.value
-    all_schema_bytes: int = limits.MCP_ALL_SCHEMA_BYTES.value
-    result_bytes: int = limits.MCP_RESULT_BYTES.value
-    all_result_bytes: int = limits.MCP_ALL_RESULT_BYTES.value
-    message_bytes: int = limits.MCP_MESSAGE_BYTES.value
-    session_bytes: int = limits.MCP_SESSION_BYTES.value
-    error_characters: int = limits.MCP_ERROR_CHARACTERS.value
+    open_seconds: float = limits.MCP_OPEN_SECONDS
+    call_seconds: float = limits.MCP_CALL_SECONDS
+    wait_seconds: float = limits.MCP_WAIT_SECONDS
+    parallel_calls: int = limits.MCP_PARALLEL_CALLS
+    servers: int = limits.MCP_SERVERS
+    responses: int = limits.MCP_RESPONSES
+    processes: int = limits.MCP_PROCESSES
+    sessions: int = limits.MCP_SESSIONS
+    tools: int = limits.MCP_TOOLS
+    schema_bytes: int = limits.MCP_SCHEMA_BYTES
+    all_tools: int = limits.MCP_ALL_TOOLS
+    all_schema_bytes: int = limits.MCP_ALL_SCHEMA_BYTES
+    result_bytes: int = limits.MCP_RESULT_BYTES
+    all_result_bytes: int = limits.MCP_ALL_RESULT_BYTES
+    message_bytes: int = limits.MCP_MESSAGE_BYTES
+    session_bytes: int = limits.MCP_SESSION_BYTES
+    error_characters: int = limits.QUOTED_ERROR_CHARACTERS
 
 
 class Meter:
@@ -66,7 +66,7 @@ class ValueMeter:
     def _add(self, part: bytes) -> None:
         self._brackets += part.count(b"[") + part.count(b"{")
         self._signs += part.count(b'"') + part.count(b",")
-        most = limits.MCP_MESSAGE_BRACKETS.value
+        most = limits.MCP_MESSAGE_BRACKETS
         if self._brackets > most or self._signs > 4 * most:
             raise ConnectionLost(f"The server sent a message of more than {most} values.")
 

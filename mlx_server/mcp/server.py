@@ -145,7 +145,7 @@ class Lister:
             return
         if reason := self._objection(tool):
             self.listing.left_out.append(
-                f"{tool.name[: limits.TOOL_NAME_CHARACTERS.value]!r} is left out: {reason}."
+                f"{tool.name[: limits.TOOL_NAME_CHARACTERS]!r} is left out: {reason}."
             )
             return
         self.listing.sizes[tool.name] = size
@@ -154,8 +154,8 @@ class Lister:
         )
 
     def _objection(self, tool: types.Tool) -> str | None:
-        if not 0 < len(tool.name) <= limits.TOOL_NAME_CHARACTERS.value:
-            return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS.value} characters"
+        if not 0 < len(tool.name) <= limits.TOOL_NAME_CHARACTERS:
+            return f"its name should have 1 to {limits.TOOL_NAME_CHARACTERS} characters"
         if tool.name in self.listing.tools:
             return "another tool has the same name"
         if remote := remote_reference(tool.input_schema):
@@ -302,7 +302,7 @@ class McpConnection:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            if self._openings == limits.MCP_OPENINGS.value:
+            if self._openings == limits.MCP_OPENINGS:
                 raise ConnectionLost("The server's connection was lost twice.")
             self._openings += 1
             self._session = Session(self._connect, self._last)

@@ -20,7 +20,6 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
 from mlx_server.errors import public_message
-from mlx_server.limits import MCP_UNREAD_MESSAGES
 from mlx_server.mcp import guard
 from mlx_server.mcp.errors import ConnectionLost, McpError
 from mlx_server.mcp.http import MESSAGES
@@ -30,6 +29,9 @@ from mlx_server.system.turns import turn
 GONE_SECONDS = 5.0
 """How long the guard may take to end a server. It needs less than half of it."""
 CHUNK = 64 << 10
+
+UNREAD_MESSAGES = 64
+"""Messages to a server that it has not read yet; a call waits no longer than `call_seconds`."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ async def stdio_transport(
     assert process.stdin
     assert process.stdout
     into, read = anyio.create_memory_object_stream[Read]()
-    write, out_of = anyio.create_memory_object_stream[SessionMessage](MCP_UNREAD_MESSAGES.value)
+    write, out_of = anyio.create_memory_object_stream[SessionMessage](UNREAD_MESSAGES)
     try:
         async with into, read, write, out_of, anyio.create_task_group() as group:
             group.start_soon(_read_messages, process.stdout, into, limits)

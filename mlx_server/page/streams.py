@@ -17,7 +17,7 @@ class PageStreams:
     @contextmanager
     def take(self, client: str) -> Iterator[None]:
         """Raises Overloaded if the client has too many."""
-        if self._of[client] >= limits.PAGE_STREAMS.value:
+        if self._of[client] >= limits.PAGE_STREAMS:
             raise Overloaded(
                 f"The page is open {self._of[client]} times already: close some of its tabs."
             )

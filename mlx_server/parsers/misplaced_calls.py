@@ -330,7 +330,7 @@ class Trial:
                 yield from self._string(source, sign)
             else:
                 depth += 1 if sign in "{[" else -1
-            if source.position - begun > limits.READ_JSON_CHARACTERS.value:
+            if source.position - begun > limits.READ_JSON_CHARACTERS:
                 raise Malformed("too long to be read")
 
     def _string(self, source: Source, quote: str) -> Steps[None]:

@@ -16,12 +16,12 @@ PROCESSES = WarmProcesses(
     Program(
         CHILD,
         "reads PDF files",
-        memory=limits.PDF_MEMORY.value,
-        largest=4 * limits.PDF_CHARACTERS.value,
+        memory=limits.PDF_MEMORY,
+        largest=4 * limits.PDF_CHARACTERS,
         unavailable=PdfUnavailable,
     ),
-    limits.PDF_PROCESSES.value,
-    limits.IDLE_PDF_PROCESSES.value,
+    limits.PDF_PROCESSES,
+    limits.IDLE_PDF_PROCESSES,
 )
 
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -33,8 +33,8 @@ class PdfRefused(Exception):
 
 def text_of(data: bytes) -> str:
     """The text of all pages. Raises PdfRefused, and PdfUnavailable."""
-    seconds = limits.PDF_SECONDS.value
-    request = ReadPdf(data, limits.PDF_PAGES.value, limits.PDF_CHARACTERS.value, seconds)
+    seconds = limits.PDF_SECONDS
+    request = ReadPdf(data, limits.PDF_PAGES, limits.PDF_CHARACTERS, seconds)
     packed = bytearray(msgspec.msgpack.encode(request))
     try:
         with PROCESSES.one() as own:

@@ -21,7 +21,7 @@ class NextPrompts:
     def begin(self, model: str, render: Callable[[], ComputeAhead]) -> None:
         """Renders the beginning of a next prompt in a thread and sends it to the engine. Does
         nothing if the maximum number of prompts is being rendered already."""
-        if len(self.rendering) < limits.PROMPTS_AHEAD.value:
+        if len(self.rendering) < limits.PROMPTS_AHEAD:
             self.rendering.begin(self._send(model, render))
 
     async def _send(self, model: str, render: Callable[[], ComputeAhead]) -> None:

@@ -11,7 +11,7 @@ from mlx_server.engine.messages import DEFAULT_SCHEDULE, Schedule
 class PoolLimits:
     concurrency: int = 16
     """The most rows of one model that are decoded in one batch."""
-    queue: int = limits.QUEUE.value
+    queue: int = limits.QUEUE
     """The most answers of one client that may wait for a place in a batch."""
     schedule: Schedule = DEFAULT_SCHEDULE
     wait_seconds: float = 300.0

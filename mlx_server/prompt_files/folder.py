@@ -285,7 +285,7 @@ class PromptFolder:
 
     def make_room(self, nbytes: int) -> None:
         """Removes the least recently used files until `nbytes` more are within the limits."""
-        most_files = limits.PROMPT_FILES.value - bool(nbytes)
+        most_files = limits.PROMPT_FILES - bool(nbytes)
         with self._lock:
             if self.nbytes + nbytes <= self.most_bytes and self.count <= most_files:
                 return

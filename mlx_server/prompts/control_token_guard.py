@@ -55,10 +55,10 @@ class ControlTokenGuard:
         others = (mark for mark in self.CANDIDATES if mark != self._mark)
         return unused_character(others, texts_of(self._conversation))
 
-    def escaped(self, value: Any, depth: int = limits.JSON_DEPTH.value) -> Any:
+    def escaped(self, value: Any, depth: int = limits.JSON_DEPTH) -> Any:
         if not depth:  # the arguments of an earlier call are JSON within JSON
             raise BadRequest(
-                f"JSON in `messages` is nested deeper than {limits.JSON_DEPTH.value} levels.",
+                f"JSON in `messages` is nested deeper than {limits.JSON_DEPTH} levels.",
                 param="messages",
             )
         match value:

@@ -88,7 +88,7 @@ class TemplateCapabilities:
 
 RESULT_BEGIN, RESULT_END = OwnText("<tool_response>\n"), OwnText("\n</tool_response>")
 
-MOST_NESTED = limits.JSON_DEPTH.value // 2
+MOST_NESTED = limits.JSON_DEPTH // 2
 """How deep arguments of earlier calls are nested at most as objects, which are in messages then."""
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -308,7 +308,7 @@ def arguments_object(arguments: str) -> Any:
     not JSON, or that would take far more memory as an object, or is nested too deeply for a prompt,
     is returned unchanged."""
     opened = arguments.count("[") + arguments.count("{")
-    if opened + arguments.count(",") > limits.ARGUMENT_ITEMS.value:
+    if opened + arguments.count(",") > limits.ARGUMENT_ITEMS:
         return arguments
     try:
         found = json.loads(arguments)

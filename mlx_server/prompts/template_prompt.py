@@ -244,7 +244,7 @@ def described_schema(
     """Returns the schema, unless its text is longer than a prompt should spend on it."""
     if wanted is None:
         return None
-    limit = limits.SCHEMA_PROMPT_TOKENS.value
+    limit = limits.SCHEMA_PROMPT_TOKENS
     limit = limit if most is None else min(limit, most // SCHEMA_SHARE)
     text = json.dumps(wanted, ensure_ascii=False)
     is_short = len(text) <= limit * tokenizer.longest and len(tokenizer.encode(text)) <= limit

@@ -37,7 +37,7 @@ def takes_text(schema: Schema, key: str) -> bool:
 def coerced(value: Any, schema: Schema, key: str) -> Any:
     """Converts the value of parameter `key` to a type that its schema allows, if it can."""
     view = View(schema)
-    return _coerced(value, member(schema, key, view), view, limits.COERCED_DEPTH.value)
+    return _coerced(value, member(schema, key, view), view, limits.COERCED_DEPTH)
 
 
 def read_as(text: str, schema: Schema, key: str, mistake: Mistake | None = None) -> Any:
@@ -90,7 +90,7 @@ def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> 
     if mistake and isinstance(value, str) and BEGINNINGS.get(value.lstrip()[:1]) in types:
         mistake()
         value = loads_value(value.strip())
-    return _coerced(value, wanted, view, limits.COERCED_DEPTH.value)
+    return _coerced(value, wanted, view, limits.COERCED_DEPTH)
 
 
 def _coerced(value: Any, wanted: Schema, view: View, depth: int) -> Any:

@@ -18,9 +18,7 @@ class CheckFailed(Exception):
     """The validation took too long, or the schema is invalid."""
 
 
-def schema_errors(
-    value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS.value
-) -> list[str]:
+def schema_errors(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS) -> list[str]:
     """Returns the errors, each as "path: what". Blocks up to `seconds`; raises CheckFailed."""
     try:
         reply = ask(CheckValue(json.dumps(value), json.dumps(schema), seconds))

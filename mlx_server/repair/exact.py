@@ -7,7 +7,7 @@ from typing import Any, Self
 from mlx_server import limits
 from mlx_server.json_bounds import check_bounds
 
-MOST_VALUES = limits.JSON_NODES.value
+MOST_VALUES = limits.JSON_NODES
 
 
 class ExactFloat(float):

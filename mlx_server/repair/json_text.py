@@ -54,10 +54,10 @@ def parsed(text: str) -> Any:
 
 def _is_json(text: str) -> bool:
     try:
-        parsed(text[: limits.READ_JSON_CHARACTERS.value + 1])
+        parsed(text[: limits.READ_JSON_CHARACTERS + 1])
     except ValueError:
         return False
-    return len(text) <= limits.READ_JSON_CHARACTERS.value
+    return len(text) <= limits.READ_JSON_CHARACTERS
 
 
 def _refused(name: str) -> None:

@@ -48,7 +48,7 @@ def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
     missing: how many closing brackets may be absent; text that lacks more was cut off. surplus: how
     many there may be at the end that close nothing.
     """
-    if len(text) > limits.REPAIRED_JSON_CHARACTERS.value:
+    if len(text) > limits.REPAIRED_JSON_CHARACTERS:
         raise Malformed("too long to be repaired")
     brackets = [found for found in STRINGS_AND_BRACKETS.findall(text) if len(found) == 1]
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
@@ -109,7 +109,7 @@ def _without_surplus(text: str, surplus: int) -> str:
 
 
 def _repaired(text: str) -> Any:
-    if len(text) * len(ENDS.findall(text)) > limits.REPAIRED_JSON_STEPS.value:
+    if len(text) * len(ENDS.findall(text)) > limits.REPAIRED_JSON_STEPS:
         raise Malformed("too long to be repaired")
     text = ESCAPE.sub(_spelled_out, text)
     if LINE_BREAK in text:

@@ -32,7 +32,7 @@ from mlx_server.schemas.view import (
 _SCHEMA = {"type": ["object", "boolean"]}
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
-_COUNT = {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_COUNT.value}
+_COUNT = {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_COUNT}
 _NAMES: dict[str, Any] = {"type": "array", "items": _TEXT}
 _TYPE = {"enum": ["array", "boolean", "integer", "null", "number", "object", "string"]}
 _TYPES = frozenset(_TYPE["enum"])
@@ -51,14 +51,14 @@ METASCHEMA = {key: shape for keys, shape in _BY_SHAPE for key in keys} | {
     "properties": {
         "type": "object",
         "additionalProperties": _SCHEMA,
-        "maxProperties": limits.SCHEMA_PROPERTIES.value,
+        "maxProperties": limits.SCHEMA_PROPERTIES,
     },
     "items": {"type": ["object", "boolean", "array"], "items": _SCHEMA},
-    "maxLength": {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_TEXT_LENGTH.value},
+    "maxLength": {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_TEXT_LENGTH},
     "multipleOf": {"type": "number", "exclusiveMinimum": 0},
     "type": {"if": _TEXT, "then": _TYPE, "else": {"type": "array", "items": _TYPE, "minItems": 1}},
-    "required": {**_NAMES, "maxItems": limits.SCHEMA_PROPERTIES.value},
-    "enum": {"type": "array", "minItems": 1, "maxItems": limits.SCHEMA_VALUES.value},
+    "required": {**_NAMES, "maxItems": limits.SCHEMA_PROPERTIES},
+    "enum": {"type": "array", "minItems": 1, "maxItems": limits.SCHEMA_VALUES},
     "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
     "dependencies": {"type": "object"},
     "uniqueItems": {"type": "boolean"},
@@ -84,9 +84,9 @@ def written(schema: Any) -> str:
     except UnicodeEncodeError:
         raise refused((), "has half of a surrogate pair in a text") from None
     except RecursionError:
-        raise refused((), f"is nested deeper than {limits.SCHEMA_DEPTH.value} schemas") from None
-    if size > limits.SCHEMA_BYTES.value:
-        raise refused((), f"has {size} bytes, more than {limits.SCHEMA_BYTES.value}")
+        raise refused((), f"is nested deeper than {limits.SCHEMA_DEPTH} schemas") from None
+    if size > limits.SCHEMA_BYTES:
+        raise refused((), f"has {size} bytes, more than {limits.SCHEMA_BYTES}")
     return text
 
 
@@ -115,12 +115,10 @@ def measure(schema: Any) -> None:
         value, path = waiting.pop()
         if isinstance(value, (Mapping, list)):
             nodes += 1
-            if nodes > limits.SCHEMA_NODES.value:
-                raise refused(
-                    (), f"has more than {limits.SCHEMA_NODES.value} objects and arrays in it"
-                )
-            if len(path) > 2 * limits.SCHEMA_DEPTH.value:
-                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH.value} schemas")
+            if nodes > limits.SCHEMA_NODES:
+                raise refused((), f"has more than {limits.SCHEMA_NODES} objects and arrays in it")
+            if len(path) > 2 * limits.SCHEMA_DEPTH:
+                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH} schemas")
             inner = value.items() if isinstance(value, Mapping) else enumerate(value)
             waiting += [(item, (*path, str(key))) for key, item in inner]
         elif isinstance(value, (int, float)) and not _is_finite(value):
@@ -134,7 +132,7 @@ def _is_small(schema: Any) -> bool:
     while waiting:
         value, depth = waiting.pop()
         nodes += 1
-        if nodes > limits.SCHEMA_NODES.value or depth > 2 * limits.SCHEMA_DEPTH.value:
+        if nodes > limits.SCHEMA_NODES or depth > 2 * limits.SCHEMA_DEPTH:
             return False
         inner = value.values() if type(value) is dict else value if type(value) is list else None
         if inner is None:
@@ -176,7 +174,7 @@ def _is_plain(member: tuple[str, Any]) -> bool:
         case str():
             return value in _TYPES if key == "type" else key not in METASCHEMA or key in TEXTS
         case dict() if key in NAMED or key in DEFINITIONS:
-            fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES.value
+            fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES
             return fits and all(isinstance(inner, (dict, bool)) for inner in value.values())
         case dict() | bool() if key in SINGLE or key == "items":
             return True
@@ -191,12 +189,12 @@ def _is_plain(member: tuple[str, Any]) -> bool:
         case list() if key in LISTED:
             return bool(value) and all(isinstance(inner, (dict, bool)) for inner in value)
         case list() if key == "enum":
-            return 0 < len(value) <= limits.SCHEMA_VALUES.value
+            return 0 < len(value) <= limits.SCHEMA_VALUES
         case list() if key == "type":
             return bool(value) and all(name in _TYPE["enum"] for name in value)
         case list() if key == "required":
             texts = all(isinstance(name, str) for name in value)
-            return texts and len(value) <= limits.SCHEMA_PROPERTIES.value
+            return texts and len(value) <= limits.SCHEMA_PROPERTIES
     return key not in METASCHEMA
 
 
@@ -237,10 +235,10 @@ def _check_values(part: Part) -> None:
         return
     for key, value in schema.items():
         at = (*path, key)
-        if key == "multipleOf" and _digits(schema) > limits.SCHEMA_MULTIPLES.value:
+        if key == "multipleOf" and _digits(schema) > limits.SCHEMA_MULTIPLES:
             raise refused(
                 at,
-                f"is {shorten(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES.value}",
+                f"is {shorten(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES}",
             )
         if key in ("const", "enum") and (text := _needs_escape(value)):
             raise refused(at, f"has a control character in {shorten(text)}, which can't be written")
@@ -276,11 +274,11 @@ def _check_multiples(view: View, parts: list[Part]) -> None:
         for part, joined in visited(view)
         if joined and isinstance(part.schema, Mapping)
     )
-    if max(multiples, joined) > limits.SCHEMA_MULTIPLES.value:
+    if max(multiples, joined) > limits.SCHEMA_MULTIPLES:
         raise refused(
             (),
             "has multipleOf that together come to more than "
-            f"{limits.SCHEMA_MULTIPLES.value}, which is costly",
+            f"{limits.SCHEMA_MULTIPLES}, which is costly",
         )
 
 

@@ -26,7 +26,7 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
-from mlx_server.schemas.compiler import fault, text_fault
+from mlx_server.schemas.compiler import STACK_BYTES, fault, text_fault
 from mlx_server.schemas.disjoint import Disjointness
 from mlx_server.schemas.grammar import simplified_text
 from mlx_server.schemas.messages import (
@@ -86,12 +86,12 @@ def _mistakes(value: Any, schema: Any) -> list[str]:
     validator = validator_for(schema, default=Draft202012Validator)
     # an empty registry can't fetch anything
     errors = validator(schema, registry=Registry()).iter_errors(value)
-    deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS.value))
+    deepest = (best_match([error]) for error in islice(errors, limits.CHECK_ERRORS))
     return sorted({_cut(f"{error.json_path}: {error.message}") for error in deepest if error})
 
 
 def _cut(text: str) -> str:
-    most = limits.CHECK_ERROR_CHARACTERS.value
+    most = limits.FIELD_ERROR_CHARACTERS
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -187,7 +187,7 @@ def main() -> None:
     reply_to(CheckValue("[1, 2]", schema, 60))
     gc.collect()
     gc.freeze()
-    threading.stack_size(limits.COMPILE_STACK_BYTES.value)
+    threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=run)
     thread.start()
     enter_sandbox(int(sys.argv[1]))  # signals are set by the main thread only

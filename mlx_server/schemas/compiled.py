@@ -30,13 +30,13 @@ PROCESSES = WarmProcesses(
     Program(
         CHILD,
         "compiles schemas and checks answers",
-        memory=limits.SCHEMA_MEMORY.value,
-        largest=8 * limits.SCHEMA_BYTES.value,
+        memory=limits.SCHEMA_MEMORY,
+        largest=8 * limits.SCHEMA_BYTES,
         unavailable=CompilerUnavailable,
     ),
-    limits.SCHEMA_PROCESSES.value,
-    limits.IDLE_SCHEMA_PROCESSES.value,
-    limits.CLIENT_SCHEMA_PROCESSES.value,
+    limits.SCHEMA_PROCESSES,
+    limits.IDLE_SCHEMA_PROCESSES,
+    limits.CLIENT_SCHEMA_PROCESSES,
 )
 
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -73,7 +73,7 @@ def compiled(schema: Any) -> CompiledSchema:
 
     def make() -> CompiledSchema:
         measure(schema)
-        return CompiledSchema(_answered(Compile(text, limits.SCHEMA_SECONDS.value)))
+        return CompiledSchema(_answered(Compile(text, limits.SCHEMA_SECONDS)))
 
     with _stopped_for_client("schema"):
         return _schemas.get(text, make)
@@ -82,7 +82,7 @@ def compiled(schema: Any) -> CompiledSchema:
 def lark_of(gbnf: str) -> str:
     """Converts a grammar from GBNF, llama.cpp's notation, to Lark."""
     with _stopped_for_client("grammar"):
-        return _answered(ConvertGbnf(gbnf, limits.SCHEMA_SECONDS.value)).grammar
+        return _answered(ConvertGbnf(gbnf, limits.SCHEMA_SECONDS)).grammar
 
 
 def ask(request: Request) -> Reply:
@@ -144,7 +144,7 @@ class _SchemaCache:
     def _keep(self, text: str, found: CompiledSchema | str) -> None:
         with self._lock:
             self._found[text] = found
-            while len(self._found) > limits.COMPILED_SCHEMAS.value:
+            while len(self._found) > limits.COMPILED_SCHEMAS:
                 self._found.popitem(last=False)
 
 

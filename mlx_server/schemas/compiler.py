@@ -8,14 +8,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from mlx_server import limits
 
 LIMITS = LLParserLimits(
-    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW.value,
-    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS.value,
-    step_lexer_fuel=limits.GRAMMAR_STEPS.value,
-    step_max_items=limits.GRAMMAR_STEP_ITEMS.value,
-    max_lexer_states=limits.GRAMMAR_STATES.value,
-    max_grammar_size=limits.GRAMMAR_SIZE.value,
+    max_items_in_row=limits.GRAMMAR_ITEMS_IN_ROW,
+    initial_lexer_fuel=limits.GRAMMAR_FIRST_STEPS,
+    step_lexer_fuel=limits.GRAMMAR_STEPS,
+    step_max_items=limits.GRAMMAR_STEP_ITEMS,
+    max_lexer_states=limits.GRAMMAR_STATES,
+    max_grammar_size=limits.GRAMMAR_SIZE,
     verbose_errors=False,
 )
+
+STACK_BYTES = 256 << 20
+"""Of a thread that compiles: enough for as many rules as limits.WHOLE_GRAMMAR_RULES."""
 
 
 class _Bytes:
@@ -78,6 +81,6 @@ def in_a_line(message: str) -> str:
     text = " ".join(text.replace("NoExtensionBias", "no answer can match it").split())
     return (
         text
-        if len(text) <= limits.GRAMMAR_ERROR_CHARACTERS.value
-        else f"{text[: limits.GRAMMAR_ERROR_CHARACTERS.value]} ..."
+        if len(text) <= limits.QUOTED_ERROR_CHARACTERS
+        else f"{text[: limits.QUOTED_ERROR_CHARACTERS]} ..."
     )

@@ -62,9 +62,9 @@ class Disjointness:
     def holds(self, options: list[Part]) -> bool:
         """Whether no value can follow two of the options, as far as is known."""
         shapes = [self._shape(option) for option in options]
-        if self._looks > limits.SCHEMA_COMPARISONS.value:
+        if self._looks > limits.SCHEMA_COMPARISONS:
             return False
-        depth = limits.SCHEMA_DISJOINT_DEPTH.value
+        depth = limits.SCHEMA_DISJOINT_DEPTH
         return self._are_tagged(shapes) or all(
             self._is_empty(one.joined(other), depth) for one, other in combinations(shapes, 2)
         )
@@ -86,7 +86,7 @@ class Disjointness:
     def _is_empty(self, shape: _Shape, depth: int) -> bool:
         """Whether no value has this shape."""
         self._looks += 1
-        if not depth or self._looks > limits.SCHEMA_COMPARISONS.value:
+        if not depth or self._looks > limits.SCHEMA_COMPARISONS:
             return False
         if not shape.kinds:
             return True

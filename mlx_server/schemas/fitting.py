@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 
 def fits(arguments: Mapping[str, Any], schema: Schema) -> bool:
     view = View(schema)
-    return _fits_object(arguments, schema, view, limits.COERCED_DEPTH.value)
+    return _fits_object(arguments, schema, view, limits.COERCED_DEPTH)
 
 
 def is_made_of(arguments: Mapping[str, Any], schema: Schema) -> bool:

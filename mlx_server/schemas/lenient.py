@@ -22,7 +22,7 @@ def parts_of(schema: Schema, view: View, keywords: Sequence[str] = COMBINED) -> 
     """Returns the schema and the schemas that these keywords apply to the same value, each once."""
     found: dict[int, Schema] = {}
     waiting = deque([schema])
-    while waiting and len(found) < limits.COERCED_PARTS.value:
+    while waiting and len(found) < limits.COERCED_PARTS:
         part = resolved(waiting.popleft(), view)
         if id(part) not in found:
             found[id(part)] = part

@@ -109,8 +109,8 @@ def _misplaced(piece: re.Match[str], before: str) -> str | None:
 
 def excessive_part(pattern: str) -> str | None:
     """Returns a verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
-    if len(pattern) > limits.PATTERN_CHARACTERS.value:
-        return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS.value}"
+    if len(pattern) > limits.PATTERN_CHARACTERS:
+        return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS}"
     found = written_out(pattern)
     return found if isinstance(found, str) else None
 
@@ -123,24 +123,23 @@ def written_out(pattern: str) -> int | str:
     for piece in PIECE.finditer(pattern):
         if piece["open"]:
             sizes.append(0)
-            if len(sizes) > limits.PATTERN_DEPTH.value + 1:
-                return f"is nested deeper than {limits.PATTERN_DEPTH.value} groups"
+            if len(sizes) > limits.PATTERN_DEPTH + 1:
+                return f"is nested deeper than {limits.PATTERN_DEPTH} groups"
         elif piece["close"]:
             last = sizes.pop() if len(sizes) > 1 else 0
             sizes[-1] += last
         elif piece["times"]:
             times = _times(piece)
-            if times > limits.PATTERN_REPEATS.value:
-                return f"repeats {times} times, more than {limits.PATTERN_REPEATS.value}"
+            if times > limits.PATTERN_REPEATS:
+                return f"repeats {times} times, more than {limits.PATTERN_REPEATS}"
             sizes[-1] += last * (times - 1)
             last *= times
         elif not piece["many"]:
             last = 1
             sizes[-1] += 1
-        if sizes[-1] > limits.PATTERN_STATES.value:
+        if sizes[-1] > limits.PATTERN_STATES:
             return (
-                f"is more than {limits.PATTERN_STATES.value} characters with its repetitions "
-                "written out"
+                f"is more than {limits.PATTERN_STATES} characters with its repetitions written out"
             )
     return sum(sizes)
 
@@ -148,9 +147,7 @@ def written_out(pattern: str) -> int | str:
 def _times(piece: re.Match[str]) -> int:
     counts = [piece["least"], piece["most"] or "1"]
     return (
-        limits.PATTERN_REPEATS.value + 1
-        if any(len(n) > 9 for n in counts)
-        else max(1, *map(int, counts))
+        limits.PATTERN_REPEATS + 1 if any(len(n) > 9 for n in counts) else max(1, *map(int, counts))
     )
 
 

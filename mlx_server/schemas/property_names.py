@@ -57,7 +57,7 @@ def _names(schema: Mapping[str, Any]) -> list[str] | None:
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     said = schema.keys() - _SAYS_NOTHING
-    if values is None or len(said) > 1 or len(values) > limits.SCHEMA_VARIANT_MEMBERS.value:
+    if values is None or len(said) > 1 or len(values) > limits.SCHEMA_VARIANT_MEMBERS:
         return None
     return list(dict.fromkeys(value for value in values if isinstance(value, str)))
 

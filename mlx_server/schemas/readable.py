@@ -46,7 +46,7 @@ def readable(schema: Mapping[str, Any]) -> ReadableSchema:
 
 
 def _schema(schema: Mapping[str, Any], path: Path, lost: list[str]) -> dict[str, Any]:
-    if len(path) > 2 * limits.SCHEMA_DEPTH.value:
+    if len(path) > 2 * limits.SCHEMA_DEPTH:
         raise InvalidGrammar("The schema is nested too deeply.")
     found: dict[str, Any] = {}
     for key, value in schema.items():
@@ -123,7 +123,7 @@ def _positive(value: Any) -> float:
 
 def _count(value: Any) -> int:
     number = _number(value)
-    _require(0 <= number <= limits.SCHEMA_COUNT.value and number == int(number))
+    _require(0 <= number <= limits.SCHEMA_COUNT and number == int(number))
     return int(number)
 
 

@@ -153,14 +153,14 @@ class _Costs:
         assert isinstance(schema, Mapping)
         for key in ("pattern", "format"):
             self._joined_patterns += visited.joined and key in schema
-            if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS.value:
+            if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS:
                 yield UnsupportedKeyword(
                     path, key, "is one of too many that allOf, anyOf or $ref may join"
                 )
         for key in ("minProperties", "maxProperties"):
             if key in schema and not is_vacuous(schema, key):
                 self._choices += len(schema.get("properties", ())) ** 2
-                if self._choices > limits.SCHEMA_CHOICES.value:
+                if self._choices > limits.SCHEMA_CHOICES:
                     yield UnsupportedKeyword(path, key, "is too costly with so many properties")
 
 

@@ -52,12 +52,12 @@ def _alias(said: Any) -> Any:
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
     """Returns the types that a schema, a part of `view`, allows by itself and through its
     references."""
-    return _Types(view).of(schema, limits.COERCED_DEPTH.value)
+    return _Types(view).of(schema, limits.COERCED_DEPTH)
 
 
 def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
     """Returns the schema at the end of its references; an empty one if they lead nowhere."""
-    for _ in range(limits.COERCED_DEPTH.value):
+    for _ in range(limits.COERCED_DEPTH):
         if not isinstance(schema.get("$ref"), str):
             return schema
         found = view.referred(schema)
@@ -70,7 +70,7 @@ def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
 def listed(schema: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """Returns the schemas of `allOf`, `anyOf` or `oneOf`, up to the limit."""
     options = schema.get(key)
-    some = options[: limits.COERCED_PARTS.value] if isinstance(options, list) else []
+    some = options[: limits.COERCED_PARTS] if isinstance(options, list) else []
     return [option if isinstance(option, Mapping) else {} for option in some]
 
 
@@ -81,7 +81,7 @@ class _Types:
 
     def of(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
         schema = resolved(schema, self._view)
-        if not depth or len(self._known) > limits.COERCED_PARTS.value:
+        if not depth or len(self._known) > limits.COERCED_PARTS:
             return ALL
         if id(schema) not in self._known:
             types = self._known[id(schema)] = ALL  # a schema that refers to itself adds nothing

@@ -21,11 +21,11 @@ _NOT_WRITTEN = ("$defs", "definitions", "anyOf", "oneOf", "allOf")
 class SchemaReducer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._view = View(root)
-        self._left = limits.HARMONY_REFERENCES.value
+        self._left = limits.HARMONY_REFERENCES
 
     def plain(self, schema: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
         """path: one entry per level, the reference that was followed there, or ""."""
-        if not isinstance(schema, Mapping) or len(path) > limits.HARMONY_DEPTH.value:
+        if not isinstance(schema, Mapping) or len(path) > limits.HARMONY_DEPTH:
             return {}
         reference = schema.get("$ref")
         if isinstance(reference, str):

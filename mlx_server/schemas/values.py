@@ -103,7 +103,7 @@ class ValueSchema:
         """The schemas one of which a value follows: alternatives, and references that stand
         alone, are followed. Each schema comes once."""
         found, seen = list[ValueSchema](), dict[int, ValueSchema]()
-        waiting = [(self, limits.COERCED_DEPTH.value)]
+        waiting = [(self, limits.COERCED_DEPTH)]
         while waiting:
             value, depth = waiting.pop()
             if id(value.schema) in seen:

@@ -60,8 +60,8 @@ def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
     """Returns the schema's variants; only the schema itself if it offers no choice."""
     waiting, found = [Variant(schema)], list[Variant]()
     most = min(
-        limits.SCHEMA_VARIANTS.value,
-        limits.SCHEMA_VARIANT_MEMBERS.value // (1 + len(properties_of(schema))),
+        limits.SCHEMA_VARIANTS,
+        limits.SCHEMA_VARIANT_MEMBERS // (1 + len(properties_of(schema))),
     )
     while waiting:
         variant = waiting.pop(0)

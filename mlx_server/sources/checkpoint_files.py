@@ -65,7 +65,7 @@ def missing_of(names: Iterable[str]) -> list[str]:
     weights = set(filter(WEIGHTS.fullmatch, present))
     shards = filter(None, map(SHARD.fullmatch, weights))
     series = {(shard[1], len(shard[2]), shard[3]) for shard in shards}
-    most = limits.CHECKPOINT_FILES.value
+    most = limits.CHECKPOINT_FILES
     if max(len(weights), sum(int(count) for _, _, count in series)) > most:
         raise ModelUnusable(
             f"The checkpoint names more than {most:,} files of weights. Download the model again."
@@ -103,10 +103,10 @@ def check_architecture(config: dict[str, Any], name: str) -> None:
     if why := why_unknown(config):
         raise ModelUnusable(f"{name} can't be used: {why}")
     for key, count in _counts(config):
-        if count > limits.CHECKPOINT_LAYERS.value:
+        if count > limits.CHECKPOINT_LAYERS:
             raise ModelUnusable(
                 f"config.json: {key[-60:]} is {str(count)[:20]}; the limit is "
-                f"{limits.CHECKPOINT_LAYERS.value}. Download the model again."
+                f"{limits.CHECKPOINT_LAYERS}. Download the model again."
             )
 
 

@@ -62,7 +62,7 @@ class GivenAnswers:
                 number = queue.given - len(queue.entries) + 1
                 return Recording(queue.entries.popleft(), f"answer {number} given for {model}")
             asked = _words(facts, model)
-            if len(self._unanswered) < limits.UNANSWERED_REQUESTS.value:
+            if len(self._unanswered) < limits.UNANSWERED_REQUESTS:
                 self._unanswered.append(asked)
         given = f"all {queue.given} answers are used" if queue.given else "no answer was given"
         raise NoRecording(

@@ -168,7 +168,7 @@ def _announced(
     from huggingface_hub import is_offline_mode
 
     check_answers()
-    bar: Any = partial(_Bar, lambda done, total: None, limits.SMALL_FILES_BYTES.value)
+    bar: Any = partial(_Bar, lambda done, total: None, limits.SMALL_FILES_BYTES)
     folder = Path(_snapshot(wanted, small, tqdm_class=bar))
     if is_offline_mode():
         return folder, ()

@@ -65,7 +65,7 @@ class _Client(httpx2.Client):
 
 
 def _whole(response: httpx2.Response) -> httpx2.Response:
-    body, most = bytearray(), limits.HUB_LIST_BYTES.value
+    body, most = bytearray(), limits.HUB_LIST_BYTES
     for piece in response.iter_bytes():
         body += piece
         _read.nbytes += len(piece)

@@ -35,8 +35,8 @@ every thread for 2 milliseconds a MiB."""
 PROGRAM = Program(
     tokenizer_conversion.__file__,
     "converts tokenizers",
-    memory=limits.TOKENIZER_MEMORY.value,
-    largest=4 * limits.TOKENIZER_BYTES.value,
+    memory=limits.TOKENIZER_MEMORY,
+    largest=4 * limits.TOKENIZER_BYTES,
     unavailable=TokenizerUnavailable,
 )
 
@@ -48,8 +48,8 @@ def tokenizer_json(folder: Path) -> Path:
     config = read_optional_json(folder / "tokenizer_config.json")
     special = read_special_tokens(folder, config)
     try:
-        if (size := source.stat().st_size) > limits.TOKENIZER_BYTES.value:
-            raise OSError(f"it has more than {limits.TOKENIZER_BYTES.value >> 20} MiB")
+        if (size := source.stat().st_size) > limits.TOKENIZER_BYTES:
+            raise OSError(f"it has more than {limits.TOKENIZER_BYTES >> 20} MiB")
         content = read_regular(source)
     except OSError as error:
         if source.name == OWN:  # its reader says why
@@ -71,7 +71,7 @@ def tokenizer_json(folder: Path) -> Path:
 
 def _converted(source: Path) -> bytes | bytearray:
     """The tokenizer.json that another process makes; empty if the source needs no change."""
-    seconds = limits.TOKENIZER_SECONDS.value
+    seconds = limits.TOKENIZER_SECONDS
     process = WarmProcess(PROGRAM)
     try:
         packed = msgspec.msgpack.encode(ConversionRequest(os.fsencode(source), seconds))

@@ -104,8 +104,8 @@ class Database:
         """Raises StoreUnavailable if too many calls or bytes are queued, since a disk may be slower
         than the clients."""
         # the executor's own queue is counted, since a cancelled call stays in it until its turn
-        is_long = self._thread._work_queue.qsize() >= limits.STORE_CALLS.value
-        most = limits.STORE_CALL_BYTES.value
+        is_long = self._thread._work_queue.qsize() >= limits.STORE_CALLS
+        most = limits.STORE_CALL_BYTES
         is_large = self._waiting_bytes > 0 and self._waiting_bytes + size > most
         if is_long or is_large:
             raise StoreUnavailable(
@@ -231,7 +231,7 @@ def _size(given: Iterable[object]) -> int:
 
 
 def sized(body: bytes) -> bytes:
-    if len(body) > (most := limits.STORED_PIECE_BYTES.value):
+    if len(body) > (most := limits.STORED_PIECE_BYTES):
         raise TooLarge(
             f"An item of {len(body)} bytes is too large to be stored; the limit is {most} bytes. "
             "Send less, or send `store: false`."

@@ -107,7 +107,7 @@ def fitting_count(sizes: Sequence[int]) -> int:
     """The number of items, from the first on, that fit in a page. It is at least one, so that
     paging never stops."""
     ends = accumulate(sizes)
-    return max(1, sum(end <= limits.PAGE_BYTES.value for end in ends))
+    return max(1, sum(end <= limits.PAGE_BYTES for end in ends))
 
 
 def item_at(db: Connection, seq: int) -> ItemRecord:
@@ -122,7 +122,7 @@ def size_at(db: Connection, seq: int) -> int:
 def check_count(db: Connection, conversation: int, more: int = 0) -> None:
     """Raises BadRequest if the conversation would have too many items after adding `more`."""
     count = db.execute("SELECT count(*) FROM items WHERE record = ?", (conversation,)).fetchone()[0]
-    if count + more > (most := limits.CONVERSATION_ITEMS.value):
+    if count + more > (most := limits.CONVERSATION_ITEMS):
         raise BadRequest(
             f"A conversation can have {most} items at most. Delete some, or start another.",
             param="conversation",
@@ -145,7 +145,7 @@ class StoredSize:
         self._bytes += int(size)
         if self._bytes > self._most_bytes:
             raise items_too_large(self._param)
-        if self._items > (most := limits.READ_BACK_ITEMS.value):
+        if self._items > (most := limits.READ_BACK_ITEMS):
             raise TooLarge(
                 f"`{self._param}` refers to more than {most} stored items. Start a new "
                 "conversation and send the items that still matter in `input`.",

@@ -65,8 +65,8 @@ class Retention:
 
     days: float = 30
     count: int = 10_000
-    bytes: int = limits.STORE_BYTES.value
-    bytes_per_key: int = limits.STORE_BYTES_PER_KEY.value
+    bytes: int = limits.STORE_BYTES
+    bytes_per_key: int = limits.STORE_BYTES_PER_KEY
     """The most bytes of one owner."""
 
 

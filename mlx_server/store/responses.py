@@ -148,11 +148,11 @@ class Responses(Database):
         db: Connection,
         id: str,
         owner: str,
-        most_bytes: int = limits.STORED_PIECE_BYTES.value,
+        most_bytes: int = limits.STORED_PIECE_BYTES,
     ) -> list[ItemRecord]:
         """The input and output items of every response from the first of the chain to this one.
         Raises NotFound, BadRequest or TooLarge."""
-        parameters = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES.value)}
+        parameters = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES)}
         links = db.execute(CHAIN, parameters).fetchall()
         if not links:
             raise NotFound(f"Response with id '{id}' not found.")
@@ -185,7 +185,7 @@ class Responses(Database):
         db: Connection,
         id: str,
         owner: str,
-        most_bytes: int = limits.STORED_PIECE_BYTES.value,
+        most_bytes: int = limits.STORED_PIECE_BYTES,
     ) -> ItemRecord:
         """The owner's newest item with this id, in any record. Raises NotFound or TooLarge."""
         seq = db.execute(

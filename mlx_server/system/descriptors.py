@@ -35,7 +35,7 @@ def raise_soft_limit() -> int:
 
 def _attempts(hard: int) -> list[int]:
     """Soft limits to try, the best first, decreasing."""
-    most = limits.DESCRIPTORS.value
+    most = limits.DESCRIPTORS
     best = most if hard == resource.RLIM_INFINITY else min(hard, most)
     return [best, *(size for size in (10_240, 8192, 4096, 2048, 1024, 512, 256) if size < best)]
 
@@ -53,13 +53,13 @@ def within_reach() -> int:
 
 def connections(descriptors: int) -> int:
     """The number of clients that may be connected at once."""
-    return max(1, min(limits.CONNECTIONS.value, int(descriptors * SHARE_OF_CLIENTS)))
+    return max(1, min(limits.CONNECTIONS, int(descriptors * SHARE_OF_CLIENTS)))
 
 
 def connections_per_address(connections: int) -> int:
     """The number of connections that one address may have: at most three quarters, so that others
     find a place."""
-    return max(1, min(limits.CONNECTIONS_PER_ADDRESS.value, connections * 3 // 4))
+    return max(1, min(limits.CONNECTIONS_PER_ADDRESS, connections * 3 // 4))
 
 
 def check(descriptors: int) -> None:

@@ -49,7 +49,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         await turn()
         data = await self._inner.read(min(max_bytes, READ_BYTES), timeout)
         self._size += len(data)
-        if self._in_headers and self._size > limits.UPSTREAM_HEADER_BYTES.value:
+        if self._in_headers and self._size > limits.UPSTREAM_HEADER_BYTES:
             raise httpcore2.RemoteProtocolError("The headers are too long.")
         return data
 

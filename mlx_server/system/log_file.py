@@ -21,7 +21,7 @@ LAST_LINES_SECONDS = 1.0
 """The time that the process waits at its end for its final lines to be written."""
 
 
-def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> None:
+def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES) -> None:
     """Redirects the output of this process and of those that it starts from now on.
 
     Raises SettingsError if the file can't be written.
@@ -31,7 +31,7 @@ def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES.value) -> Non
         file = RotatingFileHandler(
             own_path(path),
             maxBytes=rotate_bytes,
-            backupCount=limits.LOG_FILES.value,
+            backupCount=limits.LOG_FILES,
             encoding="utf-8",
         )
     except OSError as error:

@@ -24,8 +24,8 @@ class RefusedByTemplate(BadRequest):
 
 class ChatTemplate:
     def __init__(self, source: str) -> None:
-        if len(source) > limits.TEMPLATE_SOURCE.value:
-            most = limits.TEMPLATE_SOURCE.value
+        if len(source) > limits.TEMPLATE_SOURCE:
+            most = limits.TEMPLATE_SOURCE
             raise ModelUnusable(f"The chat template has more than {most} characters. {ANOTHER}")
         try:
             self.reads = frozenset(PROCESSES.compile(source))

@@ -111,7 +111,7 @@ class Templates:
         except MemoryError:
             return OutOfMemoryReply(), b""
         except Exception as error:  # a template is a program and can raise anything
-            return RefusedReply(str(error)[: limits.TEMPLATE_ERROR_CHARACTERS.value]), b""
+            return RefusedReply(str(error)[: limits.ERROR_CHARACTERS]), b""
         return (RenderedReply(), found) if isinstance(found, bytearray) else (found, b"")
 
     def _compile(self, request: CompileTemplate) -> CompiledReply:
@@ -120,7 +120,7 @@ class Templates:
         reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
         reader.visit(self._environment.parse(request.source))
         self._compiled[request.digest] = template
-        if len(self._compiled) > limits.COMPILED_TEMPLATES.value:
+        if len(self._compiled) > limits.COMPILED_TEMPLATES:
             self._compiled.popitem(last=False)
         return CompiledReply(sorted(reader.undeclared_identifiers))
 

@@ -27,8 +27,8 @@ from mlx_server.templates.messages import (
 PROGRAM = Program(
     str(Path(__file__).with_name("child.py")),  # whose libraries this process does without
     "renders chat templates",
-    memory=limits.TEMPLATE_MEMORY.value,
-    largest=4 * limits.TEMPLATE_CHARACTERS.value,
+    memory=limits.TEMPLATE_MEMORY,
+    largest=4 * limits.TEMPLATE_CHARACTERS,
     unavailable=TemplatesUnavailable,
 )
 
@@ -42,9 +42,7 @@ class TemplateRefused(Exception):
 
 class TemplateProcesses(WarmProcesses):
     def __init__(self) -> None:
-        super().__init__(
-            PROGRAM, limits.TEMPLATE_PROCESSES.value, limits.IDLE_TEMPLATE_PROCESSES.value
-        )
+        super().__init__(PROGRAM, limits.TEMPLATE_PROCESSES, limits.IDLE_TEMPLATE_PROCESSES)
 
     def compile(self, source: str) -> list[str]:
         """Names of the variables that the template reads. Raises TemplateRefused, Stopped."""
@@ -86,7 +84,7 @@ def _ask_packed(own: WarmProcess, packed: bytearray, seconds: float) -> tuple[Re
 
 
 def _compiled(own: WarmProcess, source: str) -> list[str]:
-    reply, _ = ask(own, CompileTemplate(digest_of(source), source, limits.TEMPLATE_SECONDS.value))
+    reply, _ = ask(own, CompileTemplate(digest_of(source), source, limits.TEMPLATE_SECONDS))
     reply = _checked(reply)
     assert isinstance(reply, CompiledReply)
     return reply.reads
@@ -95,7 +93,7 @@ def _compiled(own: WarmProcess, source: str) -> list[str]:
 def _rendered(
     own: WarmProcess, source: str, make: Callable[[], Mapping[str, Any]]
 ) -> tuple[Reply, str]:
-    seconds, most = limits.TEMPLATE_SECONDS.value, limits.TEMPLATE_CHARACTERS.value
+    seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
     packed = _packed(RenderTemplate(digest_of(source), dict(make()), seconds, most))
     return _ask_packed(own, packed, seconds)
 
@@ -109,9 +107,9 @@ def _checked(reply: Reply) -> Reply:
         case RefusedReply(message):
             raise TemplateRefused(message)
         case OutOfMemoryReply():
-            raise Stopped(f"needs more than {limits.TEMPLATE_MEMORY.value >> 20} MiB of memory")
+            raise Stopped(f"needs more than {limits.TEMPLATE_MEMORY >> 20} MiB of memory")
         case TooLongReply():
-            most = limits.TEMPLATE_CHARACTERS.value
+            most = limits.TEMPLATE_CHARACTERS
             raise Stopped(f"makes a prompt of more than {most} characters")
     return reply
 

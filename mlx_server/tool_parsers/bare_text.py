@@ -86,7 +86,7 @@ def _text_terminal(
 
 def text_of(value: ValueSchema, lark: Lark) -> str:
     """Returns a terminal for text, without regard to delimiters."""
-    return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH.value)
+    return _TextPatterns(lark).of(value, limits.TEXT_SCHEMA_DEPTH)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Elements:
                 raise Malformed("a value has no end")
             call.end_text(key)
         else:
-            depth = limits.CALL_DEPTH.value
+            depth = limits.CALL_DEPTH
             found = [(yield from self._read_value(source, call, end, depth))]
             while (yield from source.after_space(opening)):
                 yield from source.space()
@@ -157,7 +157,7 @@ class Elements:
             raise UncallableTool(f"the name of the tool {tool.name!r}")
         head = lark.text(f'{self.invoke}{tool.name}">')
         space = lark.terminal(r"/\n?/")
-        written = partial(self._member_rule, lark, limits.TEXT_SCHEMA_DEPTH.value)
+        written = partial(self._member_rule, lark, limits.TEXT_SCHEMA_DEPTH)
         arguments = one_by_one_rule(arguments_of(tool), written, lark)
         return lark.rule(f"{head} {space} {arguments} {lark.text(self.invoke_end)}")
 

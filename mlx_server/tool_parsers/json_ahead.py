@@ -36,7 +36,7 @@ def json_ahead(source: Source) -> Steps[str]:
 def _size(source: Source) -> Steps[int]:
     """Returns the length of the object or array, by its brackets; 0 if it has no end."""
     size, depth, in_string, escaped = 0, 0, False, False
-    while size <= limits.READ_JSON_CHARACTERS.value:
+    while size <= limits.READ_JSON_CHARACTERS:
         for character in source.ahead(size):
             size += 1
             if escaped or (in_string and character not in '"\\'):

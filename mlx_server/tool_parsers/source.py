@@ -363,7 +363,7 @@ def complete_source(text: str) -> Source:
     return source
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern of stop tokens in a row at the text's end, the last of which may be
     incomplete. No place within a run is tried again, so that the time is in proportion to the
@@ -378,7 +378,7 @@ def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
     )
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
 def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern that finds where any of these is spelled, overlapping ones too; its group 1
     is the longest.
@@ -389,7 +389,7 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS.value)
+@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int, str]:
     """Returns a pattern of their first characters, the length of the longest, and all of them,
     each after a zero."""

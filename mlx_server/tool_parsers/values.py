@@ -289,7 +289,7 @@ class _Transcript:
             if self._syntax.rules != "free":
                 raise Malformed("a comma is missing")
             self.json.append(",")
-        if len(self.open) >= limits.CALL_DEPTH.value:
+        if len(self.open) >= limits.CALL_DEPTH:
             raise Malformed("nested too deep")
 
     def _bare(self, *, is_key: bool) -> Steps[str]:

@@ -34,9 +34,9 @@ class Allowance:
             Allowance._running += 1
         self._charged += size * MEMORY_PER_BYTE
         Allowance._charged_in_all += size * MEMORY_PER_BYTE
-        if self._charged > limits.UPSTREAM_MEMORY.value:
+        if self._charged > limits.UPSTREAM_MEMORY:
             raise UpstreamFailed("The upstream sent too many bytes.")
-        most = limits.UPSTREAM_ALL_MEMORY.value
+        most = limits.UPSTREAM_ALL_MEMORY
         if Allowance._charged_in_all > most < self._charged * Allowance._running:
             raise UpstreamFailed(
                 "The answers that run take too much memory together, and this one more than its "

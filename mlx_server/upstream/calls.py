@@ -104,7 +104,7 @@ class StructuredCallReader:
 def _braced(text: str) -> str | None:
     """The object for a text that lacks only its braces; None for any other text."""
     inside = text.strip().rstrip(",")
-    if not inside.startswith('"') or len(inside) > limits.READ_JSON_CHARACTERS.value:
+    if not inside.startswith('"') or len(inside) > limits.READ_JSON_CHARACTERS:
         return None
     try:
         json.loads(f"{{{inside}}}")
@@ -126,7 +126,7 @@ def _unquoted(text: str) -> str:
 
 def _objects_of_list(text: str) -> str | None:
     """The objects of a JSON list, written one after the other; None for any other text."""
-    if len(text) > limits.READ_JSON_CHARACTERS.value or not text.lstrip().startswith("["):
+    if len(text) > limits.READ_JSON_CHARACTERS or not text.lstrip().startswith("["):
         return None
     try:
         found = json.loads(text)
@@ -140,7 +140,7 @@ def _objects(text: str) -> list[str]:
     """The JSON objects in a text that consists of several; for any other text, only the text."""
     decoder, at, found = json.JSONDecoder(), 0, list[str]()
     size = len(text)
-    if size > limits.READ_JSON_CHARACTERS.value:
+    if size > limits.READ_JSON_CHARACTERS:
         return [text]
     while True:
         while at < size and (text[at].isspace() or (found and text[at] in ",;")):
@@ -151,7 +151,7 @@ def _objects(text: str) -> list[str]:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             return [text]
-        if not isinstance(value, dict) or len(found) >= limits.UPSTREAM_CALLS.value:
+        if not isinstance(value, dict) or len(found) >= limits.UPSTREAM_CALLS:
             return [text]
         found.append(text[at:end])
         at = end

@@ -197,7 +197,7 @@ class CollectedCalls:
         return found or self._new(piece.index)
 
     def _new(self, index: int | None) -> CollectedCall:
-        if len(self.calls) >= limits.UPSTREAM_CALLS.value:
+        if len(self.calls) >= limits.UPSTREAM_CALLS:
             raise UpstreamFailed("The upstream sent more calls than one answer may have.")
         call = CollectedCall()
         self.calls.append(call)

@@ -126,7 +126,7 @@ class UpstreamConnection:
                 )
                 response = await self._http().send(request, stream=True)
                 try:
-                    body = await limited(response, limits.UPSTREAM_LINE_BYTES.value)
+                    body = await limited(response, limits.UPSTREAM_LINE_BYTES)
                 finally:
                     await response.aclose()
         except (httpx2.HTTPError, TimeoutError, ServerError):
@@ -157,7 +157,7 @@ class UpstreamConnection:
         self, request: UpstreamRequest, body: Mapping[str, Any], allowance: Allowance
     ) -> UpstreamStream:
         """Sends the request until an answer begins. Raises ServerError if none does."""
-        if request.hops >= limits.UPSTREAM_HOPS.value:
+        if request.hops >= limits.UPSTREAM_HOPS:
             raise UpstreamLoop(
                 f"The request for {self.id} was passed on from server to server {request.hops} "
                 "times. Check in their models.yaml that no `source` leads back to the first."
@@ -276,7 +276,7 @@ class UpstreamConnection:
             raise
 
     async def _refused(self, response: httpx2.Response) -> None:
-        body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
+        body = await limited(response, limits.UPSTREAM_ERROR_BYTES)
         error = refusal(self.id, response.status_code, body, self.secrets)
         if response.status_code in RETRIED:
             raise Retriable(error, retry_after(response.headers))
@@ -352,7 +352,7 @@ class UpstreamConnection:
     def _http(self) -> httpx2.AsyncClient:
         if self._client is None:
             policy = self.spec.policy
-            most = limits.UPSTREAM_CONNECTIONS.value
+            most = limits.UPSTREAM_CONNECTIONS
             self._client = httpx2.AsyncClient(
                 headers={"accept-encoding": "identity"},
                 timeout=httpx2.Timeout(policy.connect_seconds, read=None, write=None),

@@ -98,7 +98,7 @@ class IamToken:
     async def _fetch(self) -> None:
         form = {"grant_type": GRANT, "apikey": self._key.key()}
         async with self._client().stream("POST", self._url, data=form) as response:
-            body = await limited(response, limits.UPSTREAM_ERROR_BYTES.value)
+            body = await limited(response, limits.UPSTREAM_ERROR_BYTES)
         if response.status_code != 200:
             status = 401 if response.status_code in (400, 403, 413, 422) else response.status_code
             # its words are not shown, since they may quote the form with the key

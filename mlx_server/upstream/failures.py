@@ -165,7 +165,7 @@ def _is_error(error: object) -> bool:
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
     """The message in an error's body, without secrets; empty if it has none."""
     try:
-        found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES.value])
+        found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES])
     except (ValueError, RecursionError):
         return ""
     return redacted(_find_message(found) or "", secrets) if not isinstance(found, str) else ""

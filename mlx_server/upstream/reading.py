@@ -187,7 +187,7 @@ class AnswerReader:
         self._spoken += len(piece.text) + len(piece.reasoning)
         for call in piece.calls:
             self._collected.add(call)
-        if self.size > limits.UPSTREAM_CHARACTERS.value:
+        if self.size > limits.UPSTREAM_CHARACTERS:
             raise UpstreamFailed("The upstream sent an answer that is too long.")
         self._details.add(piece.details)
         if piece.reasoning and self._must_answer:
@@ -330,7 +330,7 @@ class AnswerReader:
         if source != "structured" and not isinstance(event, ToolCallFinished):
             self._echoed_calls.add(source, event)
         if isinstance(event, ToolCallStarted):
-            if len(self._ids) >= limits.UPSTREAM_CALLS.value:
+            if len(self._ids) >= limits.UPSTREAM_CALLS:
                 raise UpstreamFailed("The upstream sent more calls than one answer may have.")
             self._numbers[source, event.call] = len(self._numbers)
             id = new_id() if event.id in self._ids else event.id

@@ -73,7 +73,7 @@ async def _texts(response: httpx2.Response, allowance: Allowance) -> AsyncGenera
         if reader is None:
             body += chunk
             if _may_be_json(body):
-                if len(body) > limits.UPSTREAM_LINE_BYTES.value:
+                if len(body) > limits.UPSTREAM_LINE_BYTES:
                     raise UpstreamFailed("The upstream sent a body that is too long.")
                 continue
             reader, chunk = SseReader(), bytes(body)

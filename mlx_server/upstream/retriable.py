@@ -29,4 +29,4 @@ def pause_before(attempt: int, failure: Retriable) -> float | None:
     backoff = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
     jittered = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - it keeps no secret
     asked = failure.pause or 0.0
-    return None if asked > limits.UPSTREAM_PAUSE_SECONDS.value else max(asked, jittered)
+    return None if asked > limits.UPSTREAM_PAUSE_SECONDS else max(asked, jittered)

@@ -115,14 +115,14 @@ DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
 class UpstreamPolicy:
     """Limits of the time that an upstream may take, and of repeated requests."""
 
-    connect_seconds: float = float(limits.UPSTREAM_CONNECT_SECONDS.value)
-    first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS.value)
+    connect_seconds: float = float(limits.UPSTREAM_CONNECT_SECONDS)
+    first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS)
     """The most seconds until the answer begins."""
-    idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS.value)
+    idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS)
     """The most seconds in which an answer that has begun may not grow."""
-    answer_seconds: float = float(limits.UPSTREAM_ANSWER_SECONDS.value)
+    answer_seconds: float = float(limits.UPSTREAM_ANSWER_SECONDS)
     """The most seconds from the request to the answer's end, retries included."""
-    retries: int = limits.UPSTREAM_RETRIES.value
+    retries: int = limits.UPSTREAM_RETRIES
     """How often a request is sent again if it failed before its answer began."""
     empty_retries: int = 1
     """How often an answer without text or calls is requested again."""

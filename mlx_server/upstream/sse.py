@@ -62,7 +62,7 @@ class SseReader:
         if part:
             self._line.append(part)
             self._size += len(part)
-            if self._size > limits.UPSTREAM_LINE_BYTES.value:
+            if self._size > limits.UPSTREAM_LINE_BYTES:
                 raise UpstreamFailed("The upstream sent an event that is too long.")
 
     def _end_line(self, found: list[str]) -> None:

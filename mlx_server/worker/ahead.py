@@ -86,7 +86,7 @@ class AheadComputation:
             return
         prompt = NextPrompt(command.model, key, tokens, row_adapter, known, command.on_disk)
         self._prompts.append(prompt)
-        del self._prompts[: -limits.PROMPTS_AHEAD.value]
+        del self._prompts[: -limits.PROMPTS_AHEAD]
 
     def arrived(self, model: str, key: str, prompt: list[int]) -> list[ComputedAhead]:
         """Drops the prompts whose conversation this request continues. Returns a report of how many

@@ -447,6 +447,6 @@ class Batch:
                 waiting.known = max(waiting.known, known)
 
 
-@lru_cache(maxsize=limits.STOP_TOKEN_SETS.value)
+@lru_cache(maxsize=limits.STOP_TOKEN_SETS)
 def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
     return StopSequences([[token] for token in tokens])

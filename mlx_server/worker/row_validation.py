@@ -31,7 +31,7 @@ def check_row(command: Generate, batch: Batch) -> None:
         _check_thinking(command.thinking)
         ids += command.thinking.end
     grammars = (command.grammar, command.thinking and command.thinking.rest)
-    if max(len(grammar or "") for grammar in grammars) > limits.WHOLE_GRAMMAR_CHARACTERS.value:
+    if max(len(grammar or "") for grammar in grammars) > limits.WHOLE_GRAMMAR_CHARACTERS:
         raise ValueError("the grammar is too long")
     for id in (min(ids), max(ids)):
         if not 0 <= id < batch.vocabulary:
@@ -64,10 +64,10 @@ def check_texts(command: Embed, batch: Batch) -> None:
 def _check_thinking(thinking: Thinking) -> None:
     delimiters = [*thinking.opens, *thinking.closes]
     tokens = (thinking.budget or 0, thinking.answer or 0)
-    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_DELIMITER_TOKENS.value:
+    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_DELIMITER_TOKENS:
         raise ValueError("the thinking budget or the end of reasoning is out of range")
-    if len(delimiters) > limits.REASONING_DELIMITERS.value or not all(
-        0 < len(delimiter) <= limits.REASONING_DELIMITER_TOKENS.value for delimiter in delimiters
+    if len(delimiters) > limits.REASONING_DELIMITERS or not all(
+        0 < len(delimiter) <= limits.REASONING_DELIMITER_TOKENS for delimiter in delimiters
     ):
         raise ValueError("the reasoning delimiters are empty, too long or too many")
 

@@ -95,7 +95,7 @@ def test_what_is_missing_or_empty_is_named(
 
 
 def test_a_path_may_be_as_long_as_a_system_allows(client: TestClient) -> None:
-    most = limits.ADAPTER_PATH_CHARACTERS.value
+    most = limits.ADAPTER_PATH_CHARACTERS
     wire.error(load(client, "x" * most), 404)
     assert wire.error(load(client, "x" * (most + 1)))["param"] == "lora_path"
 

@@ -74,7 +74,7 @@ def test_texts_are_listed_where_the_owner_wants_them(
 
 
 def test_so_many_answers_are_listed_and_the_latest_first() -> None:
-    log, most = AnswerLog(), limits.LISTED_ANSWERS.value
+    log, most = AnswerLog(), limits.LISTED_ANSWERS
     for number in range(most + 1):
         with log.record("me") as record:
             record.model = str(number)

@@ -21,7 +21,7 @@ from tests.api.observed import played
 def test_listed_texts_are_of_the_first_answer_and_have_a_limit() -> None:
     metrics = AnswerMetrics(CollectorRegistry())
     metrics.log.keeps_texts = True
-    most = limits.LISTED_TEXT.value
+    most = limits.LISTED_TEXT
     events: list[Event] = [
         Started("m", 1),
         ReasoningDelta(0, "why"),

@@ -6,7 +6,7 @@ from mlx_server.api.given_answers import RecordedRequests
 
 def test_the_oldest_requests_are_dropped() -> None:
     recorded = RecordedRequests()
-    piece = bytes(limits.RECORDED_REQUEST_BYTES.value // 4)
+    piece = bytes(limits.RECORDED_REQUEST_BYTES // 4)
     for number in range(5):
         recorded.add(f"/{number}", piece)
     assert [each["path"] for each in recorded.shown()] == ["/1", "/2", "/3", "/4"]

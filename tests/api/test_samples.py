@@ -50,7 +50,7 @@ def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_hap
 
 
 def test_samples_are_bounded_in_number_and_in_time() -> None:
-    clock, most = Clock(), limits.SAMPLES.value
+    clock, most = Clock(), limits.SAMPLES
     samples = Samples(clock)
     for number in range(most + 50):
         samples.memory(number + 1)

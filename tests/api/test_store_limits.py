@@ -12,6 +12,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.api.responses.router import _followed
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import StoreSettings
@@ -20,7 +21,6 @@ from mlx_server.store import Store
 from tests.api import wire
 from tests.api.responses.test_runs import until
 from tests.api.wire import Json, ScriptedEngine, error, ok
-from tests.hostile.lowered import lower
 from tests.store.make import limit
 
 RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
@@ -103,7 +103,7 @@ def test_many_small_things_are_read_back_no_more_than_they_are_read(
 ) -> None:
     nested = hosted(1, deep=[[] for _ in range(200)])
     id = ok(client.post(RESPONSES, json=asked() | {"input": [nested, *SAID]}))["id"]
-    lower(monkeypatch, "JSON_NODES", 150)
+    monkeypatch.setattr(limits, "JSON_NODES", 150)
     found = error(client.post(RESPONSES, json=asked(previous_response_id=id)))
     assert "earlier items of this request are too large" in found["message"]
     assert found["param"] == "previous_response_id"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.checkpoints.folder_check import (
     MOST_BYTES,
     SAMPLE_BYTES,
@@ -17,7 +18,6 @@ from mlx_server.checkpoints.folder_check import (
     stamp_of_model,
 )
 from mlx_server.errors import ModelUnusable
-from tests.hostile.lowered import lower
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_weights_may_be_of_any_size_but_not_of_any_number(
 ) -> None:
     os.truncate(folder / "model.safetensors", 1 << 40)
     check_model(folder)
-    lower(monkeypatch, "CHECKPOINT_FILES", 2)
+    monkeypatch.setattr(limits, "CHECKPOINT_FILES", 2)
     (folder / "model-2.safetensors").touch()
     check_model(folder)
     (folder / "model-3.safetensors").touch()

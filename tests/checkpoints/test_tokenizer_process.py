@@ -16,11 +16,10 @@ import tokenizers
 
 from mlx_server import limits
 from mlx_server.checkpoints import tokenizer_process
-from mlx_server.checkpoints.tokenizer import Tokenizer, read_tokenizer
+from mlx_server.checkpoints.tokenizer import SMALL_FILE_BYTES, Tokenizer, read_tokenizer
 from mlx_server.checkpoints.tokenizer_process import CONNECTIONS, TokenizerProcess
 from mlx_server.errors import ModelReplaced, ModelUnusable, TokenizerUnavailable
 from tests.families import SAMPLES, byte_fallback, byte_level, write_checkpoint
-from tests.hostile.lowered import lower
 from tests.live.server import eventually
 
 TEXTS = (*SAMPLES, "", "<s>", "< s >", "<|im_start|>a<|im_end|>", " ".join(SAMPLES) * 30)
@@ -83,7 +82,7 @@ def test_a_large_file_is_not_read_in_this_process(
     library = tokenizers.Tokenizer
     monkeypatch.setattr(tokenizers, "Tokenizer", Library)
     assert read_tokenizer(demo_path / "tokenizer.json").encode("hello") == whole.encode("hello")
-    assert sum(read) < limits.DECODER_CHARACTERS.value
+    assert sum(read) < limits.DECODER_CHARACTERS
 
 
 def test_a_killed_one_is_replaced_and_ends_with_its_tokenizer(file: Path) -> None:
@@ -141,7 +140,7 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_first(file: Path) -> None
 
 
 def test_one_that_does_not_reply_is_given_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TOKENIZER_SECONDS", 1)
+    monkeypatch.setattr(limits, "TOKENIZER_SECONDS", 1)
     own = TokenizerProcess(file)
     os.kill(own._child._process.pid, signal.SIGSTOP)
     assert own.encode("a", False)
@@ -188,7 +187,7 @@ def test_a_damaged_file_is_named(
 def test_a_file_that_is_too_large(
     made: Callable[[Path], Tokenizer], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = limits.TOKENIZER_BYTES.value
+    whole = limits.TOKENIZER_BYTES
     with file.open("r+b") as opened:
         opened.seek(0, 2)
         opened.write(b" " * (whole - opened.tell()))
@@ -199,7 +198,7 @@ def test_a_file_that_is_too_large(
 
 
 def test_a_file_that_needs_too_much_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TOKENIZER_MEMORY", 1 << 20)
+    monkeypatch.setattr(limits, "TOKENIZER_MEMORY", 1 << 20)
     vocabulary = {f"token{id}": id for id in range(100_000)}
     file.write_text(written(model={"type": "BPE", "vocab": vocabulary, "merges": []}))
     with pytest.raises(ModelUnusable, match="may have 1 MiB of memory"):
@@ -210,6 +209,6 @@ def test_only_a_large_file_gets_a_process(file: Path) -> None:
     before = pids()
     own = [read_tokenizer(file)]
     assert pids() == before
-    file.write_text(file.read_text().ljust(limits.SMALL_TOKENIZER_BYTES.value + 1))
+    file.write_text(file.read_text().ljust(SMALL_FILE_BYTES + 1))
     own.append(read_tokenizer(file))
     assert len(pids() - before) == 1

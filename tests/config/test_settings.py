@@ -118,7 +118,7 @@ def test_prompts_are_kept_in_the_data_directory(folder: Path) -> None:
     written(MINIMAL)
     found = load(MLX_SERVER_DATA="data")
     assert found.prompt_folder == folder / "data" / "prompts"
-    assert found.server.prompt_cache.disk == limits.PROMPT_FILE_BYTES.value
+    assert found.server.prompt_cache.disk == limits.PROMPT_FILE_BYTES
 
 
 def test_without_bytes_on_disk_there_is_no_folder() -> None:
@@ -242,7 +242,7 @@ def test_folders_of_adapters_must_be_there(folder: Path, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "tokens"),
-    [("auto", limits.AHEAD_TOKENS.value), ("never", 0), ("0", 0), ("300", 300)],
+    [("auto", limits.AHEAD_TOKENS), ("never", 0), ("0", 0), ("300", 300)],
 )
 def test_what_is_computed_ahead_is_a_number_of_tokens(given: str, tokens: int) -> None:
     path = written(f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n")

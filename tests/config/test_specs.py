@@ -28,7 +28,7 @@ def spec_of(**settings: object) -> ModelSpec:
 
 
 def test_an_entry_with_nothing_but_its_source_has_the_records_defaults() -> None:
-    ahead = limits.AHEAD_TOKENS.value
+    ahead = limits.AHEAD_TOKENS
     assert spec_of() == ModelSpec("m", "org/name", compute_ahead=ahead)
 
 

@@ -111,8 +111,8 @@ def test_an_answer_without_end_is_not_given_the_whole_memory(spec: ModelSpec) ->
     request = replace(ASKED, prompts=((1,) * 10,))
     assert (
         rows_of(replace(spec, context_length=100_000), request)[0].max_tokens
-        == limits.ANSWER_TOKENS.value
+        == limits.ANSWER_TOKENS
     )
-    asked = replace(request, max_tokens=limits.ANSWER_TOKENS.value + 5)
+    asked = replace(request, max_tokens=limits.ANSWER_TOKENS + 5)
     [row] = rows_of(replace(spec, context_length=100_000), asked)
-    assert row.max_tokens == limits.ANSWER_TOKENS.value + 5
+    assert row.max_tokens == limits.ANSWER_TOKENS + 5

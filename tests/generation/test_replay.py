@@ -44,7 +44,7 @@ def test_a_replayed_row_has_its_script_and_a_stop_token(
     assert stop in row.stop_tokens
     stops = {bytes_of_smollm2.id_of(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert set(row.stop_tokens) == stops
-    assert (row.delay, row.max_tokens) == (0.25, limits.ANSWER_TOKENS.value)
+    assert (row.delay, row.max_tokens) == (0.25, limits.ANSWER_TOKENS)
 
 
 def test_a_family_without_a_stop_token_of_its_own_ends_too(replayed: Replayed) -> None:

@@ -72,7 +72,7 @@ def test_a_document_fits_the_context_or_is_refused_by_name(prepared: PreparedMod
 def test_the_tokens_of_all_prompts_are_limited(
     prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "EMBEDDED_TOKENS", replace(limits.ANSWERS, value=2 * FRAME + 4))
+    monkeypatch.setattr(limits, "EMBEDDED_TOKENS", 2 * FRAME + 4)
     assert len(tokenized(prepared, RerankRequest("m", "q", ("a", "b"), ""))) == 2
     with pytest.raises(BadRequest, match="`documents` should have no more than"):
         tokenized(prepared, RerankRequest("m", "q", ("a", "b", ""), ""))

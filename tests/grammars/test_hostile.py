@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
+from mlx_server.schemas.compiler import STACK_BYTES
 from tests.grammars.matching import Refused, compiled
 from tests.slowness import slowness
 
@@ -209,7 +209,7 @@ def _peak() -> int:
 
 
 def run_in_thread(name: str) -> None:
-    threading.stack_size(limits.COMPILE_STACK_BYTES.value)  # as the engine compiles
+    threading.stack_size(STACK_BYTES)  # as the engine compiles
     thread = threading.Thread(target=lambda: print(run(name), flush=True))
     thread.start()
     thread.join()

@@ -141,7 +141,7 @@ def judge(route: Route, answer: Answer) -> None:
         assert answer.kind == "application/json"
         body = json.loads(answer.content)
         error = error_in(route, body)
-        assert len(error["message"]) <= limits.ERROR_CHARACTERS.value, answer
+        assert len(error["message"]) <= limits.ERROR_CHARACTERS, answer
     elif answer.kind == "application/json":
         body = strictly(answer.content)
         assert not body.get("error"), answer

@@ -95,7 +95,7 @@ def settle(http: httpx.Client, seed: int) -> None:
     """The grammars that the engine keeps are of one kind, which take the most; and with a model
     it gives back all that it has no use for."""
     client = Client(http, seed)
-    for _ in range(limits.COMPILED_GRAMMARS.value):
+    for _ in range(limits.COMPILED_GRAMMARS):
         client.tool()
     client.chat_with("b")
     eventually(lambda: is_unloaded("b", http), "it is unloaded")

@@ -214,7 +214,7 @@ def storm(seconds: float, seed: int) -> list[str]:
             blown._answer(QUESTIONS[0])
             eventually(server.idle, "nothing is asked of it yet")
             # one that renders is warm; as many as may be stay so, with a socket each
-            found, more = held(server), limits.IDLE_TEMPLATE_PROCESSES.value - 1
+            found, more = held(server), limits.IDLE_TEMPLATE_PROCESSES - 1
             before = replace(found, children=found.children + more, files=found.files + more)
             blown.blow()
             eventually(lambda: is_healthy(server), "the engine runs again", seconds=60)

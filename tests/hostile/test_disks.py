@@ -27,7 +27,6 @@ from mlx_server.lora.config import CONFIG, MLX_WEIGHTS
 from mlx_server.sources.checkpoint_files import missing_of
 from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.system import descriptors
-from tests.hostile.lowered import lower
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving
 from tests.lora.adapter_files import mlx_adapter
 
@@ -77,7 +76,7 @@ def test_a_list_of_adapters_ends_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lower(monkeypatch, "LISTED_ADAPTERS", FEW)
+    monkeypatch.setattr(limits, "LISTED_ADAPTERS", FEW)
     catalog = many_adapters(tmp_path / "adapters")
     assert list(catalog.all()) == [f"a{number:03}" for number in range(FEW)]
     assert len(looked_at) == FEW
@@ -238,7 +237,7 @@ SMALL_FILES = ["config.json", "tokenizer.json"]
 
 def test_names_of_shards_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred empty files could name ten million others."""
-    most = limits.CHECKPOINT_FILES.value
+    most = limits.CHECKPOINT_FILES
     whole = [f"model-{number:05}-of-{most:05}.safetensors" for number in range(1, most + 1)]
     assert missing_of([*SMALL_FILES, *whole]) == []
     lacking = missing_of([*SMALL_FILES, whole[0]])
@@ -256,7 +255,7 @@ def test_names_of_shards_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_more_weights_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "CHECKPOINT_FILES", FEW)
+    monkeypatch.setattr(limits, "CHECKPOINT_FILES", FEW)
     for number in range(MANY):
         (tmp_path / f"model-{number}.safetensors").touch()
     with pytest.raises(ModelUnusable, match="more than 4 files of weights"):
@@ -279,7 +278,7 @@ def limited(*ulimits: str, code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit on an address space")
 def test_templates_render_within_a_lower_limit() -> None:
-    kilobytes = limits.TEMPLATE_MEMORY.value // 1024 - 100_000
+    kilobytes = limits.TEMPLATE_MEMORY // 1024 - 100_000
     code = (
         "from mlx_server.templates.process import PROCESSES\n"
         "print(PROCESSES.render('{{ a }}', {'a': 'rendered'}))"
@@ -289,7 +288,7 @@ def test_templates_render_within_a_lower_limit() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit on an address space")
 def test_answers_are_checked_within_a_lower_limit() -> None:
-    kilobytes = limits.SCHEMA_MEMORY.value // 1024 + 600_000  # its code and its stack
+    kilobytes = limits.SCHEMA_MEMORY // 1024 + 600_000  # its code and its stack
     code = (
         "from mlx_server.repair.conforming import schema_errors\n"
         "print(schema_errors(5, {'type': 'string'}))"

@@ -39,7 +39,7 @@ MOST_SECONDS = 0.05
 TRIES = 3
 """A processor that others use is slower now and then; work of our own is as long each time."""
 
-MANY = limits.JSON_NODES.value // 2
+MANY = limits.JSON_NODES // 2
 LONG = 15 << 20
 UNTOLD = "untold"
 HI = {"role": "user", "content": "hi"}
@@ -85,7 +85,7 @@ def tool(**function: Any) -> list[Body]:
 
 ENUM = {"type": "object", "properties": {"a": {"enum": [LETTERS]}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ENUM}}
-BIAS = {str(id): 1 for id in range(limits.JSON_STRINGS.value // 2)}
+BIAS = {str(id): 1 for id in range(limits.JSON_STRINGS // 2)}
 
 TEXTS: dict[str, tuple[str, Body]] = {
     "arguments": (CHAT, {"messages": called(json.dumps({"a": LETTERS}, ensure_ascii=False))}),
@@ -100,7 +100,7 @@ TEXTS: dict[str, tuple[str, Body]] = {
     "metadata": (CHAT, {**MESSAGES, "metadata": {"a": LETTERS}}),
     "a response format": (CHAT, {**MESSAGES, "response_format": FORMAT}),
     "stop": (CHAT, {**MESSAGES, "stop": [LETTERS]}),
-    "many stops": (CHAT, {**MESSAGES, "stop": ["a"] * (limits.JSON_STRINGS.value - 99)}),
+    "many stops": (CHAT, {**MESSAGES, "stop": ["a"] * (limits.JSON_STRINGS - 99)}),
     "logit_bias": (CHAT, {**MESSAGES, "logit_bias": BIAS}),
     "an item": (RESPONSES, {"input": [{**HI, "content": LETTERS}], "store": False}),
     "an item's output": (
@@ -108,8 +108,8 @@ TEXTS: dict[str, tuple[str, Body]] = {
         {"input": [HI, {"type": "function_call_output", "call_id": "a", "output": LETTERS}]},
     ),
     "a text for the native route": (GENERATE, {"prompt": LETTERS}),
-    "prompts": (COMPLETIONS, {"prompt": ["a"] * (limits.JSON_STRINGS.value - 99)}),
-    "prompts of ids": (COMPLETIONS, {"prompt": [[1]] * (limits.JSON_NODES.value - 99)}),
+    "prompts": (COMPLETIONS, {"prompt": ["a"] * (limits.JSON_STRINGS - 99)}),
+    "prompts of ids": (COMPLETIONS, {"prompt": [[1]] * (limits.JSON_NODES - 99)}),
 }
 
 BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
@@ -117,10 +117,10 @@ BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
     "messages": (CHAT, {"messages": [HI] * MANY}, TOO_LONG),
     "parts": (CHAT, {"messages": parts(MANY)}, TOO_LONG),
     "calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 8000}]}, TOO_LONG),
-    "names nobody knows": (CHAT, {**MESSAGES, **keys(limits.JSON_STRINGS.value // 2)}, FINE),
+    "names nobody knows": (CHAT, {**MESSAGES, **keys(limits.JSON_STRINGS // 2)}, FINE),
     "a schema": (
         CHAT,
-        {**MESSAGES, "guided_json": {"enum": ["ab"] * (limits.JSON_STRINGS.value - 99)}},
+        {**MESSAGES, "guided_json": {"enum": ["ab"] * (limits.JSON_STRINGS - 99)}},
         NO_SCHEMA,
     ),
     "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, TOO_LONG),
@@ -325,8 +325,8 @@ def is_work_that_lets_others_run(work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ({"x": [[]] * (limits.JSON_NODES.value + 1)}, "lists and objects"),
-        ({"x": ["a"] * (limits.JSON_STRINGS.value + 1)}, "strings"),
+        ({"x": [[]] * (limits.JSON_NODES + 1)}, "lists and objects"),
+        ({"x": ["a"] * (limits.JSON_STRINGS + 1)}, "strings"),
     ],
 )
 def test_what_would_take_too_long_is_refused(url: str, asked: Body, what: str) -> None:

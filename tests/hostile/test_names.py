@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
-from tests.hostile.lowered import lower
 
 WARM = 8
 SIZED = (dict, list, set, deque)
@@ -95,7 +95,7 @@ def is_of_a_database(found: Any) -> bool:
 def test_no_collection_grows_with_the_names_that_clients_send(
     client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    lower(monkeypatch, "COMPILED_SCHEMAS", WARM)  # it is full before the sizes are taken
+    monkeypatch.setattr(limits, "COMPILED_SCHEMAS", WARM)  # it is full before the sizes are taken
     first = 1000 * times  # no case sends another one's names
     for number in range(first, first + WARM):
         send(client, number)

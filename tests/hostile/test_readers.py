@@ -212,7 +212,7 @@ def test_a_row_that_ended_unread_is_held_no_more(monkeypatch: pytest.MonkeyPatch
     engine, reported = EngineClient(), list[Command]()
     monkeypatch.setattr(engine, "_serves", True)
     monkeypatch.setattr(engine, "_send", reported.append)
-    much = Logprobs(0.0, [(1, 0.0)] * (limits.UNREAD_BYTES.value // ITEM_BYTES))
+    much = Logprobs(0.0, [(1, 0.0)] * (limits.UNREAD_BYTES // ITEM_BYTES))
 
     async def leave() -> None:
         async with engine.generate([ask(0)]):

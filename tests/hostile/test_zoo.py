@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, Report, UnloadModel
 from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
@@ -23,7 +24,6 @@ from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.templates.process import PROCESSES
 from mlx_server.worker.worker import Engine
 from tests.hostile import zoo
-from tests.hostile.lowered import lower
 from tests.hostile.watch import watching
 from tests.live.server import LiveServer, serving
 from tests.lora.adapter_files import mlx_adapter, read
@@ -153,7 +153,7 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
 def test_templates_that_are_no_templates(
     monkeypatch: pytest.MonkeyPatch, cage: Path, beast: str
 ) -> None:
-    lower(monkeypatch, "TEMPLATE_SECONDS", 1)  # one of them takes it all
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)  # one of them takes it all
     zoo.text("chat_template.jinja", zoo.TEMPLATES[beast])(cage)
     with bounded(cage):
         model = prepared(cage)
@@ -190,7 +190,7 @@ def test_a_template_without_end_is_stopped_once(
     cage: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """And not tried again in other words, for as long each time."""
-    lower(monkeypatch, "TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 0.3)
     zoo.text("chat_template.jinja", ENDLESS[name].replace("R", "range(99999)"))(cage)
     with bounded(cage):
         model = prepared(cage)

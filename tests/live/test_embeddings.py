@@ -166,7 +166,7 @@ def test_long_inputs_are_refused_or_cut(http: httpx.Client, network: Any) -> Non
         ({"input": ""}, "input"),
         ({"input": ["x", ""]}, "input[1]"),
         ({"input": [[5], []]}, "input[1]"),
-        ({"input": ["x"] * (limits.EMBEDDING_INPUTS.value + 1)}, "input"),
+        ({"input": ["x"] * (limits.EMBEDDING_INPUTS + 1)}, "input"),
         ({"input": [-1]}, "input[0]"),
         ({"input": [320]}, "input"),
         ({"input": [2**31]}, "input[0]"),

@@ -139,7 +139,7 @@ def test_what_has_no_effect_is_listed(http: httpx.Client) -> None:
     ("asked", "param"),
     [
         ({"documents": []}, "documents"),
-        ({"documents": ["x"] * (limits.EMBEDDING_INPUTS.value + 1)}, "documents"),
+        ({"documents": ["x"] * (limits.EMBEDDING_INPUTS + 1)}, "documents"),
         ({"documents": "x"}, "documents"),
         ({"documents": None}, "documents"),
         ({"documents": {"text": "x"}}, "documents"),

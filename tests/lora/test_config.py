@@ -11,7 +11,7 @@ from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.config import LARGEST, PEFT_EXTRAS, AdapterConfig, invalid, read_config
 
 FOLDER = Path("/secret/place/mine")
-MOST = limits.ADAPTER_RANK.value
+MOST = limits.ADAPTER_RANK
 
 MLX = {
     "fine_tune_type": "lora",

@@ -47,7 +47,7 @@ async def large(send: Send, id: Any) -> None:
 
 
 async def lists(send: Send, id: Any) -> None:
-    await said(send, {**seen(id), "more": [[]] * (MCP_MESSAGE_BRACKETS.value + 1)})
+    await said(send, {**seen(id), "more": [[]] * (MCP_MESSAGE_BRACKETS + 1)})
 
 
 async def endless_events(send: Send, id: Any) -> None:

@@ -36,7 +36,7 @@ def test_one_large_piece_is_too_much() -> None:
         Meter(10).count(11)
 
 
-MANY = MCP_MESSAGE_BRACKETS.value
+MANY = MCP_MESSAGE_BRACKETS
 
 
 @pytest.mark.parametrize("unit", [b"[" * 4, b"{" * 4, b'"' * 16, b"," * 16])

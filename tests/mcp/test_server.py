@@ -138,6 +138,6 @@ async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:
         said = [await outcome(toolset, "dies once") for _ in range(3)]
     assert said == ["error: The server closed the connection.", "seen", "seen"]
     async with opened("dies") as toolset:
-        said = [await outcome(toolset, "dies") for _ in range(limits.MCP_OPENINGS.value + 1)]
-    closed = ["error: The server closed the connection."] * limits.MCP_OPENINGS.value
+        said = [await outcome(toolset, "dies") for _ in range(limits.MCP_OPENINGS + 1)]
+    closed = ["error: The server closed the connection."] * limits.MCP_OPENINGS
     assert said == [*closed, "error: The server's connection was lost twice."]

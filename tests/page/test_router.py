@@ -55,7 +55,7 @@ def test_a_state_comes_at_once_and_again_when_a_model_is_loaded(server: LiveServ
 def test_a_client_has_so_many_streams_and_a_place_again_when_one_has_left(
     server: LiveServer,
 ) -> None:
-    most = limits.PAGE_STREAMS.value
+    most = limits.PAGE_STREAMS
 
     def refusal() -> str:
         """Empty if a stream begins, which is left at once."""

@@ -10,7 +10,7 @@ from mlx_server.page.streams import PageStreams
 
 
 def test_a_client_has_so_many_streams_and_others_have_theirs() -> None:
-    streams, most = PageStreams(), limits.PAGE_STREAMS.value
+    streams, most = PageStreams(), limits.PAGE_STREAMS
     taken = [streams.take("me") for _ in range(most)]
     for place in taken:
         place.__enter__()

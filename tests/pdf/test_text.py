@@ -1,7 +1,5 @@
 """The text of PDF files, and files that are made to harm their reader."""
 
-from dataclasses import replace
-
 import pytest
 
 from mlx_server import limits
@@ -102,24 +100,24 @@ def test_a_damaged_file_is_refused_and_the_next_one_is_read(data: bytes) -> None
 
 
 def test_pages_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PDF_PAGES", replace(limits.PDF_PAGES, value=2))
+    monkeypatch.setattr(limits, "PDF_PAGES", 2)
     assert text_of(pdf("a", "b")) == "a\n\nb"
     assert refusal(pdf("a", "b", "c")) == "has 3 pages; the limit is 2"
 
 
 def test_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PDF_CHARACTERS", replace(limits.PDF_CHARACTERS, value=3))
+    monkeypatch.setattr(limits, "PDF_CHARACTERS", 3)
     assert text_of(pdf("abc")) == "abc"
     assert "limit of 3 characters" in refusal(pdf("ab", "cd"))
 
 
 def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PDF_SECONDS", replace(limits.PDF_SECONDS, value=1))
-    monkeypatch.setattr(limits, "PDF_PAGES", replace(limits.PDF_PAGES, value=10**6))
+    monkeypatch.setattr(limits, "PDF_SECONDS", 1)
+    monkeypatch.setattr(limits, "PDF_PAGES", 10**6)
     assert "can't be read" in refusal(pdf(*(f"Page {n}" for n in range(20_000))))
 
 
 def test_processes_and_their_memory_have_limits() -> None:
     processes = text.PROCESSES
-    assert processes._program.memory == limits.PDF_MEMORY.value
-    assert limits.PDF_PROCESSES.value >= limits.IDLE_PDF_PROCESSES.value
+    assert processes._program.memory == limits.PDF_MEMORY
+    assert limits.PDF_PROCESSES >= limits.IDLE_PDF_PROCESSES

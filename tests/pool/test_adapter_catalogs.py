@@ -53,7 +53,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
 def test_clients_load_so_many_adapters_and_no_more(
     a: ModelSpec, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "ADDED_ADAPTERS", replace(table.ADDED_ADAPTERS, value=2))
+    monkeypatch.setattr(table, "ADDED_ADAPTERS", 2)
 
     async def test() -> None:
         async with running(a) as (pool, _):

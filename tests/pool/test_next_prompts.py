@@ -23,13 +23,13 @@ class Engine:
 def test_few_are_rendered_at_a_time() -> None:
     async def rendering() -> int:
         prompts = NextPrompts(lambda: cast(EngineClient, Engine()))
-        for _ in range(limits.PROMPTS_AHEAD.value + 3):
+        for _ in range(limits.PROMPTS_AHEAD + 3):
             prompts.begin("m", never)
         found = len(prompts.rendering)
         await prompts.rendering.stop()
         return found
 
-    assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD.value
+    assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD
 
 
 def never() -> ComputeAhead:

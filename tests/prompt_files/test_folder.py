@@ -140,7 +140,7 @@ def test_a_lowered_limit_holds_from_the_start(tmp_path: Path) -> None:
 
 
 def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PROMPT_FILES", limits.Limit("", 20, "items", "server", ""))
+    monkeypatch.setattr(limits, "PROMPT_FILES", 20)
     folder = made(tmp_path)
     for number in range(50):
         put(folder, PromptFile(GROUP, group_of(str(number)), 4))

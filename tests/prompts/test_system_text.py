@@ -214,7 +214,7 @@ def long_schema(tokens: int) -> dict[str, Any]:
 
 
 def test_a_schema_over_the_limit_is_left_out_and_reported(demo: Checkpoint) -> None:
-    most = limits.SCHEMA_PROMPT_TOKENS.value
+    most = limits.SCHEMA_PROMPT_TOKENS
     asked = Conversation((USER,), response_format=long_schema(most - 20))
     plain = SMOLLM2.render(demo, replace(asked, response_format=None))
     assert SMOLLM2.render(demo, asked).ignored == ()

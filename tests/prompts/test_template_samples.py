@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.prompts.template_samples import (
     CALLS,
     CallSample,
@@ -12,7 +13,6 @@ from mlx_server.prompts.template_samples import (
 )
 from mlx_server.templates.chat_template import ChatTemplate
 from tests.families.by_template import ALL, ARGUMENTS, ONE, written
-from tests.hostile.lowered import lower
 
 JSON = ('{"keyq": "valq1", "lastq": "valq2"}', '{"keyq": "valq3", "lastq": "valq4"}')
 
@@ -124,7 +124,7 @@ def test_thoughts_have_two_delimiters_of_one_name(opening: str, closing: str, fo
 
 
 def test_a_template_that_takes_too_long_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TEMPLATE_CHARACTERS", 100)
+    monkeypatch.setattr(limits, "TEMPLATE_CHARACTERS", 100)
     assert samples("{{ 'x' * 1000 }}{% if false %}{{ tools }}{% endif %}") == TemplateSamples()
 
 

@@ -46,8 +46,8 @@ def test_what_is_wrong_is_named(value: Any, schema: Any, wrong: list[str]) -> No
 def test_it_is_not_too_much_to_read() -> None:
     schema = {"items": {"const": "x" * 1000}}
     found = schema_errors(list(range(100)), schema)
-    assert len(found) == limits.CHECK_ERRORS.value
-    assert all(len(error) <= limits.CHECK_ERROR_CHARACTERS.value + 1 for error in found)
+    assert len(found) == limits.CHECK_ERRORS
+    assert all(len(error) <= limits.FIELD_ERROR_CHARACTERS + 1 for error in found)
 
 
 DOUBLING = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}

@@ -102,7 +102,7 @@ def test_a_slip_is_mended(text: str, wanted: Any) -> None:
         '{"n": "5" // old: "6"\n}',
         '{"a": ' + "1" * 5000 + ",}",
         "[" * 100_000 + "]" * 100_000,
-        '{"a": "' + "x" * limits.REPAIRED_JSON_CHARACTERS.value + '",}',
+        '{"a": "' + "x" * limits.REPAIRED_JSON_CHARACTERS + '",}',
     ],
     ids=lambda text: text[:24],
 )

@@ -8,9 +8,9 @@ from mlx_server.schemas.check import METASCHEMA, _is_plain, _validator
 
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1.5, "", "string", "text"),
-    *([], ["a"], [1], ["a"] * (limits.SCHEMA_PROPERTIES.value + 1), [{}], ["string"]),
+    *([], ["a"], [1], ["a"] * (limits.SCHEMA_PROPERTIES + 1), [{}], ["string"]),
     *({}, {"a": {}}, {"a": True}, {"a": 1}, {"a": ["b"]}),
-    dict.fromkeys(map(str, range(limits.SCHEMA_PROPERTIES.value + 1)), True),
+    dict.fromkeys(map(str, range(limits.SCHEMA_PROPERTIES + 1)), True),
 ]
 
 

@@ -14,7 +14,6 @@ from mlx_server.schemas.compiled import PROCESSES, compiled
 from mlx_server.schemas.disjoint import Disjointness
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.view import View
-from tests.hostile.lowered import lower
 from tests.schemas.large import MANY
 
 SLOW: dict[str, Any] = {
@@ -46,7 +45,7 @@ def compile_where_the_machine_has_time(schema: dict[str, Any]) -> None:
 
 def test_one_that_takes_too_long_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        lower(patched, "SCHEMA_SECONDS", 0.02)
+        patched.setattr(limits, "SCHEMA_SECONDS", 0.02)
         with pytest.raises(CompilerTooSlow, match=r"takes more than 0\.02 s of processor time"):
             compile_where_the_machine_has_time(SLOW)
     assert compiled(SLOW).grammar.startswith("%json")
@@ -57,7 +56,7 @@ def test_all_one_of_share_the_work_of_their_comparisons(monkeypatch: pytest.Monk
     """While each had its own limit, 300 of them took 11 s of the processor."""
     nullable = {"oneOf": [{"enum": [1, 2]}, {"type": "null"}]}  # two schemas and two values
     view = View({"properties": dict.fromkeys("abc", nullable)})
-    lower(monkeypatch, "SCHEMA_COMPARISONS", 8)
+    monkeypatch.setattr(limits, "SCHEMA_COMPARISONS", 8)
     found = unsupported_keywords(view, Disjointness(view).holds)
     assert [gap.path for gap in found] == [("properties", "c")]
     assert not unsupported_keywords(view, lambda options: Disjointness(view).holds(options))
@@ -88,7 +87,7 @@ def test_a_large_schema_that_nothing_can_match_is_refused() -> None:
 
 
 def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "COMPILED_SCHEMAS", 2)
+    monkeypatch.setattr(limits, "COMPILED_SCHEMAS", 2)
     first, second = compiled({"title": "1"}), compiled({"title": "2"})
     assert compiled({"title": "1"}) is first
     compiled({"title": "3"})
@@ -98,10 +97,10 @@ def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_it_may_take_is_limited() -> None:
     with PROCESSES.one() as own:
-        assert own._program.memory == limits.SCHEMA_MEMORY.value
-    assert len(PROCESSES._idle) <= limits.IDLE_SCHEMA_PROCESSES.value
-    assert PROCESSES._most == limits.SCHEMA_PROCESSES.value
-    assert PROCESSES._most_each == limits.CLIENT_SCHEMA_PROCESSES.value
+        assert own._program.memory == limits.SCHEMA_MEMORY
+    assert len(PROCESSES._idle) <= limits.IDLE_SCHEMA_PROCESSES
+    assert PROCESSES._most == limits.SCHEMA_PROCESSES
+    assert PROCESSES._most_each == limits.CLIENT_SCHEMA_PROCESSES
 
 
 TAGGED = {

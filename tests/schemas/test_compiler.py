@@ -43,5 +43,5 @@ def test_a_message_loses_its_listings_and_the_names_of_rules(message: str, line:
 
 
 def test_a_long_message_is_cut() -> None:
-    most = limits.GRAMMAR_ERROR_CHARACTERS.value
+    most = limits.QUOTED_ERROR_CHARACTERS
     assert in_a_line("x" * (most + 1)) == "x" * most + " ..."

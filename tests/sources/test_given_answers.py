@@ -53,7 +53,7 @@ def test_a_reset_leaves_nothing() -> None:
 
 def test_so_many_requests_are_named_and_no_more() -> None:
     given = GivenAnswers()
-    for _ in range(limits.UNANSWERED_REQUESTS.value + 5):
+    for _ in range(limits.UNANSWERED_REQUESTS + 5):
         with pytest.raises(NoRecording):
             given.pick(ASKED, ("a",))
-    assert len(given.unanswered) == limits.UNANSWERED_REQUESTS.value
+    assert len(given.unanswered) == limits.UNANSWERED_REQUESTS

@@ -21,14 +21,13 @@ pytestmark = pytest.mark.live
 
 CHILD = """
 import json, os, sys
-from dataclasses import replace
 from mlx_server import limits
 from mlx_server.errors import ServerError
 from mlx_server.sources import demo
 from mlx_server.sources import source as sources
 
 for name in filter(os.environ.__contains__, vars(limits)):
-    setattr(limits, name, replace(getattr(limits, name), value=int(os.environ[name])))
+    setattr(limits, name, int(os.environ[name]))
 reports = []
 resolve = getattr(sources, sys.argv[2])
 options = json.loads(sys.argv[3])

@@ -133,6 +133,6 @@ def test_why_there_is_none_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     (folder / "tiktoken.model").write_bytes(b"YQ== 0\nYg== 2\n")
     with pytest.raises(ModelUnusable, match="leave gaps"):
         tokenizer_json(folder)
-    os.truncate(folder / "tiktoken.model", limits.TOKENIZER_BYTES.value + 1)
+    os.truncate(folder / "tiktoken.model", limits.TOKENIZER_BYTES + 1)
     with pytest.raises(ModelUnusable, match=r"tiktoken\.model can't be read.*more than 64 MiB"):
         tokenizer_json(folder)

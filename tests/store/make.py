@@ -3,7 +3,6 @@
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -55,7 +54,7 @@ def response(
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    monkeypatch.setattr(limits, name, replace(getattr(limits, name), value=value))
+    monkeypatch.setattr(limits, name, value)
 
 
 async def recounted(store: Store) -> int:

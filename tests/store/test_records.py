@@ -27,7 +27,7 @@ def test_a_store_without_settings_keeps_what_the_settings_keep_by_default() -> N
 
 def test_one_owner_can_not_take_all() -> None:
     kept = Retention()
-    assert kept.count == limits.STORED_RESPONSES.value
+    assert kept.count == limits.STORED_RESPONSES
     assert 0 < kept.bytes_per_key < kept.bytes
 
 

@@ -48,8 +48,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 @pytest.mark.parametrize(
     ("soft", "hard", "takes", "raised"),
     [
-        (1024, 1 << 20, 1 << 20, limits.DESCRIPTORS.value),
-        (256, INFINITY, 10_240, limits.DESCRIPTORS.value),
+        (1024, 1 << 20, 1 << 20, limits.DESCRIPTORS),
+        (256, INFINITY, 10_240, limits.DESCRIPTORS),
         (256, INFINITY, 5000, 4096),
         (256, INFINITY, 300, 256),
         (256, 2000, 2000, 2000),
@@ -67,7 +67,7 @@ def test_the_soft_limit_is_raised_as_far_as_it_goes(
 
 def test_no_limit_at_all_stays(install: Install) -> None:
     system = install(INFINITY, INFINITY, 0)
-    assert descriptors.raise_soft_limit() > limits.DESCRIPTORS.value
+    assert descriptors.raise_soft_limit() > limits.DESCRIPTORS
     assert system.limits == (INFINITY, INFINITY)
 
 

@@ -10,7 +10,7 @@ from mlx_server import limits
 from mlx_server.system.http_transport import BoundedTransport
 from tests.hostile.upstreams import ANSWER, HostileServer, repeated
 
-MOST = limits.UPSTREAM_HEADER_BYTES.value
+MOST = limits.UPSTREAM_HEADER_BYTES
 HINT = b"HTTP/1.1 103 Early Hints\r\n\r\n"
 
 

@@ -28,7 +28,7 @@ def test_nothing_is_lost_and_old_lines_go_first(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "server.log"
     ended = subprocess.run([sys.executable, "-c", WRITER, str(log)], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    files = [log, *(log.with_name(f"server.log.{n}") for n in range(1, limits.LOG_FILES.value + 1))]
+    files = [log, *(log.with_name(f"server.log.{n}") for n in range(1, limits.LOG_FILES + 1))]
     assert sorted(path.name for path in log.parent.iterdir()) == sorted(f.name for f in files)
     lines = [line for file in reversed(files) for line in file.read_text().splitlines()]
     assert sorted(lines[-2:]) == ["from the child", "the last words"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.templates.chat_template import ChatTemplate
-from tests.hostile.lowered import lower
 
 
 def rendered(source: str, **variables: Any) -> str:
@@ -75,7 +75,7 @@ def test_its_own_refusal_reaches_the_client() -> None:
 
 @pytest.mark.parametrize("text", ["0123456789", "{{ '0123456789' }}"])
 def test_output_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    lower(monkeypatch, "TEMPLATE_CHARACTERS", 1000)
+    monkeypatch.setattr(limits, "TEMPLATE_CHARACTERS", 1000)
     assert len(rendered("{% for i in range(100) %}" + text + "{% endfor %}")) == 1000
     with pytest.raises(BadRequest, match="a prompt of more than 1000 characters"):
         rendered("{% for i in range(101) %}" + text + "{% endfor %}")

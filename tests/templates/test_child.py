@@ -10,7 +10,6 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.templates.process import PROCESSES
-from tests.hostile.lowered import lower
 from tests.slowness import slowness
 
 pytestmark = pytest.mark.tables
@@ -135,9 +134,9 @@ def test_an_attack_takes_no_more_than_its_limits(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """And none of it is the server's own time."""
-    lower(monkeypatch, "TEMPLATE_SECONDS", SECONDS)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
     PROCESSES.close()
-    largest = max(largest_child(), limits.TEMPLATE_MEMORY.value + (128 << 20))
+    largest = max(largest_child(), limits.TEMPLATE_MEMORY + (128 << 20))
     assert any(takes_little_time(ATTACKS[name]) for _ in range(TRIES))
     # the system tells the largest of all children, of earlier tests too
     assert largest_child() <= largest
@@ -164,9 +163,9 @@ def test_what_the_sandbox_forbids_is_refused(name: str) -> None:
 
 @pytest.mark.alone
 def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TEMPLATE_SECONDS", SECONDS)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
     assert f"takes more than {SECONDS} s" in refusal(ATTACKS["loops in loops"])
-    lower(monkeypatch, "TEMPLATE_SECONDS", 2)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 2)
     assert "needs more than 512 MiB of memory" in refusal(ATTACKS["a text doubled"])
     assert "a prompt of more than" in refusal("{{ 'x' * 40000000 }}")
     assert "refuses these messages: nothing here" in refusal(
@@ -176,7 +175,7 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.alone
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "TEMPLATE_SECONDS", 1)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)
     hostile = ChatTemplate(ATTACKS["loops in loops"])
     reported: list[BaseException] = []
 

@@ -24,7 +24,7 @@ def pids() -> set[int]:
 def test_one_process_serves_all_templates() -> None:
     before = pids()
     with closing(TemplateProcesses()) as processes:
-        for number in range(2 * limits.COMPILED_TEMPLATES.value):
+        for number in range(2 * limits.COMPILED_TEMPLATES):
             assert processes.render(f"{number}{{{{ x }}}}", {"x": "a"}) == f"{number}a"
         assert processes.render("0{{ x }}", {"x": "b"}) == "0b"  # which it had forgotten
         assert len(pids() - before) == 1

@@ -2,15 +2,15 @@
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 from mlx_server.upstream.allowance import MEMORY_PER_BYTE, Allowance
-from tests.hostile.lowered import lower
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "UPSTREAM_MEMORY", 100 * MEMORY_PER_BYTE)
-    lower(monkeypatch, "UPSTREAM_ALL_MEMORY", 150 * MEMORY_PER_BYTE)
+    monkeypatch.setattr(limits, "UPSTREAM_MEMORY", 100 * MEMORY_PER_BYTE)
+    monkeypatch.setattr(limits, "UPSTREAM_ALL_MEMORY", 150 * MEMORY_PER_BYTE)
 
 
 def test_an_answer_has_so_much_and_no_more() -> None:

@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 from mlx_server import limits
 from mlx_server.upstream.retriable import FIRST_PAUSE
 from mlx_server.upstream.spec import UpstreamPolicy
-from tests.hostile.lowered import lower
 from tests.upstream.failing import error_of
 from tests.upstream.playing import (
     PlayingServer,
@@ -55,7 +54,7 @@ def test_a_pause_that_is_asked_for(
     answered(client, model="patient")
     assert pauses[0] <= FIRST_PAUSE
     assert pauses[1:] == [20]
-    too_long = str(limits.UPSTREAM_PAUSE_SECONDS.value + 1)
+    too_long = str(limits.UPSTREAM_PAUSE_SECONDS + 1)
     upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
     error_of(client, 503, model="patient")
     assert len(upstream.asked) == 1
@@ -64,7 +63,7 @@ def test_a_pause_that_is_asked_for(
 def test_so_many_attempts(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(whole({}, 500))
     error_of(client, 502, model="patient")
-    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES.value == 3
+    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES == 3
 
 
 def test_a_server_that_is_not_there(client: TestClient) -> None:
@@ -100,10 +99,10 @@ def test_silence_before_and_within_an_answer(client: TestClient, upstream: Playi
 
 def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
     policy = UpstreamPolicy()
-    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS.value
-    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS.value
-    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS.value
-    assert policy.answer_seconds == limits.UPSTREAM_ANSWER_SECONDS.value
+    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS
+    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS
+    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS
+    assert policy.answer_seconds == limits.UPSTREAM_ANSWER_SECONDS
 
 
 def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
@@ -212,7 +211,7 @@ def test_an_upstream_that_takes_no_connection_is_left_alone_by_all(client: TestC
 
 
 def test_a_loop_of_servers_ends(client: TestClient, upstream: PlayingServer) -> None:
-    hops, most = "x-mlx-server-hops", limits.UPSTREAM_HOPS.value
+    hops, most = "x-mlx-server-hops", limits.UPSTREAM_HOPS
     for sent, passed_on in [({}, 1), ({hops: str(most - 1)}, most), ({hops: "-1"}, 1)]:
         upstream.plays(says("Yes"))
         client.headers.update(sent)
@@ -265,7 +264,7 @@ def test_an_answer_without_end(
     upstream: PlayingServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lower(monkeypatch, name, 10_000)
+    monkeypatch.setattr(limits, name, 10_000)
     sent = (
         b"x" * 1000 if name == "UPSTREAM_LINE_BYTES" else sse(delta(content="x" * 100), done=False)
     )
@@ -278,12 +277,12 @@ def test_an_answer_without_end(
 def test_a_body_without_end(
     client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lower(monkeypatch, "UPSTREAM_LINE_BYTES", 10_000)
+    monkeypatch.setattr(limits, "UPSTREAM_LINE_BYTES", 10_000)
     upstream.plays(
         Reply((b" " * 1000,), headers={"content-type": "application/json"}, endless=True)
     )
     assert "too long" in error_of(client, 502)["message"]
-    lower(monkeypatch, "UPSTREAM_ERROR_BYTES", 10_000)
+    monkeypatch.setattr(limits, "UPSTREAM_ERROR_BYTES", 10_000)
     upstream.plays(Reply((b" " * 1000,), 500, endless=True))
     error_of(client, 502)
     assert upstream.left.wait(5)
@@ -292,7 +291,7 @@ def test_a_body_without_end(
 def test_more_requests_than_connections(
     client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lower(monkeypatch, "UPSTREAM_CONNECTIONS", 1)
+    monkeypatch.setattr(limits, "UPSTREAM_CONNECTIONS", 1)
     upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
     response = chat(client, model="hasty", n=2)
     assert response.status_code in (503, 504), response.text

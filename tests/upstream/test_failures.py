@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.upstream.failures import redacted
-from tests.hostile.lowered import lower
 from tests.upstream.failing import WRONG, error_of
 from tests.upstream.playing import (
     KEY,
@@ -272,7 +272,7 @@ def test_wrong_types_everywhere(wrong: Any, client: TestClient, upstream: Playin
 def test_calls_without_end(
     client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lower(monkeypatch, "UPSTREAM_CALLS", 10)
+    monkeypatch.setattr(limits, "UPSTREAM_CALLS", 10)
     made = [{"index": i, "id": f"c{i}", "function": {"name": "f"}} for i in range(11)]
     upstream.plays(streamed(delta(tool_calls=made), delta("tool_calls")))
     assert "more calls" in error_of(client, 502)["message"]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 from mlx_server.upstream.sse import SseReader
-from tests.hostile.lowered import lower
 
 
 def read(chunks: list[bytes]) -> list[str]:
@@ -50,6 +49,6 @@ def test_text_that_is_no_utf_8() -> None:
 
 @pytest.mark.parametrize("sent", [b"x", b"data: x\n"], ids=["a line", "an event of many lines"])
 def test_an_event_without_an_end(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    lower(monkeypatch, "UPSTREAM_LINE_BYTES", 1000)
+    monkeypatch.setattr(limits, "UPSTREAM_LINE_BYTES", 1000)
     with pytest.raises(UpstreamFailed, match="too long"):
-        read([sent] * (limits.UPSTREAM_LINE_BYTES.value + 2))
+        read([sent] * (limits.UPSTREAM_LINE_BYTES + 2))

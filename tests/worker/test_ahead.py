@@ -233,7 +233,7 @@ def test_a_conversation_that_grows_keeps_to_the_limit_too(llama: Path) -> None:
 
 def test_only_the_latest_prompts_wait(llama: Path) -> None:
     engine = Engine(llama)
-    most = limits.PROMPTS_AHEAD.value
+    most = limits.PROMPTS_AHEAD
     for seed in range(most + 1):
         engine.ahead(words(seed, 64))
     engine.finish()

@@ -193,7 +193,7 @@ AllowedTool = Annotated[
 
 class AllowedTools(WireModel):
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS)]
 
 
 class AllowedToolsChoice(WireModel):
@@ -229,11 +229,11 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
-    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS.value)] | None = None
+    functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS)] | None = None
     """`tools` as they were before; calls are then answered as `function_call`, one at a time."""
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None

@@ -107,6 +107,6 @@ def filter_of(http: Request) -> CompletionFilter:
         for name, value in http.query_params.multi_items()
         if (found := LABEL.fullmatch(name))
     }
-    if len(metadata) > (most := limits.METADATA.value):
+    if len(metadata) > (most := limits.METADATA):
         raise BadRequest(f"`metadata` can have {most} pairs at most.", param="metadata")
     return CompletionFilter(http.query_params.get("model"), metadata)

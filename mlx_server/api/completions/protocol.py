@@ -11,8 +11,8 @@ from mlx_server.api.formats import ConstrainedBody
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
-Texts = Annotated[Items[str], Field(min_length=1, max_length=limits.PROMPTS.value)]
-TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PROMPTS.value)]
+Texts = Annotated[Items[str], Field(min_length=1, max_length=limits.PROMPTS)]
+TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PROMPTS)]
 
 
 class CompletionBody(ConstrainedBody):
@@ -24,7 +24,7 @@ class CompletionBody(ConstrainedBody):
     prompt: str | TokenIds | Texts | TokenLists
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     """-1 stands for as many tokens as fit the context."""
-    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     skip_special_tokens: bool | None = None

@@ -9,7 +9,7 @@ from mlx_server.api.fields import Items, WireModel
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
 
-SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS.value)]
+SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS)]
 
 
 class ConversationBody(WireModel):

@@ -33,7 +33,7 @@ def inputs_of(
 
 def checked(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
     """Raises BadRequest for no inputs, or for too many."""
-    most = limits.EMBEDDING_INPUTS.value
+    most = limits.EMBEDDING_INPUTS
     if not 0 < len(inputs) <= most:
         raise BadRequest(
             f"`input` has {len(inputs)} inputs; it should have at least one and at most {most}.",

@@ -62,7 +62,7 @@ class PromptBody(SamplingBody):
     messages: Annotated[Items[AnthropicMessageParam], Field(min_length=1)]
     system: Texts | None = None
     stop_sequences: StopStrings | None = None
-    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None

@@ -61,10 +61,10 @@ def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
 
 def _arguments(text: str) -> dict[str, Any]:
     raw = text.encode(errors="surrogatepass")
-    if len(raw) > limits.NATIVE_ARGUMENTS_BYTES.value:
+    if len(raw) > limits.NATIVE_ARGUMENTS_BYTES:
         raise _InvalidCall(
             f"The arguments have {len(raw)} bytes; the limit is "
-            f"{limits.NATIVE_ARGUMENTS_BYTES.value >> 10} KiB."
+            f"{limits.NATIVE_ARGUMENTS_BYTES >> 10} KiB."
         )
     try:
         return strict_json.parse_object(raw)

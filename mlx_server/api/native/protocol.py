@@ -36,7 +36,7 @@ class NativeBody(SamplingBody, ContinuationBody):
     think_tag: Annotated[str, Field(min_length=1)] | None = None
     max_thinking_tokens: ThinkingTokens | None = None
     max_response_tokens: ResponseTokens | None = None
-    tools: Annotated[Items[NativeTool], Field(max_length=limits.TOOLS.value)] | None = None
+    tools: Annotated[Items[NativeTool], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | FunctionName | None = None
     response_format: ResponseFormat | None = None
     tool_parser: Annotated[str, Field(min_length=1)] | None = None

@@ -63,7 +63,7 @@ class AnswerBody(WireModel):
     keep_alive: KeepAlive | None = None
     think: Think | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
 
     @property
     def streams(self) -> bool:
@@ -143,7 +143,7 @@ class ToolParam(WireModel):
 class OllamaChatBody(AnswerBody):
     messages: Items[OllamaMessageParam] | None = None
     """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
-    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
 
 
 class GenerateBody(AnswerBody):

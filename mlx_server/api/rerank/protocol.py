@@ -32,7 +32,7 @@ class RerankBody(WireModel):
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[
         Items[TextOrDocument],
-        Field(min_length=1, max_length=limits.EMBEDDING_INPUTS.value),
+        Field(min_length=1, max_length=limits.EMBEDDING_INPUTS),
     ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None

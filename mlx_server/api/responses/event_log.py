@@ -32,7 +32,7 @@ class EventLog:
             self._bytes += len(body)
         else:
             self.is_full = True
-        self.is_full = self.is_full or self._bytes > limits.STREAM_LOG_BYTES.value
+        self.is_full = self.is_full or self._bytes > limits.STREAM_LOG_BYTES
         self._notify()
 
     def end(self) -> None:

@@ -109,7 +109,7 @@ class ToolSearchCallItem(Item):
         return self.type if self.call_id is None else None
 
 
-FoundTools = Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS.value)]
+FoundTools = Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS)]
 
 
 class ToolSearchOutputItem(Item):

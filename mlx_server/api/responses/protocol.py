@@ -37,19 +37,19 @@ Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 NOT_HERE = get_args(NotHere)
 """Fields that no item has here, so that including them changes nothing."""
 
-Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS.value)]
-MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS.value)]
-MetadataValue = Annotated[str, Field(max_length=limits.METADATA_VALUE_CHARACTERS.value)]
+Label = Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)]
+MetadataKey = Annotated[str, Field(max_length=limits.METADATA_KEY_CHARACTERS)]
+MetadataValue = Annotated[str, Field(max_length=limits.METADATA_VALUE_CHARACTERS)]
 Metadata = Annotated[
     dict[MetadataKey, MetadataValue],
-    Field(max_length=limits.METADATA.value),
+    Field(max_length=limits.METADATA),
 ]
 
 
 class JsonSchemaTextFormat(WireModel):
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS.value)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS)] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -95,7 +95,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     conversation: Annotated[str, Field(min_length=1)] | ConversationParam | None = None
 
-    tools: Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS.value)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1, lt=2**53)] | None = None
@@ -108,7 +108,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     truncation: Literal["auto", "disabled"] | None = None
 
     include: Items[Include] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS.value)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -36,8 +36,8 @@ class Runs:
         self.store = store
         self.stopping = asyncio.Event()
         self.sockets = OpenSockets()
-        self.logs = ByteBudget(limits.STREAM_LOGS_BYTES.value)
-        self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES.value)
+        self.logs = ByteBudget(limits.STREAM_LOGS_BYTES)
+        self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES)
         self._turn = asyncio.Semaphore(places)
         self._running: dict[tuple[str, str], Run] = {}
         self._background: dict[str, Background] = {}
@@ -52,7 +52,7 @@ class Runs:
 
     async def begin(self, run: Run) -> None:
         record = run.record
-        if len(self._later) >= limits.UNSTORED_ENDS.value:
+        if len(self._later) >= limits.UNSTORED_ENDS:
             raise StoreUnavailable(
                 "Ended responses can't be stored, and no new ones are started until they are. See "
                 "the server's log, or send `store: false`."
@@ -80,14 +80,14 @@ class Runs:
         record = background.run.record
         if self.stopping.is_set():
             raise ShuttingDown("The server is shutting down.")
-        if len(self._background) >= (most := limits.BACKGROUND_RESPONSES.value):
+        if len(self._background) >= (most := limits.BACKGROUND_RESPONSES):
             raise Overloaded(
                 f"{most} responses run in the background already. Try again when one has ended."
             )
         owners = [each.run.record.owner for each in self._background.values()]
-        if record.owner and owners.count(record.owner) >= limits.BACKGROUND_PER_CLIENT.value:
+        if record.owner and owners.count(record.owner) >= limits.BACKGROUND_PER_CLIENT:
             raise Overloaded(
-                f"Your key has {limits.BACKGROUND_PER_CLIENT.value} responses in the background "
+                f"Your key has {limits.BACKGROUND_PER_CLIENT} responses in the background "
                 "already. Try again when one has ended."
             )
         if background.run.log and background.run.log.is_full:

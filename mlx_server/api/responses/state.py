@@ -62,7 +62,7 @@ async def referenced_items(
     """The stored items that `items` refers to, by id."""
     given = [] if isinstance(items, str) else items or []
     ids = [item.id for item in given if isinstance(item, ItemReference)]
-    if len(ids) > (most := limits.ITEM_REFERENCES.value):
+    if len(ids) > (most := limits.ITEM_REFERENCES):
         raise BadRequest(
             f"`input` has {len(ids)} item references; the limit is {most}. Send other items in "
             "full.",

@@ -85,7 +85,7 @@ def select_tools(
 
 
 def _check_number(tools: Sequence[Tool]) -> None:
-    if len(tools) > (most := limits.TOOLS.value):
+    if len(tools) > (most := limits.TOOLS):
         raise BadRequest(
             f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
             f"is {most}. Send fewer.",

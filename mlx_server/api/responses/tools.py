@@ -11,9 +11,9 @@ from mlx_server.api.fields import Items, WireModel
 from mlx_server.api.freeform import FreeformText, TextGrammar
 
 Name = Annotated[str, Field(min_length=1)]
-Label = Annotated[str, Field(min_length=1, max_length=limits.MCP_LABEL_CHARACTERS.value)]
-Url = Annotated[str, Field(min_length=1, max_length=limits.MCP_URL_CHARACTERS.value)]
-Names = Annotated[Items[str], Field(max_length=limits.MCP_FILTER_NAMES.value)]
+Label = Annotated[str, Field(min_length=1, max_length=limits.MCP_LABEL_CHARACTERS)]
+Url = Annotated[str, Field(min_length=1, max_length=limits.MCP_URL_CHARACTERS)]
+Names = Annotated[Items[str], Field(max_length=limits.MCP_FILTER_NAMES)]
 
 
 class FunctionTool(WireModel):
@@ -70,7 +70,7 @@ class McpTool(WireModel):
     server_url: Url | None = None
     connector_id: Label | None = None
     server_description: str | None = None
-    headers: Annotated[dict[str, str], Field(max_length=limits.MCP_HEADERS.value)] | None = None
+    headers: Annotated[dict[str, str], Field(max_length=limits.MCP_HEADERS)] | None = None
     authorization: str | None = None
     allowed_tools: Names | ToolFilterParam | None = None
     require_approval: Literal["always", "never"] | ApprovalFilter | None = None
@@ -128,7 +128,7 @@ class ToolNamespace(WireModel):
     type: Literal["namespace"]
     name: Name
     description: str | None = None
-    tools: Annotated[Items[NamespacedTool], Field(max_length=limits.TOOLS.value)]
+    tools: Annotated[Items[NamespacedTool], Field(max_length=limits.TOOLS)]
 
 
 class ToolChoiceMcp(WireModel):
@@ -178,7 +178,7 @@ AllowedTool = Annotated[
 class ToolChoiceAllowed(WireModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS.value)]
+    tools: Annotated[Items[AllowedTool], Field(min_length=1, max_length=limits.TOOLS)]
 
 
 Choice = (

@@ -76,12 +76,11 @@ class UnstoredContext:
         """Sets the items of this response. To make room it forgets older ones, or this one."""
         self.forget(id)
         size = sum(len(item.body) for item in context)
-        most = limits.SOCKET_MEMORY_BYTES.value
+        most = limits.SOCKET_MEMORY_BYTES
         if size > most:
             return
         while self.contexts and (
-            len(self.contexts) >= limits.SOCKET_RESPONSES.value
-            or sum(self._sizes.values()) + size > most
+            len(self.contexts) >= limits.SOCKET_RESPONSES or sum(self._sizes.values()) + size > most
         ):
             self.forget(next(iter(self.contexts)))
         if self._budget.take(size):
@@ -100,7 +99,7 @@ class Socket:
     def __init__(self, websocket: WebSocket, runs: Runs) -> None:
         self._websocket = websocket
         self._runs = runs
-        self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES.value + 1)
+        self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES + 1)
         self._unstored = UnstoredContext(runs.socket_memory)
         self._lane: str | None = None
         """The `stream_id` of the current request."""
@@ -142,7 +141,7 @@ class Socket:
                 return POLICY_VIOLATION
 
     async def _answer_all(self) -> int:
-        until = asyncio.get_running_loop().time() + limits.SOCKET_SECONDS.value
+        until = asyncio.get_running_loop().time() + limits.SOCKET_SECONDS
         try:
             while (frame := await self._next(until)) is not None:
                 try:
@@ -160,7 +159,7 @@ class Socket:
         getting = asyncio.create_task(self._frames.get())
         stopping = asyncio.create_task(self._runs.stopping.wait())
         remaining = until - asyncio.get_running_loop().time()
-        timeout = min(remaining, limits.SOCKET_IDLE_SECONDS.value)
+        timeout = min(remaining, limits.SOCKET_IDLE_SECONDS)
         try:
             await asyncio.wait(
                 {getting, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -313,11 +312,9 @@ def _is_utf8(data: bytes) -> bool:
 
 def _lane(request: Wire) -> str | None:
     lane = request.get("stream_id")
-    if lane is not None and not (
-        isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS.value
-    ):
+    if lane is not None and not (isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS):
         raise BadRequest(
-            f"`stream_id` should be a string of up to {limits.LANE_CHARACTERS.value} characters.",
+            f"`stream_id` should be a string of up to {limits.LANE_CHARACTERS} characters.",
             param="stream_id",
         )
     return lane

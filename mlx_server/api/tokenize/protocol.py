@@ -34,7 +34,7 @@ class TokenizeBody(WireModel):
     """Whether names of special tokens in the text are those tokens; by default they are."""
     with_pieces: bool | None = None
     messages: Annotated[Items[MessageParam], Field(min_length=1)] | None = None
-    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS.value)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
@@ -55,4 +55,4 @@ class TokenizeBody(WireModel):
 
 class DetokenizeBody(WireModel):
     model: Annotated[str, Field(min_length=1)] | None = None
-    tokens: Annotated[Items[TokenId], Field(max_length=limits.TOKENIZED.value)]
+    tokens: Annotated[Items[TokenId], Field(max_length=limits.TOKENIZED)]

@@ -24,7 +24,7 @@ class StrictConnection(h11.Connection):
     """Message for the client about the last refused event."""
 
     def __init__(self) -> None:
-        super().__init__(h11.SERVER, limits.HEAD_BYTES.value)
+        super().__init__(h11.SERVER, limits.HEAD_BYTES)
         self._small_chunks = 0
 
     def next_event(self) -> Received:
@@ -37,7 +37,7 @@ class StrictConnection(h11.Connection):
             self._refuse_if(_framing_error(event, before[: len(before) - len(after)], after))
         elif isinstance(event, h11.Data) and _is_small_chunk(event):
             self._small_chunks += 1
-            if self._small_chunks > limits.SMALL_CHUNKS.value:
+            if self._small_chunks > limits.SMALL_CHUNKS:
                 self._refuse_if(
                     f"The body has too many small chunks: send {SMALL_BYTES} bytes or more in each."
                 )
@@ -60,14 +60,14 @@ def _wrong_with_size(received: bytes) -> str | None:
     accepts a head of any length if it arrives at once."""
     end = HEAD_END.search(received)
     head = received[: end.start()] if end else received
-    if len(head) > limits.HEAD_BYTES.value:
-        return f"The request head is larger than {limits.HEAD_BYTES.value} bytes."
+    if len(head) > limits.HEAD_BYTES:
+        return f"The request head is larger than {limits.HEAD_BYTES} bytes."
     return _too_many(head.count(b"\n"))
 
 
 def _too_many(lines: int) -> str | None:
-    if lines > limits.HEADERS.value:
-        return f"The request has more than {limits.HEADERS.value} header lines."
+    if lines > limits.HEADERS:
+        return f"The request has more than {limits.HEADERS} header lines."
     return None
 
 

@@ -18,7 +18,7 @@ W = TypeVar("W", bound=WebSocketsSansIOProtocol)
 class Handshake(WebSocketsSansIOProtocol):
     """Mixin in front of a WebSocket protocol."""
 
-    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS.value)
+    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
     admission: ClassVar[Admission]
     _deadline: asyncio.TimerHandle | None = None
 

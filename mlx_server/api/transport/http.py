@@ -23,7 +23,7 @@ UNUSED = {h11.IDLE, h11.SEND_RESPONSE}
 
 
 class StrictHttp(SlowClientGuard, H11Protocol):
-    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS.value)
+    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
     """How long a request may take to arrive, from its first byte or from the connection. It is a
     total: a timeout per byte would let a client send one byte at a time for ever."""
 
@@ -118,7 +118,7 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         ahead, _ = self.conn.trailing_data
         if not ahead or self.conn.their_state is not h11.DONE:
             return
-        if len(ahead) > limits.PIPELINED_BYTES.value:
+        if len(ahead) > limits.PIPELINED_BYTES:
             self.transport.abort()
         else:
             self.flow.resume_reading()

@@ -20,7 +20,7 @@ class SlowClientGuard(asyncio.Protocol):
     unread, so streams pause; after the abort the app sees a disconnect.
     """
 
-    send_seconds: ClassVar[float] = float(limits.SEND_SECONDS.value)
+    send_seconds: ClassVar[float] = float(limits.SEND_SECONDS)
     transport: asyncio.Transport
     _deadline: asyncio.TimerHandle | None = None
 
@@ -28,7 +28,7 @@ class SlowClientGuard(asyncio.Protocol):
         super().connection_made(transport)
         if sock := transport.get_extra_info("socket"):
             with suppress(OSError):  # macOS refuses it for a client that has already left
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER_BYTES.value)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER_BYTES)
         transport.set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:

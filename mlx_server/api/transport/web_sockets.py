@@ -43,7 +43,7 @@ class OpenSockets:
     def one_more(self, client: str) -> Iterator[None]:
         """`client` is the digest of its key or else its address. Raises Overloaded at a limit."""
         most = most_sockets()
-        most_of_one = min(limits.SOCKETS_PER_CLIENT.value, (most + 1) // 2)
+        most_of_one = min(limits.SOCKETS_PER_CLIENT, (most + 1) // 2)
         if self._of.total() >= most:
             raise Overloaded(
                 f"All {most} WebSockets of this server are in use. Try again later, or send "
@@ -66,7 +66,7 @@ class OpenSockets:
 
 def most_sockets() -> int:
     """A quarter of the process's descriptors; the rest is for requests, files and models."""
-    return max(1, min(limits.SOCKETS.value, descriptors.available() // 4))
+    return max(1, min(limits.SOCKETS, descriptors.available() // 4))
 
 
 class ReceivedMessage:
@@ -122,7 +122,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
 
     receive_seconds: ClassVar[float] = 30.0
     """How long one message may take to arrive, without the time in which reading is paused."""
-    budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES.value)
+    budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -219,7 +219,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         if self.close_sent:
             self._give_back(reserved)
             return
-        if self._unanswered > limits.SOCKET_FRAMES.value:
+        if self._unanswered > limits.SOCKET_FRAMES:
             self._give_back(reserved)
             self._fail("too many messages are waiting")
             return
@@ -254,10 +254,10 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         arriving = len(self.conn.reader.buffer) + len(self._message)
         if self.close_sent or self.disconnected or self.transport.is_closing():
             self._arrived()
-            if arriving > limits.SOCKET_BYTES.value:  # the client sends on instead of closing
+            if arriving > limits.SOCKET_BYTES:  # the client sends on instead of closing
                 self.transport.abort()
             return
-        too_many = self._waiting_bytes + arriving > limits.SOCKET_BYTES.value
+        too_many = self._waiting_bytes + arriving > limits.SOCKET_BYTES
         if too_many and not self._reserved:
             self._pause()
             if arriving and self.handshake_complete and not self._unanswered:
@@ -338,7 +338,7 @@ def has_hung_up(descriptor: int) -> bool:
 
 def web_sockets(receive_seconds: float, max_bytes: int) -> type[StrictWebSockets]:
     """`max_bytes` is the limit for one message."""
-    budget = ByteBudget(max(limits.FRAME_BYTES.value, max_bytes))
+    budget = ByteBudget(max(limits.FRAME_BYTES, max_bytes))
     return type(
         "StrictWebSockets",
         (StrictWebSockets,),

@@ -153,7 +153,7 @@ class HarmonyParser:
             self._message.feed(token)
         else:
             self._header.append(token)
-            if len(self._header) > limits.HARMONY_HEADER_TOKENS.value:
+            if len(self._header) > limits.HARMONY_HEADER_TOKENS:
                 self._begin_broken()
         return self._take_events()
 

@@ -6,7 +6,6 @@ MarkupParser reads whatever the grammar allows: delimiters have the same meaning
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mlx_server import limits
 from mlx_server.grammars.formats import format_rule, is_verbatim
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
@@ -29,6 +28,9 @@ SPACE_AFTER_CALLS = r"/\s{0,4}/"
 
 SPACE = r"/[\x20\n]{1,2}/"
 """White space that is allowed between two parts of an answer without text between them."""
+
+STRAY_DELIMITERS = 2
+"""The most stray delimiters before and after a call."""
 
 
 def markup_grammar(
@@ -154,7 +156,7 @@ class RequiredGrammar(MarkupGrammar):
         end."""
         if not (marked or bare or texts):
             return None
-        dropped, most = self.layout.dropped, limits.STRAY_DELIMITERS.value
+        dropped, most = self.layout.dropped, STRAY_DELIMITERS
         # a delimiter with a stop token would end the answer before the required part
         first = [each for each in dropped if not any(stop in each for stop in self._stop_tokens)]
         # no space after them, since it would be a part of the text

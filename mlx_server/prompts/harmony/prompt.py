@@ -279,7 +279,7 @@ def _instructions(text: str) -> str:
 def _tool_description(tool: Tool) -> tuple[ToolDescription, int]:
     """Returns a tool as the library has it, and about the characters that describe it."""
     parameters, description = for_typescript(tool.parameters), tool.description or ""
-    size, most = 0, limits.HARMONY_PARAMETERS.value
+    size, most = 0, limits.HARMONY_PARAMETERS
     for text in parts([tool.name, parameters]):
         size += len(_refuse_endless(text, "tools")) + AROUND
         if size > most:

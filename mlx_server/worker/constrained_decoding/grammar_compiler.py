@@ -109,7 +109,7 @@ class GrammarCompiler:
         if key in self._running and self._is_overdue(self._running[key], now):
             # the time depends on the machine's load, so the grammar itself is not at fault
             raise CompilerBusy(
-                f"the grammar is still being compiled after {limits.COMPILE_SECONDS.value:.0f} "
+                f"the grammar is still being compiled after {limits.COMPILE_SECONDS:.0f} "
                 "seconds. Try again later, or simplify the schema or grammar."
             )
         if key not in self._running:
@@ -131,12 +131,12 @@ class GrammarCompiler:
             (quick, limits.COMPILE_THREADS),
             (running, limits.SLOW_COMPILE_THREADS),
         ):
-            if len(some) >= most.value:
+            if len(some) >= most:
                 return some
         return []
 
     def _is_overdue(self, compilation: _Compilation, now: float) -> bool:
-        return now - compilation.began >= limits.COMPILE_SECONDS.value
+        return now - compilation.began >= limits.COMPILE_SECONDS
 
     def _is_searchable(self, grammar: CompiledGrammar, room: int) -> bool:
         first = room - grammar.completion.next_search(room)
@@ -148,10 +148,10 @@ class GrammarCompiler:
     @property
     def pause(self) -> float:
         """Seconds until the next running compilation is slow, or reaches the time limit."""
-        now, bounds = self._clock(), (SLOW_SECONDS, limits.COMPILE_SECONDS.value)
+        now, bounds = self._clock(), (SLOW_SECONDS, limits.COMPILE_SECONDS)
         began = [each.began for each in self._running.values()]
         left = [each + seconds - now for each in began for seconds in bounds]
-        return min((s for s in left if s > 0), default=limits.COMPILE_SECONDS.value)
+        return min((s for s in left if s > 0), default=limits.COMPILE_SECONDS)
 
     def forget(self, vocabulary: Vocabulary) -> None:
         for key in [key for key in self._known if key[0] is vocabulary]:
@@ -162,7 +162,7 @@ class GrammarCompiler:
             if self._is_done(compilation.grammar):
                 del self._running[key]
                 self._known[key] = _finished(compilation.grammar)
-        while len(self._known) > limits.COMPILED_GRAMMARS.value:
+        while len(self._known) > limits.COMPILED_GRAMMARS:
             self._known.popitem(last=False)
 
 
@@ -177,8 +177,8 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
 
 
 def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
-    if source.count("\n") > limits.WHOLE_GRAMMAR_RULES.value:
-        raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES.value} rules")
+    if source.count("\n") > limits.WHOLE_GRAMMAR_RULES:
+        raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES} rules")
     trie, classes = vocabulary.trie, vocabulary.token_classes
     reading = in_thread(partial(proposals_of, source, classes), lambda: None)
     matcher = _matcher(source, trie)  # llguidance releases the GIL meanwhile

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from llguidance import LLMatcher
 
-from mlx_server import limits
+from mlx_server.schemas.compiler import STACK_BYTES
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
     """Runs `work` in a daemon thread, which does not keep the process from exiting."""
     future: Future[T] = Future()
     future.add_done_callback(lambda _: wake())
-    before = threading.stack_size(limits.COMPILE_STACK_BYTES.value)
+    before = threading.stack_size(STACK_BYTES)
     try:
         threading.Thread(target=_run, args=(future, work), daemon=True).start()
     finally:

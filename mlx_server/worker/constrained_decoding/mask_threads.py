@@ -32,7 +32,7 @@ TRUSTED = 64
 after as many more, even if other rows of its client took too long."""
 
 TOO_SLOW = (
-    f"its grammar took more than {limits.GRAMMAR_TOKEN_SECONDS.value} seconds for one token. Make "
+    f"its grammar took more than {limits.GRAMMAR_TOKEN_SECONDS} seconds for one token. Make "
     "it simpler: let fewer of its rules match the same text."
 )
 
@@ -171,7 +171,7 @@ class MaskThreads:
                 self._running.remove(slow)
                 slow.end()
                 slow.constraint.history.add(now - slow.began, slow.share)
-            elif not slow.is_made and now - slow.began > limits.GRAMMAR_TOKEN_SECONDS.value:
+            elif not slow.is_made and now - slow.began > limits.GRAMMAR_TOKEN_SECONDS:
                 slow.fail(TOO_SLOW)
         self._begin()
 
@@ -185,12 +185,12 @@ class MaskThreads:
         began = [slow.began for slow in self._running if not slow.is_made]
         if not began:
             return None
-        return max(0.0, min(began) + limits.GRAMMAR_TOKEN_SECONDS.value - self._clock())
+        return max(0.0, min(began) + limits.GRAMMAR_TOKEN_SECONDS - self._clock())
 
     def _begin(self) -> None:
         """Begins the waiting masks that may be made now, the quickest first."""
         for slow in sorted(self._waiting, key=lambda slow: slow.constraint.history.seconds):
-            if len(self._running) >= limits.MASK_THREADS.value:
+            if len(self._running) >= limits.MASK_THREADS:
                 return
             busy = {running.constraint.client for running in self._running}
             if slow.constraint.client not in busy and not self._is_computed(slow.constraint.lexer):

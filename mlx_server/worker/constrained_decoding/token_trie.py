@@ -55,10 +55,10 @@ class Vocabulary:
             if is_control(a.content, a.special) and not is_letter(a.content, names)
         }
         size = 1 + max((*names.values(), *added), default=0)
-        if size > limits.VOCABULARY_TOKENS.value:
+        if size > limits.VOCABULARY_TOKENS:
             raise UnusableVocabulary(
                 f"tokenizer.json has token id {size - 1}; at most "
-                f"{limits.VOCABULARY_TOKENS.value} tokens are supported"
+                f"{limits.VOCABULARY_TOKENS} tokens are supported"
             )
         self.text = [b""] * size
         """The bytes of each token; a control token is byte 255 and its id in brackets."""

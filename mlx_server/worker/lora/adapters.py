@@ -173,8 +173,8 @@ def _misfit(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | N
     """Returns why the adapter's matrices do not fit the layer, or None."""
     layer = modules[path]
     rank = pair.a.shape[-1]
-    if not 1 <= rank <= limits.ADAPTER_RANK.value:
-        return f"{pair.name}: the rank is {rank}; 1 to {limits.ADAPTER_RANK.value} is supported"
+    if not 1 <= rank <= limits.ADAPTER_RANK:
+        return f"{pair.name}: the rank is {rank}; 1 to {limits.ADAPTER_RANK} is supported"
     *experts, width, height = _shape(layer)
     fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
     if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):

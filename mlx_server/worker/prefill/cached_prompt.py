@@ -172,7 +172,7 @@ def superfluous(
     left, dropped = dict(snapshots), []
     wanted = {max((n for n in left if n <= length), default=0) for length in expected}
     while len(left) > 1 and (
-        len(left) > limits.PROMPT_SNAPSHOTS.value or sum(left.values()) > most_bytes
+        len(left) > limits.PROMPT_SNAPSHOTS or sum(left.values()) > most_bytes
     ):
         places = [0, *sorted(left)]
         inner = [at for at in range(1, len(places) - 2) if places[at] not in wanted] or [1]

@@ -81,7 +81,7 @@ class PromptScheduler(Generic[P]):
         least = min((self._served[name] for name in active), default=0)
         # Former clients with fewer tokens than that would start at `least` anyway.
         gone = ((n, name) for name, n in self._served.items() if name not in active and n > least)
-        kept = sorted(gone)[-REMEMBERED_CLIENTS.value :] if active else []
+        kept = sorted(gone)[-REMEMBERED_CLIENTS:] if active else []
         self._served = {name: self._served[name] for name in active} | {n: s for s, n in kept}
         self._served[client] = max(self._served.get(client, 0), least)
         self._since = {name: self._since[name] for name in active}

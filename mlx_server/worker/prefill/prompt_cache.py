@@ -180,7 +180,7 @@ class PromptCache:
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
         self._prompts.append(prompt)
         of_key = list(self._with_key(prompt.key))
-        for dropped in of_key[: -limits.CACHED_PROMPTS.value]:
+        for dropped in of_key[: -limits.CACHED_PROMPTS]:
             self._prompts.remove(dropped)
             self._leaves(dropped)
             self._held.dropped(dropped)

@@ -92,7 +92,7 @@ class PromptSaver:
         """Whether the bytes that wait for the disk have reached their limit."""
         while self._writes and self._writes[0].future.done():
             self._writes.popleft()
-        return self._copied_bytes >= limits.PROMPT_WRITE_BYTES.value
+        return self._copied_bytes >= limits.PROMPT_WRITE_BYTES
 
     @property
     def _copied_bytes(self) -> int:
@@ -104,7 +104,7 @@ class PromptSaver:
         model = self._models.of(prompt.key)
         if model and time.monotonic() >= self._paused_until:
             waiting = self._copied_bytes + self._leaving.nbytes
-            most = min(limits.PROMPT_WRITE_BYTES.value, mx.get_memory_limit() // LEAVING_SHARE)
+            most = min(limits.PROMPT_WRITE_BYTES, mx.get_memory_limit() // LEAVING_SHARE)
             self._leaving.add(model, prompt, most - waiting)
 
     def next(self, key: str | None = None, since: float = float("inf")) -> CachedPrompt | None:

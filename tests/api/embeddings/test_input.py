@@ -29,7 +29,7 @@ def test_a_list_of_token_ids_is_one_input(given: Any, expected: Any) -> None:
     assert inputs(given) == expected
 
 
-@pytest.mark.parametrize("count", [0, limits.EMBEDDING_INPUTS.value + 1])
+@pytest.mark.parametrize("count", [0, limits.EMBEDDING_INPUTS + 1])
 def test_there_are_some_inputs_and_not_too_many(count: int) -> None:
     with pytest.raises(BadRequest, match=f"has {count} inputs") as refused:
         inputs(["a"] * count)

@@ -276,9 +276,9 @@ def test_the_text_before_a_call_is_that_before_the_first_whole_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (json.dumps({"a": "x" * limits.NATIVE_ARGUMENTS_BYTES.value}), "256 KiB"),
+        (json.dumps({"a": "x" * limits.NATIVE_ARGUMENTS_BYTES}), "256 KiB"),
         (
-            json.dumps({"a": "ü" * (limits.NATIVE_ARGUMENTS_BYTES.value // 2)}, ensure_ascii=False),
+            json.dumps({"a": "ü" * (limits.NATIVE_ARGUMENTS_BYTES // 2)}, ensure_ascii=False),
             "256 KiB",
         ),
         ("[1]", "not a JSON object"),
@@ -302,8 +302,8 @@ def test_calls_that_nobody_should_make(arguments: str, why: str) -> None:
 
 
 def test_the_largest_arguments_are_passed_on() -> None:
-    text = json.dumps({"a": "x" * (limits.NATIVE_ARGUMENTS_BYTES.value - len('{"a": ""}'))})
-    assert len(text) == limits.NATIVE_ARGUMENTS_BYTES.value
+    text = json.dumps({"a": "x" * (limits.NATIVE_ARGUMENTS_BYTES - len('{"a": ""}'))})
+    assert len(text) == limits.NATIVE_ARGUMENTS_BYTES
     body = gathered(*call(0, text), reason="tool_calls")
     assert body["tool_calls"][0]["arguments"] == json.loads(text)
 

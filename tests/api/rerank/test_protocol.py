@@ -20,7 +20,7 @@ GIVEN: dict[str, Any] = {"model": "m", "query": "q", "documents": ["a"]}
         {"model": ""},
         {"documents": "a"},
         {"documents": []},
-        {"documents": ["a"] * (limits.EMBEDDING_INPUTS.value + 1)},
+        {"documents": ["a"] * (limits.EMBEDDING_INPUTS + 1)},
         {"documents": ["a", None]},
         {"documents": ["a", 5]},
         {"documents": [["a"]]},
@@ -44,7 +44,7 @@ def test_what_is_refused(change: dict[str, Any]) -> None:
     "change",
     [
         {"documents": [""]},
-        {"documents": ["a"] * limits.EMBEDDING_INPUTS.value},
+        {"documents": ["a"] * limits.EMBEDDING_INPUTS},
         {"top_n": 10**30},
         {"top_n": None, "return_documents": None, "instruction": None},
     ],

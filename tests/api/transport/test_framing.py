@@ -29,12 +29,12 @@ def test_a_large_body_in_chunks_of_a_kilobyte_is_read() -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_chunks_of_few_bytes_are_counted(more: int) -> None:
-    sent = chunk(SMALL_BYTES - 1) * (limits.SMALL_CHUNKS.value + more) + b"0\r\n\r\n"
+    sent = chunk(SMALL_BYTES - 1) * (limits.SMALL_CHUNKS + more) + b"0\r\n\r\n"
     if more:
         with pytest.raises(h11.RemoteProtocolError, match="256 bytes or more"):
             body_bytes(sent)
     else:
-        assert body_bytes(sent) == limits.SMALL_CHUNKS.value * (SMALL_BYTES - 1)
+        assert body_bytes(sent) == limits.SMALL_CHUNKS * (SMALL_BYTES - 1)
 
 
 READ_AT_ONCE = 256 << 10
@@ -67,7 +67,7 @@ def lines(count: int) -> bytes:
 
 @pytest.mark.parametrize("piece", [READ_AT_ONCE, 1000])
 def test_a_long_head_is_refused_however_it_comes(piece: int) -> None:
-    most = limits.HEAD_BYTES.value
+    most = limits.HEAD_BYTES
     assert requests(long_head(most) + b"", piece) == 1
     for size in (most + 10, READ_AT_ONCE - 10):
         with pytest.raises(h11.RemoteProtocolError, match=r"head|too long"):
@@ -78,7 +78,7 @@ def test_a_long_head_is_refused_however_it_comes(piece: int) -> None:
 def test_lines_are_counted_before_they_are_parsed(
     monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    most = limits.HEADERS.value
+    most = limits.HEADERS
     assert requests(lines(most) + b"\r\n") == 1
 
     def parse(*given: object) -> None:
@@ -97,17 +97,17 @@ def test_a_body_is_no_head(body: bytes) -> None:
 
 
 def test_trailers_are_counted() -> None:
-    most = limits.HEADERS.value
+    most = limits.HEADERS
     assert requests(HEAD + b"0\r\n" + b"a: b\r\n" * most + b"\r\n") == 1
     with pytest.raises(h11.RemoteProtocolError, match="header lines"):
         requests(HEAD + b"0\r\n" + b"a: b\r\n" * (most + 1) + b"\r\n")
 
 
-@pytest.mark.parametrize("extension", [1000, limits.HEAD_BYTES.value * 2])
+@pytest.mark.parametrize("extension", [1000, limits.HEAD_BYTES * 2])
 def test_extensions_of_chunks_are_passed_over_or_refused(extension: int) -> None:
     """They reach no reader, and they are a part of what a chunk's head may have."""
     one = b"100;" + b"a" * extension + b"\r\n" + b"x" * 256 + b"\r\n"
-    if extension < limits.HEAD_BYTES.value:
+    if extension < limits.HEAD_BYTES:
         assert body_bytes(one * 3 + b"0\r\n\r\n") == 3 * 256
     else:
         with pytest.raises(h11.RemoteProtocolError, match="too long"):

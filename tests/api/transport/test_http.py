@@ -146,7 +146,7 @@ def test_only_some_bytes_may_come_before_the_answer(
 ) -> None:
     made, transport = connected(loop, admission)
     made.data_received(REQUEST)
-    made.data_received(b"x" * (limits.PIPELINED_BYTES.value + more))
+    made.data_received(b"x" * (limits.PIPELINED_BYTES + more))
     assert transport.is_aborted == bool(more)
     assert transport.reads != bool(more), "else it would not see that the client leaves"
 

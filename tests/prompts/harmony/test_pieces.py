@@ -127,10 +127,10 @@ def test_many_tools_are_not_given_to_the_library_at_once(counted: Counted) -> No
 
 
 LARGE: dict[str, Any] = {
-    "a text": {"description": " a" * (limits.HARMONY_PARAMETERS.value // 2)},
-    "numbers": {"enum": [1] * (limits.HARMONY_PARAMETERS.value // 5)},
-    "objects": {"enum": [{}] * (limits.HARMONY_PARAMETERS.value // 4)},
-    "names": {"properties": {f"a{at}": {} for at in range(limits.HARMONY_PARAMETERS.value // 8)}},
+    "a text": {"description": " a" * (limits.HARMONY_PARAMETERS // 2)},
+    "numbers": {"enum": [1] * (limits.HARMONY_PARAMETERS // 5)},
+    "objects": {"enum": [{}] * (limits.HARMONY_PARAMETERS // 4)},
+    "names": {"properties": {f"a{at}": {} for at in range(limits.HARMONY_PARAMETERS // 8)}},
 }
 
 

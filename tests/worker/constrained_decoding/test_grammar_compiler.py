@@ -26,7 +26,6 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from mlx_server.worker.worker import Engine
 from tests.grammars.matching import compiled
-from tests.hostile.lowered import lower
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import (
     DIGITS,
@@ -163,7 +162,7 @@ def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, gate: Gate) ->
     assert [admitted.row for admitted in of(Admitted, reports)] == [1]
     assert {step.waiting for step in of(StepOutput, reports)[1:]} == {1}
     assert engine.pause
-    assert 0 < engine.pause <= limits.COMPILE_SECONDS.value
+    assert 0 < engine.pause <= limits.COMPILE_SECONDS
     gate.open.set()
     assert tokens_of(0, drain(engine))
 
@@ -177,7 +176,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
             engine.step()
     engine.step()
     assert {*gate.begun} == {DIGITS, WORDS}
-    assert len(gate.begun) == limits.COMPILE_THREADS.value
+    assert len(gate.begun) == limits.COMPILE_THREADS
     gate.open.set()
     reports = drain(engine)
     assert all(1 <= len(tokens_of(row, reports)) <= 3 for row in range(9))
@@ -188,7 +187,7 @@ def test_two_at_a_time_and_each_once(engine: Engine, gate: Gate) -> None:
 def test_the_oldest_of_many_grammars_are_forgotten(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lower(monkeypatch, "COMPILED_GRAMMARS", 2)
+    monkeypatch.setattr(limits, "COMPILED_GRAMMARS", 2)
     gate.open.set()
     for source in (DIGITS, WORDS, DIGITS, JSON, DIGITS, WORDS):
         run(engine, ask(0, grammar=source))
@@ -229,8 +228,8 @@ def test_a_model_loaded_again_compiles_for_its_own_tokens(
 def test_what_takes_too_long_is_turned_away_but_not_refused(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patience = limits.COMPILE_SECONDS.value
-    lower(monkeypatch, "COMPILE_SECONDS", 0.01)
+    patience = limits.COMPILE_SECONDS
+    monkeypatch.setattr(limits, "COMPILE_SECONDS", 0.01)
     reports = run(engine, ask(0, grammar=DIGITS), ask(1, grammar=DIGITS))
     assert {turned_away.row for turned_away in of(RowTurnedAway, reports)} == {0, 1}
     assert not refusals(reports)  # how long it takes depends on what else the machine does
@@ -239,7 +238,7 @@ def test_what_takes_too_long_is_turned_away_but_not_refused(
     (turned_away,) = of(RowTurnedAway, reports)  # no thread can be stopped
     assert turned_away.row == 3
     assert not failures(reports)
-    lower(monkeypatch, "COMPILE_SECONDS", patience)
+    monkeypatch.setattr(limits, "COMPILE_SECONDS", patience)
     gate.open.set()
     assert len(tokens_of(4, run(engine, ask(4, grammar=DIGITS)))) == 5
     assert len(tokens_of(5, run(engine, ask(5, grammar=JSON)))) == 5
@@ -282,8 +281,8 @@ def test_very_many_slow_grammars_are_not_compiled_at_the_same_time(
         engine.handle(ask(row, grammar=f'{HEAD}start: "{row}"\n', client=f"{row}"))
         clock.now += SLOW_SECONDS / 2
         assert not of(RowTurnedAway, engine.step()) or row > 9
-    assert len(gate.begun) == limits.SLOW_COMPILE_THREADS.value
-    clock.now += limits.COMPILE_SECONDS.value
+    assert len(gate.begun) == limits.SLOW_COMPILE_THREADS
+    clock.now += limits.COMPILE_SECONDS
     turned_away = of(RowTurnedAway, engine.step())
     assert {*range(8, 20)} <= {report.row for report in turned_away}
 

@@ -165,7 +165,7 @@ def test_a_client_has_one_thread_at_a_time_and_all_have_two() -> None:
     assert steps.step(*rows) == []
     begun = [slow.task is not None for slow in steps.begun]
     assert begun == [True, False, True, False, False]
-    assert begun.count(True) == limits.MASK_THREADS.value
+    assert begun.count(True) == limits.MASK_THREADS
     gate.set()
     steps.end(steps.begun[0])
     assert [slow.task is not None for slow in steps.begun].count(True) >= 3
@@ -198,7 +198,7 @@ def test_a_mask_that_never_ends_fails_its_row_and_no_other_of_its_client() -> No
     steps.step(*rows)
     due = steps.threads.pause
     assert due is not None
-    assert due <= limits.GRAMMAR_TOKEN_SECONDS.value
+    assert due <= limits.GRAMMAR_TOKEN_SECONDS
     steps.clock.now += due + 0.1
     steps.threads.collect()
     assert "Make it simpler" in rows[0].failure

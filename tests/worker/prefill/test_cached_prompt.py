@@ -123,7 +123,7 @@ def test_it_is_not_used_before_all_of_it_is_computed() -> None:
 
 
 def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
-    most = limits.PROMPT_SNAPSHOTS.value
+    most = limits.PROMPT_SNAPSHOTS
     prompt = cached(10_000, *range(100, 100 + 10 * most, 10), 9_900)
     prompt.thin(1 << 30)
     assert len(prompt.snapshots) == most
@@ -136,7 +136,7 @@ def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
 
 def test_the_snapshots_with_which_other_prompts_begin_are_kept_longer() -> None:
     """As after a round of tools: the next turn parts shortly before this turn's first prompt."""
-    most = limits.PROMPT_SNAPSHOTS.value
+    most = limits.PROMPT_SNAPSHOTS
     places = [*range(1000, 1000 * most, 1000), 1000 * most - 40]
     prompt = cached(20_000, *places, 1000 * most, 19_000)
     prompt.shared, prompt.continued_from = 2010, 1000 * most - 30

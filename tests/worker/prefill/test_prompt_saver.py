@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,8 +23,7 @@ def test_bytes_that_wait_for_the_disk_are_limited(
     llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the disk takes nothing, one file waits and no other is prepared."""
-    most = limits.PROMPT_WRITE_BYTES
-    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", replace(most, value=1))
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", 1)
     goes_on, write, begun = Event(), PromptFolder.write, []
 
     def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
@@ -117,12 +115,12 @@ def test_of_what_is_too_large_to_wait_the_beginning_is_written(
 ) -> None:
     process = start(path, tmp_path)
     process.answer(words(1, 300), on_disk=False)
-    limit = replace(limits.PROMPT_WRITE_BYTES, value=process.engine._cache.nbytes * 9 // 10)
+    limit = process.engine._cache.nbytes * 9 // 10
     process.engine.handle(LimitCache(0))
     process.engine.handle(LimitCache(1 << 30))
     monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", limit)
     leaving = Leaving(process)
-    assert 0 < process.engine._disk._saver._leaving.nbytes <= limit.value
+    assert 0 < process.engine._disk._saver._leaving.nbytes <= limit
     assert 90 <= leaving.asked_again() < 300
     after = [*leaving.prompt, 1, 2, 3]
     assert process.answer([*after, 4]) == start(path, None).answer([*after, 4])
