@@ -223,6 +223,7 @@ UPSTREAM_MEMORY                = _limit(512 << 20,     "bytes",      "response",
 UPSTREAM_ALL_MEMORY            = _limit(2 << 30,       "bytes",      "server",     "the same memory for all upstreams' answers that run", "answers with more than an equal share end with an error")
 UPSTREAM_HEADER_BYTES          = _limit(64 << 10,      "bytes",      "response",   "the headers of an upstream's or MCP server's response, with those of informational responses before it", "the connection is closed")
 UPSTREAM_CHARACTERS            = _limit(4 << 20,       "characters", "response",   "the text, reasoning and calls of an upstream's answer", "the answer ends with an error")
+UPSTREAM_EXTRA_BYTES           = _limit(1 << 20,       "bytes",      "response",   "what an upstream's answer has for its next request: its calls' `extra_content` and its `reasoning_details`", "the answer ends with an error")
 UPSTREAM_CALLS                 = _limit(256,           "items",      "response",   "the calls of an upstream's answer, in fields of their own or in its text", "the answer ends with an error")
 UPSTREAM_ERROR_BYTES           = _limit(64 << 10,      "bytes",      "response",   "the body of an upstream's error or token", "the rest is not read")
 UPSTREAM_CONNECTIONS           = _limit(128,           "sockets",    "model",      "connections to one upstream", "it waits for a free one, then 503")

@@ -87,7 +87,7 @@ class UpstreamAttempt:
             await turn()
             for event in reader.feed(part):
                 yield event
-        for event in await _made(reader.finish(), reader.size):
+        for event in await _made(reader.finish(), reader.size + reader.extra_size):
             yield event
             await turn()
 

@@ -24,14 +24,17 @@ class MergedObjects:
 
     def __init__(self) -> None:
         self._objects: list[bytes] = []
+        self.size = 0
+        """The number of bytes of the JSON."""
 
     def __bool__(self) -> bool:
         return bool(self._objects)
 
     def add(self, found: Mapping[str, Any] | str) -> None:
-        self._objects.append(
-            found.encode() if isinstance(found, str) else msgspec.json.encode(found)
-        )
+        encoded = found.encode() if isinstance(found, str) else msgspec.json.encode(found)
+        if encoded not in self._objects[-1:]:  # some servers send the same object in each piece
+            self._objects.append(encoded)
+            self.size += len(encoded)
 
     def merged(self) -> dict[str, Any]:
         """One object with the fields of all, of which later ones take precedence."""
@@ -88,6 +91,11 @@ class CollectedCall:
     @property
     def extra_content(self) -> dict[str, Any]:
         return self._extra.merged()
+
+    @property
+    def extra_size(self) -> int:
+        """The number of bytes of its extra content."""
+        return self._extra.size
 
     @property
     def size(self) -> int:
@@ -171,14 +179,17 @@ class CollectedCalls:
         self.calls: list[CollectedCall] = []
         self.size = 0
         """The number of characters of their names and arguments."""
+        self.extra_size = 0
+        """The number of bytes of their extra contents."""
         self._by_index: dict[int, CollectedCall] = {}
         self._by_id: dict[str, CollectedCall] = {}
 
     def add(self, piece: CallPiece) -> None:
         call = self._call_of(piece)
-        before = call.size
+        before, extra_before = call.size, call.extra_size
         call.add(piece)
         self.size += call.size - before
+        self.extra_size += call.extra_size - extra_before
         self._by_id.setdefault(call.id, call)
 
     def _call_of(self, piece: CallPiece) -> CollectedCall:

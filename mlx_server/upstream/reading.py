@@ -134,6 +134,12 @@ class AnswerReader:
         return self._spoken + self._collected.size
 
     @property
+    def extra_size(self) -> int:
+        """The number of bytes of what the next request must send back to the upstream: the calls'
+        extra contents and the details of the reasoning."""
+        return self._collected.extra_size + self._details.size
+
+    @property
     def held(self) -> int:
         """The number of characters that have become neither text nor reasoning so far."""
         return self.size - self._said - self._reasoned
@@ -190,6 +196,8 @@ class AnswerReader:
         if self.size > limits.UPSTREAM_CHARACTERS:
             raise UpstreamFailed("The upstream sent an answer that is too long.")
         self._details.add(piece.details)
+        if self.extra_size > limits.UPSTREAM_EXTRA_BYTES:
+            raise UpstreamFailed("The upstream sent too much to be sent back to it.")
         if piece.reasoning and self._must_answer:
             yield from self._repaired(Repaired(self._index, "reasoning", "content"))
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")

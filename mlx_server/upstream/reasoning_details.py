@@ -14,23 +14,22 @@ GROWING = ("text", "summary", "signature")
 
 
 class ReasoningDetails:
-    """The details of one answer, which the next request must send back to the upstream. Until then
-    they are kept as JSON, which takes less memory than their values."""
+    """The details of one answer, which the next request must send back to the upstream."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._details: list[dict[str, Any]] = []
+        self.size = 0
+        """The number of bytes of their JSON, about."""
 
     def add(self, pieces: Iterable[Mapping[str, Any]]) -> None:
-        self._pieces += map(msgspec.json.encode, pieces)
+        for piece in pieces:
+            if not (self._details and _continues(self._details[-1], piece)):
+                self._details.append({})
+            self.size += _extend(self._details[-1], piece)
 
     def found(self) -> dict[str, Any]:
         """The details as the field of a message; empty if there are none."""
-        details: list[dict[str, Any]] = []
-        for piece in map(msgspec.json.decode, self._pieces):
-            if not (details and _continues(details[-1], piece)):
-                details.append({})
-            _extend(details[-1], piece)
-        return {DETAILS: [_joined(detail) for detail in details]} if details else {}
+        return {DETAILS: [_joined(detail) for detail in self._details]} if self._details else {}
 
 
 def _continues(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
@@ -40,15 +39,20 @@ def _continues(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
     return all(detail.get(name) == piece.get(name) for name in ("type", "index"))
 
 
-def _extend(detail: dict[str, Any], piece: Mapping[str, Any]) -> None:
+def _extend(detail: dict[str, Any], piece: Mapping[str, Any]) -> int:
+    """Adds a piece to its detail; returns the number of bytes that the detail grew by, about."""
+    size = 0
     for name, value in piece.items():
         before = detail.get(name)
         if name in GROWING and isinstance(value, str):
             pieces = before if isinstance(before, GrowingText) else GrowingText()
             pieces.add(value)
             detail[name] = pieces
-        elif value is not None or name not in detail:
+            size += len(value)
+        elif name not in detail or not (value is None or value == before):
             detail[name] = value
+            size += len(name) + len(msgspec.json.encode(value))
+    return size
 
 
 def _joined(detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,13 @@ ATTACKS: dict[str, Stream] = {
             tool_calls=[{"index": 0, "extra_content": keys(n, 1), "function": {"name": "f"}}]
         )
     ),
+    "details before a call": lambda size: streamed(
+        call(arguments="{}"),
+        first=b"".join(
+            event(reasoning_details=[{"type": f"{n}.{m}"} for m in range(2000)])
+            for n in range(size // 50_000)
+        ),
+    )(1000),
     "details of ever new types": numbered(
         lambda n: event(reasoning_details=[{"type": f"{n}.{m}"} for m in range(2000)])
     ),

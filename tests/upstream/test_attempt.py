@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import get_ident
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +15,7 @@ from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta
 from mlx_server.families import family_named
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.upstream.allowance import Allowance
-from mlx_server.upstream.attempt import UpstreamAttempt
+from mlx_server.upstream.attempt import LARGE, UpstreamAttempt
 from mlx_server.upstream.connection import UpstreamConnection
 from mlx_server.upstream.dialects import CHAT
 from mlx_server.upstream.limited_thoughts import LimitedThoughts, ThoughtTags
@@ -35,9 +36,19 @@ def connection(tmp_path: Path, upstream: PlayingServer) -> UpstreamConnection:
     return UpstreamConnection("up", spec(tmp_path, f"source: openai+{upstream.url}/v1"))
 
 
+class NotingReader(AnswerReader):
+    """Notes in which thread the last events are made."""
+
+    threads: ClassVar[list[int]] = []
+
+    def finish(self) -> Iterator[Event]:
+        self.threads.append(get_ident())
+        yield from super().finish()
+
+
 def reader(**options: Any) -> AnswerReader:
     found = ReadingOptions(family_named("qwen3"), "<think>", ParseContext(holds_calls=True))
-    return AnswerReader(replace(found, **options))
+    return NotingReader(replace(found, **options))
 
 
 def limited(budget: int) -> UpstreamRequest:
@@ -78,6 +89,25 @@ def test_one_request_has_one_answer_that_is_finished(
     assert [type(event) for event in events] == [TextDelta, Finished]
     assert upstream.bodies == [{**BODY, "stream": True}]
     assert connection.running == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": "<think>" + "x" * LARGE},
+        {"reasoning_details": [{"type": "a", "data": "x" * LARGE}]},
+        {"tool_calls": [{"index": 0, "extra_content": {"a": "x" * LARGE}}]},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+def test_a_large_end_is_made_outside_of_the_loop(
+    connection: UpstreamConnection, upstream: PlayingServer, said: Json
+) -> None:
+    upstream.plays(says("Yes."), streamed(delta(**said), delta("stop"), USAGE))
+    for is_outside in (False, True):
+        NotingReader.threads.clear()
+        answered(connection)
+        assert [thread != get_ident() for thread in NotingReader.threads] == [is_outside]
 
 
 @pytest.mark.parametrize("budget", [5, 0])

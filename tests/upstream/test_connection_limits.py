@@ -249,25 +249,29 @@ def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer)
         assert len(upstream.asked) == 1
 
 
+TEXT = sse(delta(content="x" * 100), done=False)
+DETAILS = sse(delta(reasoning_details=[{"type": "a"}, {"type": "b"}]), done=False)
+
+
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "sent", "what"),
     [
-        ("UPSTREAM_MEMORY", "too many bytes"),
-        ("UPSTREAM_CHARACTERS", "an answer that is too long"),
-        ("UPSTREAM_LINE_BYTES", "an event that is too long"),
+        ("UPSTREAM_MEMORY", TEXT, "too many bytes"),
+        ("UPSTREAM_CHARACTERS", TEXT, "an answer that is too long"),
+        ("UPSTREAM_LINE_BYTES", b"x" * 1000, "an event that is too long"),
+        ("UPSTREAM_EXTRA_BYTES", DETAILS, "too much to be sent back"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_answer_without_end(
     name: str,
+    sent: bytes,
     what: str,
     client: TestClient,
     upstream: PlayingServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, name, 10_000)
-    sent = (
-        b"x" * 1000 if name == "UPSTREAM_LINE_BYTES" else sse(delta(content="x" * 100), done=False)
-    )
     upstream.plays(Reply((sent,), endless=True))
     response = chat(client, stream=True)
     assert what in response.text

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings, StoreSettings
 from tests.upstream.playing import (
@@ -122,6 +123,21 @@ def in_chat_chunks(client: TestClient) -> None:
         for call in message["tool_calls"]
     ]
     assert chat(client, messages=[ASKED, message, *results], tools=TOOLS).status_code == 200
+
+
+def test_what_each_piece_has_again_is_counted_once(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_EXTRA_BYTES", 1000)
+    detail = {"type": "reasoning.text", "index": 0, "format": "f" * 100, "text": "Hm."}
+    begin = delta(tool_calls=[made(extra_content=SIGNED)])
+    again = delta(
+        tool_calls=[{"index": 0, "extra_content": SIGNED, "function": {"arguments": " "}}],
+        reasoning_details=[detail],
+    )
+    upstream.plays(streamed(begin, *[again] * 100, delta("tool_calls"), USAGE), says("Rain."))
+    assert in_chat(client).status_code == 200
+    assert sent_back(upstream)["tool_calls"][0]["extra_content"] == SIGNED
 
 
 def flat(tools: list[Json]) -> list[Json]:
