@@ -47,7 +47,9 @@ CALLS: Mapping[str, str] = {
     "<TOOLCALL>": "nemotron",
     "<tool_calls>": "hunyuan",
 }
-"""Delimiters of calls, and their families."""
+"""Delimiters of calls, and their families. All of them begin with `<`."""
+
+OPENING_SIZE = max(map(len, CALLS))
 
 
 def parser_of(family: ModelFamily, context: ParseContext) -> Parser:
@@ -103,19 +105,18 @@ class LeakedFormatParser(DelegatingParser):
         """The events of the held text. The beginning of a delimiter at its end, and the white space
         before that, stay held."""
         events: list[Event] = []
-        while self._calls and (at := self._held.find("<")) >= 0:
-            if size := len(self._held[:at].rstrip()):
+        while self._calls:
+            if size := len(self._held[: _next_call(self._held)].rstrip()):
                 events += self._released(token, size)
-            if found := _at_the_beginning(self._held, self._calls):
-                if self._parser.section == "text":
-                    self._space.clear()
-                    ended = self._parser.finish(cut=False)
-                    return [*events, *ended, *self._switch(token, found)]
-            elif _may_become(self._held, self._calls):
+            elif not (found := _at_the_beginning(self._held, self._calls)):
                 return events
-            events += self._released(token, 1)
-        size = len(self._held.rstrip() if self._calls else self._held)
-        return [*events, *self._released(token, size)] if size or not self._calls else events
+            elif self._parser.section == "text":
+                self._space.clear()
+                ended = self._parser.finish(cut=False)
+                return [*events, *ended, *self._switch(token, found)]
+            else:
+                events += self._released(token, 1)
+        return [*events, *self._released(token, len(self._held))]
 
     def _released(self, token: int, size: int) -> list[Event]:
         """The events of the held white space and of the `size` characters after it."""
@@ -133,6 +134,18 @@ class LeakedFormatParser(DelegatingParser):
         self._parser = made.make_parser(self._context)
         self._is_certain = True
         return self._released(token, len(self._held))
+
+
+def _next_call(text: str) -> int:
+    """Where a delimiter of calls begins, of which only the beginning may have come; the end if
+    there is none."""
+    openings, at = tuple(CALLS), text.find("<")
+    while at >= 0:
+        is_cut = len(text) - at < OPENING_SIZE and _may_become(text[at:], CALLS)
+        if is_cut or text.startswith(openings, at):
+            return at
+        at = text.find("<", at + 1)
+    return len(text)
 
 
 def _at_the_beginning(text: str, delimiters: Mapping[str, str]) -> str | None:

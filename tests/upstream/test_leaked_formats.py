@@ -2,6 +2,11 @@
 
 from starlette.testclient import TestClient
 
+from mlx_server.events import Event, TextDelta
+from mlx_server.messages import Tool
+from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.text import TextParser
+from mlx_server.upstream.leaked_formats import LeakedFormatParser
 from tests.upstream.playing import AnswerReader, PlayingServer
 from tests.upstream.quirks import PARIS, PARIS_JSON, Quirk, check, reads
 
@@ -62,3 +67,21 @@ def test_it_reads(
     quirk: Quirk, read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer
 ) -> None:
     check(quirk, read_answer, clients, upstream)
+
+
+class CountingParser(TextParser):
+    feeds = 0
+
+    def feed(self, token: int, text: str) -> list[Event]:
+        self.feeds += 1
+        return super().feed(token, text)
+
+
+def test_signs_that_begin_no_delimiter_are_parsed_together() -> None:
+    context = ParseContext(tools=(Tool("f", "", {}),), misplaced_calls="make")
+    inner = CountingParser(context)
+    parser = LeakedFormatParser(inner, context, only_harmony=False)
+    events = [*parser.feed(-1, "a" + "< <|" * 1000), *parser.finish(cut=False)]
+    texts = (event.text for event in events if isinstance(event, TextDelta))
+    assert "".join(texts) == "a" + "< <|" * 1000
+    assert inner.feeds < 10
