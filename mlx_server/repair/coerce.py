@@ -94,6 +94,8 @@ def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> 
 
 
 def _coerced(value: Any, wanted: Schema, view: View, depth: int) -> Any:
+    if not wanted:  # the schema says nothing of the value
+        return value
     types = types_of(wanted, view)
     if type_of(value) not in types:
         value = _converted(value, types)

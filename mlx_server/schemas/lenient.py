@@ -72,4 +72,4 @@ def types_of_member(schema: Schema, key: str) -> frozenset[str]:
 def _any_of(found: Sequence[Any]) -> Schema:
     """Returns a schema that allows what any of these schemas allows."""
     schemas = [schema for schema in found if isinstance(schema, Mapping)]
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"anyOf": schemas} if len(schemas) > 1 else next(iter(schemas), {})

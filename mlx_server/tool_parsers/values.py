@@ -291,6 +291,8 @@ class _Transcript:
             self.json.append(",")
         if len(self.open) >= limits.CALL_DEPTH:
             raise Malformed("nested too deep")
+        if len(self.json) >= limits.JSON_STRINGS:
+            raise Malformed("too many values")
 
     def _bare(self, *, is_key: bool) -> Steps[str]:
         syntax = self._syntax

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlx_server import limits
 from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.repair.malformed import Malformed
 from tests.slowness import slowness
@@ -146,3 +147,11 @@ def test_a_long_string_takes_time_by_its_length(written: str, key: str, size: in
     events = read([text[at : at + size] for at in range(0, len(text), size)])
     assert time.thread_time() - began < 4 * slowness()
     assert json.loads(arguments(events)) == json.loads(text)
+
+
+@pytest.mark.parametrize("item", ["[]", "0", '""', '{"a": 1}'])
+def test_a_value_of_too_many_parts_is_malformed(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "JSON_STRINGS", 100)
+    assert json.loads(arguments(read([f'{{"a": [{item}{f", {item}" * 10}]}}'])))
+    with pytest.raises(Malformed, match="too many values"):
+        read([f'{{"a": [{item}{f", {item}" * 100}]}}'])
