@@ -260,6 +260,11 @@ def test_the_loop_goes_on_whatever_field_is_large(watch: Watch, url: str, name: 
     assert response.status_code in (200, 400), response.text[:300]
 
 
+def test_a_thread_that_parses_gives_the_loop_its_turn_soon(url: str) -> None:
+    """Python's default of 5 ms counts for each read and write of a socket."""
+    assert sys.getswitchinterval() <= 0.001
+
+
 def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
     frame = {
         "type": "response.create",

@@ -33,6 +33,9 @@ SILENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 COLLECTIONS = 5_000, 20, 100
 """Thresholds of Python's garbage collector: rare, since full collections pause the event loop."""
+SWITCH_SECONDS = 0.0005
+"""Interval after which the event loop gets the GIL back from a thread that parses: a tenth of
+Python's default, since each read and write of a socket gives the GIL away."""
 
 
 EXAMPLES: Mapping[Task, tuple[str, dict[str, Any]]] = {
@@ -57,6 +60,7 @@ class HttpServer(uvicorn.Server):
         gc.freeze()
         # the many objects of a large body must not cause one collection after another
         gc.set_threshold(*COLLECTIONS)
+        sys.setswitchinterval(SWITCH_SECONDS)
         urls = []
         for server in getattr(self, "servers", []):
             _queue_in_kernel(server)
