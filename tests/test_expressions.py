@@ -8,11 +8,13 @@ it repeats, and a character after which it may not match.
 import ast
 import re
 import signal
+import tracemalloc
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -198,6 +200,12 @@ class Attacks:
         is_text = isinstance(self.expression.pattern, str)
         return ALPHABET if is_text else [c.encode() for c in ALPHABET if c.isascii()]
 
+    @property
+    def repeats_groups(self) -> bool:
+        """Whether a repetition is not only of one character."""
+        found = self._repetitions(self.tree, self.empty, self.empty)
+        return any(len(body) > 1 or body[0][0] not in CHARACTERS for _, body in found)
+
     @cached_property
     def empty(self) -> Any:
         return self.alphabet[0][:0]
@@ -374,6 +382,41 @@ def test_linear(place: str) -> None:
             attacks = Attacks(expression)
             for text in (_text_of(attack, _bound(place)) for attack in attacks):
                 assert seconds(attacks.compiled, use, text, tries=3) < BOUNDED_SECONDS, text
+
+
+MOST_BYTES = 8
+"""What an expression may take of memory for each character of its text."""
+WITH_MEMORY = {
+    "generation.output._invisible": "reads the bytes of the tokens whose text is held",
+    "schemas.plain._PLAIN_PATTERN": "runs in a process of its own, over a pattern of a schema",
+    "schemas.patterns.PIECE": "runs in a process of its own, over a pattern of a schema",
+}
+
+
+@pytest.mark.parametrize("place", [each for each in expressions() if each not in BOUNDED])
+def test_a_repetition_takes_no_memory_for_each_time(place: str) -> None:
+    """As one of a group does, unless it is possessive."""
+    if place.startswith("page.") or place in WITH_MEMORY:
+        return
+    for expression in expressions()[place]:
+        attacks = Attacks(expression)
+        if not attacks.repeats_groups:
+            continue
+        for text in (_text_of(attack, LONG) for attack in islice(attacks, 60)):
+            for use in expression.uses:
+                assert _memory(attacks.compiled, use, text) < MOST_BYTES * LONG, text[:80]
+
+
+def _memory(pattern: re.Pattern[Any], use: str, text: Any) -> int:
+    tracemalloc.start()
+    try:
+        if use in ANCHORED:
+            getattr(pattern, use)(text)
+        else:
+            deque(pattern.finditer(text), maxlen=0)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def _bound(place: str) -> int:

@@ -37,7 +37,6 @@ ESCAPED_LINE = "\\n"
 """A line break that was written as in a JSON string."""
 AFTER_VALUE = (KEY, CLOSE, ESCAPED_LINE + KEY, ESCAPED_LINE + CLOSE)
 ASSIGNMENT = re.compile(r"""\b(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""")
-ASSIGNMENTS = re.compile(rf"(?:{ASSIGNMENT.pattern})+")
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -104,7 +103,7 @@ def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] |
     name, space, rest = text.strip().partition(" ")
     if not space or calls.knows(text.strip()) or not calls.knows(name):
         return None
-    if not ASSIGNMENTS.fullmatch(rest.strip()):
+    if ASSIGNMENT.sub("", rest.strip()):  # there is something between them
         return None
     found = ASSIGNMENT.findall(rest)
     keys = [key for key, _ in found]

@@ -17,7 +17,7 @@ JSON_STARTS = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
 
 BREAK = re.compile(rb"\r\n?|\n")
 
-DATA = re.compile(rb"(?: ?data:)* ?")
+DATA = re.compile(rb"(?: ?data:)*+ ?")
 """Matches what precedes a value. Some proxies repeat the name of the field."""
 
 

@@ -35,7 +35,7 @@ ending."""
 
 _JSON = re.compile(r"%json\s*")
 _CONTROL = re.compile(r"<\[(\d+)\]>")
-_FRAMED = re.compile(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)+") <\[(\d+)\]>')
+_FRAMED = re.compile(r'<\[(\d+)\]> ("(?:[^"\\]|\\.)++") <\[(\d+)\]>')
 _PIECE = re.compile(r'//.*|/((?:[^/\\\n]|\\.)+)/?|("(?:[^"\\\n]|\\.)+"?)')
 """Matches expressions and texts, those too that have no end, so that no place is read twice."""
 
