@@ -21,12 +21,12 @@ def _reason(config: dict[str, object]) -> str:
     return why_alone(model_class(arguments.from_dict(config)))
 
 
-def markdown(found: dict[str, str]) -> str:
-    together = ", ".join(f"`{name}`" for name, why in sorted(found.items()) if not why)
-    alone = [f"| `{name}` | {why} |" for name, why in sorted(found.items()) if why]
+def markdown(causes: dict[str, str]) -> str:
+    alone = [f"| `{name}` | {why} |" for name, why in sorted(causes.items()) if why]
+    together = len(causes) - len(alone)
     return "\n".join(
         [
-            f"With mlx-lm {version('mlx-lm')}, rows of these share a batch: {together}.",
+            f"With mlx-lm {version('mlx-lm')}, {together} other architectures batch.",
             "",
             "| One row at a time | Why |",
             "|---|---|",

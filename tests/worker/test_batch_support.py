@@ -30,9 +30,9 @@ def test_what_is_said_to_be_wrong_together_is(
     assert answers != served.mlx_lm_answers(served.prompts, answers)
 
 
-def test_the_readme_has_the_table_of_those_that_batch_and_those_that_do_not() -> None:
+def test_the_readme_has_the_table_of_those_that_do_not_batch() -> None:
     """As `scripts/architectures` makes it."""
     readme = README.read_text("utf-8")
-    together, *alone = batching_table.markdown(batching_table.reasons()).splitlines()
-    assert [line for line in alone if line not in readme] == []
-    assert together.partition(", rows of these")[2] in readme
+    sentence, *lines = batching_table.markdown(batching_table.reasons()).splitlines()
+    assert [line for line in lines if line not in readme] == []
+    assert sentence.partition(", ")[2] in readme
