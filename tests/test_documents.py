@@ -51,12 +51,10 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for each in FOLDERS for path in (ROOT / each).rglob("*.md"))]
 )
 
-LICENCE = NotHere("The text of a licence runs nowhere.")
 INSTALL = NotHere("It changes this machine; tests/live/test_wheel.py installs a wheel.")
 IBM = NotHere(
     "IBM's package is too large to install; tests/clients/watsonx compares with its signatures."
 )
-LANGCHAIN = NotHere("scripts/conformance runs it, with packages that the tests do without.")
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")
 OTHER = NotHere("It needs another machine; tests/cli/test_hosts.py plays one.")
@@ -82,7 +80,6 @@ HOW: dict[str, dict[str, Ways]] = {
         "Messages": (python, is_shown),
         "Ollama": (python_printing("Paris"),),
         "MCP": (python_printing("It starts faster."),),
-        "LangChain": (LANGCHAIN,),
     },
     "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
     "mlx_server/engine/README.md": {
@@ -105,7 +102,7 @@ HOW: dict[str, dict[str, Ways]] = {
         ),
         "In place of IBM's SDK": (python_printing("I should look it up."), IBM),
     },
-    "mlx_server/prompts/harmony/data/README.md": {"o200k_base.tiktoken.xz": (checksum, LICENCE)},
+    "mlx_server/prompts/harmony/data/README.md": {"o200k_base.tiktoken.xz": (checksum,)},
     "adapters/README.md": {
         "One per request": (python, is_shown),
         "Train your own": (conversation, commands),

@@ -10,11 +10,12 @@ from conformance_parts.outcomes import Outcome
 SUITES = ("claude-code", "codex", "connected", "conversations")
 """The suites whose subjects are clients. The others are test suites."""
 FAMILY = re.compile(f", ({'|'.join(FAMILIES)})$")
-HEAD = """# Clients that were driven
+HEAD = """# Clients that were tested
 
 Each is as its maker ships it, on loopback; programs run in a network without a way out. Made by
 `scripts/conformance --table mlx_server/clients/TESTED.md`, which needs Node.js 20 for most of them.
-Conversations are had with two families each, with parallel calls and with calls in turn.
+Conversations were tested with two families each, with parallel calls and with calls in turn, and
+most of them streamed and not.
 
 | Client | Version | What was done | Result |
 |---|---|---|---|
@@ -40,7 +41,8 @@ def _rows(grouped: Iterable[tuple[str, Sequence[Outcome]]]) -> Iterator[str]:
         packages = [_parted(package) for package in subject.split()]
         names = ", ".join(f"`{name}`" for name, _ in packages)
         versions = ", ".join(version for _, version in packages)
-        done = dict.fromkeys(FAMILY.sub("", each.test) for each in outcomes)
+        tests = (FAMILY.sub("", each.test).removesuffix(", streamed") for each in outcomes)
+        done = dict.fromkeys(tests)
         failed = [each.test for each in outcomes if each.verdict == "failed"]
         passed = f"{len(outcomes) - len(failed)} of {len(outcomes)} pass"
         result = f"{passed}; not: {'; '.join(failed)}" if failed else passed
