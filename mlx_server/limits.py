@@ -107,6 +107,7 @@ MCP_FILTER_NAMES               = _limit(4096,         "items",      "request",  
 REQUEST_THREADS                = _limit(6,             "threads",    "server",     "threads that parse, render and tokenise requests", "it waits, small requests before large ones")
 LARGE_REQUEST_THREADS          = _limit(2,             "threads",    "server",     "those of these threads that work for requests of more than 256 KiB", "it waits")
 MODEL_REQUEST_THREADS          = _limit(3,             "threads",    "model",      "those of these threads that render for one model", "it waits")
+OTHERS_REQUEST_THREADS         = _limit(1,             "threads",    "client",     "of these threads, of those for large requests and of those for one model: kept for other clients than one that has the rest", "it waits")
 UNREAD_REQUEST_BYTES           = _limit(256 << 20,     "bytes",      "server",     "the bodies of requests that these threads work for, or that wait for one", "503 overloaded")
 PROMPT_TEXT_BYTES              = _limit(24 << 16,      "bytes",      "request",    "the text of a conversation, tools and options included, as it lies in memory (1, 2 or 4 bytes a character, by the widest of each text), for a context of 64k tokens or less; for a longer context, 24 bytes for each of its tokens", "400 context_length_exceeded")
 ARGUMENT_ITEMS                 = _limit(1 << 17,       "items",      "request",    "commas and opening brackets in an earlier call's arguments that a chat template gets as an object", "the template gets the arguments as text")
@@ -295,6 +296,7 @@ PDF_CHARACTERS                 = _limit(16 << 20,      "characters", "request", 
 PDF_SECONDS                    = _limit(20,            "seconds",    "request",    "processor time of reading a PDF file, which may take four times as long by the clock", "400, or 503 on a machine too busy to give it that time, and the process is killed")
 PDF_MEMORY                     = _limit(512 << 20,     "bytes",      "server",     "memory of a process that reads PDF files", "400, and the process is killed")
 PDF_PROCESSES                  = _limit(2,             "processes",  "server",     "processes that read PDF files", "it waits for one")
+CLIENT_PDF_PROCESSES           = _limit(1,             "processes",  "client",     "those of one client", "it waits for one")
 IDLE_PDF_PROCESSES             = _limit(1,             "processes",  "server",     "idle processes that read PDF files", "it ends")
 
 _section("Errors and logs")

@@ -2,14 +2,14 @@
 
 A cancelled request occupies its thread until the work ends, at its next `check_wanted` or earlier.
 Large requests may use only some of the threads, and so may the requests for one model, so that
-neither can keep a small request for another model waiting.
+neither can keep a small request for another model waiting. Of each kind, one thread is kept for
+other clients than one that has all others.
 """
 
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -42,6 +42,7 @@ class Abandoned(Exception):
 class _Job:
     def __init__(self, work: Callable[[], Any], model: str | None) -> None:
         self.work, self.model = work, model
+        self.owner = client_of_request.get()
         self.size = size_of_request.get()
         self.rank = time.monotonic() + self.size / BYTES_PER_SECOND
         self.context = copy_context()
@@ -138,13 +139,9 @@ class RequestThreads:
             )
 
     def _has_place(self, job: _Job) -> bool:
-        large = sum(other.is_large for other in self._running)
-        models = Counter(other.model for other in self._running if other.model)
-        return (
-            len(self._running) < limits.REQUEST_THREADS
-            and (not job.is_large or large < limits.LARGE_REQUEST_THREADS)
-            and (not job.model or models[job.model] < limits.MODEL_REQUEST_THREADS)
-        )
+        own = [other for other in self._running if job.owner and other.owner == job.owner]
+        reserved = limits.OTHERS_REQUEST_THREADS
+        return _fits(job, self._running) and (not own or _fits(job, own, reserved))
 
     def _finish(self, job: _Job) -> None:
         with self._lock:
@@ -156,6 +153,17 @@ class RequestThreads:
             with self._lock:
                 self._running.remove(job)
                 self._begin()
+
+
+def _fits(job: _Job, running: Sequence[_Job], reserved: int = 0) -> bool:
+    """Whether the job may run next to these. reserved: the threads of each kind that stay free."""
+    large = sum(other.is_large for other in running)
+    of_model = sum(other.model == job.model for other in running)
+    return (
+        len(running) < limits.REQUEST_THREADS - reserved
+        and (not job.is_large or large < limits.LARGE_REQUEST_THREADS - reserved)
+        and (not job.model or of_model < limits.MODEL_REQUEST_THREADS - reserved)
+    )
 
 
 _shared = RequestThreads()

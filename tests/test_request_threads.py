@@ -15,7 +15,14 @@ from mlx_server import limits
 from mlx_server.errors import Overloaded
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.prompts.text_size import characters_of
-from mlx_server.request_threads import LARGE_BYTES, Abandoned, RequestThreads, check_wanted, sized
+from mlx_server.request_threads import (
+    LARGE_BYTES,
+    Abandoned,
+    RequestThreads,
+    check_wanted,
+    client_of_request,
+    sized,
+)
 
 LARGE = LARGE_BYTES + 1
 SECONDS = 20.0
@@ -30,9 +37,14 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 def begin(
-    threads: RequestThreads, work: Callable[[], Any], size: int = 0, model: str | None = None
+    threads: RequestThreads,
+    work: Callable[[], Any],
+    size: int = 0,
+    model: str | None = None,
+    client: str = "",
 ) -> asyncio.Task[Any]:
     async def run() -> Any:
+        client_of_request.set(client)
         with sized(size):
             return await threads.run(work, model)
 
@@ -101,6 +113,19 @@ async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> No
     assert await done(begin(threads, lambda: "small", model="b")) == "small"
     free.set()
     await done(asyncio.gather(*large, *of_one))
+
+
+@pytest.mark.parametrize(("size", "model"), [(0, None), (LARGE, None), (0, "a")])
+@in_loop
+async def test_no_client_keeps_another_waiting(size: int, model: str | None) -> None:
+    """Neither with slow templates of a model nor with large files."""
+    threads, (free, work) = RequestThreads(), held()
+    of_one = [begin(threads, work, size, model, "greedy") for _ in range(9)]
+    await until(lambda: threads.busy > 0)
+    assert threads.busy <= limits.REQUEST_THREADS - limits.OTHERS_REQUEST_THREADS
+    assert await done(begin(threads, lambda: "other", size, model, "patient")) == "other"
+    free.set()
+    await done(asyncio.gather(*of_one))
 
 
 @in_loop

@@ -43,11 +43,16 @@ def _extracted(request: ReadPdf) -> tuple[Reply, str]:
     if pages > request.pages:
         return Refused(f"has {pages} pages; the limit is {request.pages}"), ""
     texts, size, forms = list[str](), 0, _Forms(request.characters)
+    known: dict[str, str] = {}
     for page in reader.pages:
+        # pages may share their content, and are read once then
+        drawn = repr([page.raw_get(key) for key in ("/Contents", "/Resources") if key in page])
         # pypdf calls it for each drawing of a form, on the page's own object
         read = partial(forms.text_of, page.extract_xform_text)
         page.extract_xform_text = read  # type: ignore[method-assign]
-        texts.append(page.extract_text().strip())
+        if drawn not in known:
+            known[drawn] = page.extract_text().strip()
+        texts.append(known[drawn])
         size += len(texts[-1])
         if forms.are_too_deep:
             return Refused(f"has forms within more than {MOST_FORMS} others"), ""

@@ -22,6 +22,7 @@ PROCESSES = WarmProcesses(
     ),
     limits.PDF_PROCESSES,
     limits.IDLE_PDF_PROCESSES,
+    limits.CLIENT_PDF_PROCESSES,
 )
 
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

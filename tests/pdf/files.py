@@ -36,6 +36,24 @@ def assembled(objects: Sequence[bytes]) -> bytes:
     return bytes(body) + head + table + tail % (len(objects) + 1, len(body))
 
 
+def sharing(pages: int, content: bytes) -> bytes:
+    """A file whose pages have the same content."""
+    kids = b" ".join(b"%d 0 R" % (number + 5) for number in range(pages))
+    page = (
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R"
+        b"/Resources<</Font<</F1 3 0 R>>>>>>"
+    )
+    return assembled(
+        [
+            b"<</Type/Catalog/Pages 2 0 R>>",
+            b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, pages),
+            b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+            b"<</Length %d>>stream\n%s\nendstream" % (len(content), content),
+            *[page] * pages,
+        ]
+    )
+
+
 def composite(code: bytes, cmap: str) -> bytes:
     """A page with a text in a composite font. A predefined CMap says what its codes mean."""
     line = b"BT /F1 12 Tf 72 700 Td <%s> Tj ET" % code.hex().encode()

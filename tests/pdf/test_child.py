@@ -1,10 +1,13 @@
 """What a PDF file's text is, in the process that reads it."""
 
+from typing import Any
+
 import pytest
+from pypdf import PageObject
 
 from mlx_server.pdf.child import reply_to
 from mlx_server.pdf.messages import PdfText, ReadPdf, Refused, Reply
-from tests.pdf.files import assembled, locked, pdf
+from tests.pdf.files import assembled, locked, pdf, sharing
 
 
 def read(data: bytes, pages: int = 10, characters: int = 1000) -> tuple[Reply, str]:
@@ -32,6 +35,21 @@ def test_limits_are_those_of_the_request() -> None:
     assert read(data, pages=1) == (Refused("has 2 pages; the limit is 1"), "")
     refused = Refused("has more text than the limit of 5 characters")
     assert read(data, characters=5) == (refused, "")
+
+
+def test_content_that_pages_share_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = list[str]()
+    extract = PageObject.extract_text
+
+    def counted(page: PageObject, *given: Any, **more: Any) -> str:
+        parsed.append(extract(page, *given, **more))
+        return parsed[-1]
+
+    monkeypatch.setattr(PageObject, "extract_text", counted)
+    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET")) == (PdfText(9), "\n\n".join("x" * 9))
+    assert len(parsed) == 1
+    refused = Refused("has more text than the limit of 8 characters")
+    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET"), characters=8) == (refused, "")
 
 
 def test_a_file_without_text_or_pages_is_refused() -> None:

@@ -121,3 +121,4 @@ def test_processes_and_their_memory_have_limits() -> None:
     processes = text.PROCESSES
     assert processes._program.memory == limits.PDF_MEMORY
     assert limits.PDF_PROCESSES >= limits.IDLE_PDF_PROCESSES
+    assert processes._most_each == limits.CLIENT_PDF_PROCESSES
