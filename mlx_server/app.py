@@ -18,26 +18,33 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
 from mlx_server import __version__, limits
-from mlx_server.api import adapters, errors, health, metrics, models, replay, version
+from mlx_server.api import (
+    adapters,
+    completions,
+    conversations,
+    embeddings,
+    errors,
+    health,
+    metrics,
+    models,
+    native,
+    replay,
+    rerank,
+    tokenize,
+)
 from mlx_server.api import pool as pool_api
 from mlx_server.api.access_log import AccessLog
 from mlx_server.api.base_paths import BasePaths
 from mlx_server.api.body import describe_bodies
 from mlx_server.api.chat_completions import router as chat_completions
-from mlx_server.api.completions import router as completions
-from mlx_server.api.conversations import router as conversations
-from mlx_server.api.embeddings import router as embeddings
 from mlx_server.api.handlers import json_response
 from mlx_server.api.lifespan import DiscreetLifespan
 from mlx_server.api.messages import router as messages
-from mlx_server.api.native import router as native
 from mlx_server.api.ollama import router as ollama
-from mlx_server.api.rerank import router as rerank
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
 from mlx_server.api.signatures import Signer
-from mlx_server.api.tokenize import router as tokenize
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
@@ -178,8 +185,9 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, version):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
         keyed.include_router(router.router)
+    keyed.include_router(health.keyed)
     if server.page:
         keyed.include_router(page.router)
     if server.runtime_adapters:

@@ -81,7 +81,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "Ollama": (python_printing("Paris"),),
         "MCP": (python_printing("It starts faster."),),
     },
-    "mlx_server/api/native/README.md": {"POST /generate": (generates, is_shown)},
+    "mlx_server/api/NATIVE.md": {"POST /generate": (generates, is_shown)},
     "mlx_server/engine/README.md": {
         "What each Mac needs": (MAC, OTHER),
         "The hostfile": (hostfile, commands),

@@ -1,14 +1,35 @@
 """Prometheus metrics, counted from the events of answers and the steps of the engine."""
 
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
-from mlx_server.api.answer_metrics import AnswerMetrics
-from mlx_server.api.engine_metrics import EngineMetrics
+from mlx_server.api.answer_log import AnswerLog, AnswerRecord
 from mlx_server.api.samples import Samples
-from mlx_server.engine.messages import StepOutput
+from mlx_server.engine.messages import ComputedAhead, DiskCacheUse, StepOutput
+from mlx_server.events import (
+    Event,
+    Finished,
+    McpCallFinished,
+    ReasoningDelta,
+    Repaired,
+    Started,
+    TextDelta,
+    TokenCounts,
+    ToolCallDelta,
+    ToolCallStarted,
+    total,
+)
+from mlx_server.pool.footprint import footprint
 from mlx_server.pool.pool import Pool
+from mlx_server.requests import Prompt
 
 router = APIRouter()
 
@@ -34,3 +55,244 @@ class Metrics:
 async def metrics(http: Request) -> Response:
     found: Metrics = http.app.state.metrics
     return Response(found.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class PromptWork(Protocol):
+    @property
+    def model(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+PromptWorkT = TypeVar("PromptWorkT", bound=PromptWork)
+
+
+class AnswerMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        by_model = ("model",)
+        self.log = AnswerLog()
+        self.on_first_token: Callable[[float], None] = lambda seconds: None
+        self.requests = counter("mlx_server_requests", "Requests ended.", ("model", "outcome"))
+        self.prompt_tokens = counter("mlx_server_prompt_tokens", "Prompt tokens.", by_model)
+        self.cached_tokens = counter(
+            "mlx_server_cached_prompt_tokens", "Prompt tokens found in the cache.", by_model
+        )
+        self.completion_tokens = counter(
+            "mlx_server_completion_tokens", "Generated tokens.", by_model
+        )
+        self.reasoning_tokens = counter(
+            "mlx_server_reasoning_tokens", "Generated reasoning tokens.", by_model
+        )
+        self.final_tokens = counter(
+            "mlx_server_final_tokens",
+            "Generated tokens of answers' text: neither reasoning nor calls.",
+            by_model,
+        )
+        self.tool_output_tokens = counter(
+            "mlx_server_tool_output_tokens",
+            "Prompt tokens of tool results, counted once each.",
+            by_model,
+        )
+        self.mcp_calls = counter(
+            "mlx_server_mcp_calls", "Calls of MCP tools that the server ran.", ("model", "outcome")
+        )
+        self.forced_answers = counter(
+            "mlx_server_led_on",
+            "Answers that stopped after their reasoning and were continued.",
+            by_model,
+        )
+        self.repairs = counter(
+            "mlx_server_repairs", "Repairs of a model's output.", ("model", "what")
+        )
+        self.first_token = histogram(
+            "mlx_server_time_to_first_token_seconds",
+            "Time from the request to its first text.",
+            by_model,
+            buckets=SECONDS,
+        )
+        self.inter_token = histogram(
+            "mlx_server_inter_token_seconds",
+            "Time between two chunks of an answer.",
+            by_model,
+            buckets=STEP_SECONDS,
+        )
+
+    async def observed(
+        self, events: AsyncGenerator[Event], client: str = "", prompts: Sequence[Prompt] = ()
+    ) -> AsyncGenerator[Event]:
+        last: dict[int, float] = {}
+        with self.log.record(client, prompts) as record:
+            outcome = "cancelled"
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        self._observe(event, record, last)
+                        yield event
+                outcome = "completed"
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                self.requests.labels(record.model, outcome).inc()
+                if outcome != "completed" and record.started:
+                    self._count(record, record.started.unfinished())
+
+    def _observe(self, event: Event, record: AnswerRecord, last: dict[int, float]) -> None:
+        """last: the time of the latest chunk of each answer."""
+        if record.answer and not isinstance(event, Started) and event.index == 0:
+            record.answer.add(event)
+        model = record.model
+        match event:
+            case Started():
+                record.started, record.model = event, event.model
+                record.prompt_tokens = event.prompt_tokens
+                record.turn.prompt_tokens += event.prompt_tokens
+                self.prompt_tokens.labels(event.model).inc(event.prompt_tokens)
+                self.tool_output_tokens.labels(event.model).inc(event.tool_output_tokens)
+            case (
+                TextDelta(index)
+                | ReasoningDelta(index)
+                | ToolCallStarted(index)
+                | ToolCallDelta(index)
+            ):
+                now = time.perf_counter()
+                self._observe_latency(record, now, last.get(index))
+                last[index] = now
+            case Repaired(_, what):
+                record.repairs += 1
+                self.repairs.labels(model, what).inc()
+            case McpCallFinished(index):  # leaves out the time of the MCP server
+                last[index] = time.perf_counter()
+                ended = "completed" if event.error is None else "failed"
+                self.mcp_calls.labels(model, ended).inc()
+            case Finished():
+                record.finish = event.reason
+                self._count(record, event.counts)
+                self.forced_answers.labels(model).inc(event.answer_forced)
+
+    async def counted(
+        self, work: Coroutine[Any, Any, PromptWorkT], client: str = ""
+    ) -> PromptWorkT:
+        """Counts work that computes prompts and generates nothing."""
+        outcome = "cancelled"
+        with self.log.record(client) as record:
+            try:
+                found = await work
+                record.model, outcome = found.model, "completed"
+                record.finish = "stop"
+                record.prompt_tokens = found.tokens
+                record.turn.prompt_tokens += found.tokens
+                self.prompt_tokens.labels(found.model).inc(found.tokens)
+                return found
+            except Exception:
+                outcome = "failed"
+                raise
+            finally:
+                self.requests.labels(record.model, outcome).inc()
+
+    def _count(self, record: AnswerRecord, counts: TokenCounts) -> None:
+        model, turn = record.model, record.turn
+        record.finished = total((record.finished, counts))
+        turn.prompt_tokens += counts.further_prompt_tokens
+        turn.completion_tokens += counts.completion_tokens
+        self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
+        self.completion_tokens.labels(model).inc(counts.completion_tokens)
+        self.cached_tokens.labels(model).inc(counts.cached_tokens)
+        self.reasoning_tokens.labels(model).inc(counts.reasoning_tokens)
+        self.final_tokens.labels(model).inc(counts.text_tokens)
+        self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
+
+    def _observe_latency(self, record: AnswerRecord, now: float, before: float | None) -> None:
+        if before is not None:
+            self.inter_token.labels(record.model).observe(now - before)
+            return
+        self.first_token.labels(record.model).observe(now - record.began)
+        if record.first_at is None:
+            record.first_at = now
+            self.on_first_token(now - record.began)
+
+
+class EngineMetrics:
+    def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
+        self._pool = pool
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        by_model = ("model",)
+        self.ahead_tokens = counter(
+            "mlx_server_ahead_tokens",
+            "Tokens of conversations' next prompts computed while the engine was idle.",
+            by_model,
+        )
+        self.used_ahead_tokens = counter(
+            "mlx_server_used_ahead_tokens",
+            "Those of them that a prompt then found in the cache.",
+            by_model,
+        )
+        self.disk_hits = counter(
+            "mlx_server_disk_cache_hits",
+            "Prompts of which a part was read from the prompt cache's files.",
+        )
+        self.disk_misses = counter(
+            "mlx_server_disk_cache_misses",
+            "Prompts of which the prompt cache's files had no more than the memory.",
+        )
+        self.disk_tokens = counter(
+            "mlx_server_disk_cache_tokens", "Prompt tokens read from the prompt cache's files."
+        )
+        self.disk_read = counter(
+            "mlx_server_disk_cache_read_bytes", "Bytes read from the prompt cache's files."
+        )
+        self.disk_written = counter(
+            "mlx_server_disk_cache_written_bytes",
+            "Bytes of the prompt cache's files that were written.",
+        )
+        self.disk_bytes = gauge(
+            "mlx_server_disk_cache_bytes", "Size of the prompt cache's files on disk."
+        )
+        self.batch = gauge("mlx_server_batch_size", "Rows in the last step.")
+        self.queue = gauge("mlx_server_queue", "Rows waiting for their first token.")
+        self.active = gauge("mlx_server_active_bytes", "Memory held by MLX.")
+        self.buffers = gauge("mlx_server_buffer_bytes", "Memory that MLX keeps for reuse.")
+        self.peak = gauge("mlx_server_peak_bytes", "Peak memory held by MLX.")
+        self.model_bytes = gauge("mlx_server_model_bytes", "Memory of a model.", by_model)
+        self.process_bytes = gauge(
+            "mlx_server_process_bytes",
+            "Resident size of a process; on a Mac, its physical footprint.",
+            ("process",),
+        )
+
+    def on_step(self, step: StepOutput) -> None:
+        self.batch.set(len(step.tokens))
+        self.queue.set(step.waiting)
+        self.active.set(step.active_bytes)
+        self.buffers.set(step.buffer_bytes)
+        self.peak.set(step.peak_bytes)
+
+    def on_ahead(self, ahead: ComputedAhead) -> None:
+        self.ahead_tokens.labels(ahead.model).inc(ahead.computed)
+        self.used_ahead_tokens.labels(ahead.model).inc(ahead.used)
+
+    def on_disk_cache(self, use: DiskCacheUse) -> None:
+        self.disk_hits.inc(use.hits)
+        self.disk_misses.inc(use.misses)
+        self.disk_tokens.inc(use.tokens)
+        self.disk_read.inc(use.read_bytes)
+        self.disk_written.inc(use.written_bytes)
+        self.disk_bytes.set(use.nbytes)
+
+    def refresh(self) -> None:
+        """Sets the gauges that no report sets."""
+        if not self._pool.rows:  # no step follows that would reset the gauges
+            self.batch.set(0)
+            self.queue.set(0)
+        for model in self._pool.loaded:
+            self.model_bytes.labels(model.prepared.id).set(model.nbytes)
+        self.process_bytes.labels("server").set(footprint(os.getpid()))
+        engine = self._pool.supervisor.pid
+        self.process_bytes.labels("engine").set(footprint(engine) if engine else 0)

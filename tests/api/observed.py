@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from mlx_server.api.answer_metrics import AnswerMetrics
+from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import Event
 
 

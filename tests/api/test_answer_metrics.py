@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import CollectorRegistry
 
-from mlx_server.api.answer_metrics import AnswerMetrics
+from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import (
     Event,
     Finished,

@@ -5,7 +5,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from mlx_server import limits
-from mlx_server.api.answer_metrics import AnswerMetrics
+from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import (
     Event,
     Finished,

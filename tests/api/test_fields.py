@@ -41,15 +41,15 @@ from openai.types.responses import (
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
 
+from mlx_server.api import conversations
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.chat_completions.router import PATH as CHAT
 from mlx_server.api.chat_completions.router import router as chat_router
 from mlx_server.api.chat_completions.stored import filter_of
-from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
-from mlx_server.api.conversations.router import PATH as CONVERSATIONS
-from mlx_server.api.conversations.router import router as conversations_router
-from mlx_server.api.embeddings.protocol import EmbeddingsBody
+from mlx_server.api.completions import CompletionBody
+from mlx_server.api.conversations import PATH as CONVERSATIONS
+from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import WireModel
 from mlx_server.api.given_answers import GivenBody
@@ -319,7 +319,7 @@ READERS = {included: {"include"}, filter_of: {"model", "metadata"}}
 @pytest.mark.parametrize("route", list(QUERIES))
 def test_no_parameter_of_a_query_is_silent(route: str) -> None:
     method, _, path = route.partition(" ")
-    routers = (chat_router, responses_router, conversations_router)
+    routers = (chat_router, responses_router, conversations.router)
     (found,) = (
         each
         for router in routers

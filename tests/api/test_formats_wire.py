@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.input import to_request as of_chat
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.completions.input import to_request as of_completions
-from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.completions import CompletionBody
+from mlx_server.api.completions import to_request as of_completions
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation
 from mlx_server.requests import (

@@ -7,12 +7,12 @@ import pytest
 
 from mlx_server.api.chat_completions.input import to_request as of_chat
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.completions.input import to_request as of_completions
-from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.completions import CompletionBody
+from mlx_server.api.completions import to_request as of_completions
 from mlx_server.api.messages.input import to_request as of_messages
 from mlx_server.api.messages.protocol import MessagesBody
-from mlx_server.api.native.input import to_request as of_native
-from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.native import NativeBody
+from mlx_server.api.native import to_request as of_native
 from mlx_server.api.ollama.input import generate_request
 from mlx_server.api.ollama.protocol import GenerateBody
 from mlx_server.api.responses import input as responses

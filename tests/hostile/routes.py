@@ -5,17 +5,17 @@ from typing import Any
 
 from mlx_server.api.adapters import Load, Unload
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
-from mlx_server.api.embeddings.protocol import EmbeddingsBody
+from mlx_server.api.completions import CompletionBody
+from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
+from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
-from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.native import NativeBody
 from mlx_server.api.ollama import protocol as ollama
 from mlx_server.api.replay import Reset
-from mlx_server.api.rerank.protocol import RerankBody
+from mlx_server.api.rerank import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.tokenize.protocol import DetokenizeBody, TokenizeBody
+from mlx_server.api.tokenize import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 

@@ -23,8 +23,8 @@ from mlx_server import limits
 from mlx_server.api import fields, security, strict_json
 from mlx_server.api.adapters import Load
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.conversations.protocol import ConversationBody
+from mlx_server.api.completions import CompletionBody
+from mlx_server.api.conversations import ConversationBody
 from mlx_server.api.formats import JsonSchemaParam
 from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.protocol import ResponsesBody

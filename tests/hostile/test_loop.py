@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 
 from mlx_server import limits
 from mlx_server.api import strict_json
-from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.completions import CompletionBody
 from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
 from mlx_server.checkpoints.json_file import read_json

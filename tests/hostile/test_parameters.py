@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api import native
+from mlx_server.api.completions import CompletionBody
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import GenerationBody, SamplingBody
 from mlx_server.api.formats import ConstrainedBody
-from mlx_server.api.native import protocol as native
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.api.responses.tool_selection import select_tools

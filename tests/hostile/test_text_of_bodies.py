@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from mlx_server.api.chat_completions.input import to_request as of_chat
 from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.native.input import to_request as of_native
-from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.native import NativeBody
+from mlx_server.api.native import to_request as of_native
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.items import read_items

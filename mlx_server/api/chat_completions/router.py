@@ -14,7 +14,7 @@ from mlx_server.api.chat_completions.output import (
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.chat_completions.rendering import Rendering, prompt_only, rendered
 from mlx_server.api.chat_completions.stored import StoringOutput, filter_of, with_metadata
-from mlx_server.api.conversations.protocol import UpdateBody
+from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.responses.pagination import After, Limit, Sorted

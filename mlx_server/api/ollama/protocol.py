@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.embeddings.protocol import Dimensions
+from mlx_server.api.embeddings import Dimensions
 from mlx_server.api.fields import Items, SamplingBody, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
 from mlx_server.api.roles import ROLES, RoleName, role_of

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 from mlx_server import __version__
 from mlx_server.api.body import documented, read
 from mlx_server.api.client_disconnect import while_connected
-from mlx_server.api.embeddings.input import checked
-from mlx_server.api.embeddings.router import embedded
+from mlx_server.api.embeddings import checked, embedded
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.ollama import models

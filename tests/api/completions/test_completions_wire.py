@@ -6,7 +6,7 @@ import pytest
 from openai.types import Completion
 from starlette.testclient import TestClient
 
-from mlx_server.api.completions.protocol import CompletionBody
+from mlx_server.api.completions import CompletionBody
 from mlx_server.errors import GenerationFailed
 from tests.api import wire
 from tests.api.strict import assert_strict

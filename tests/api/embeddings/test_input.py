@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.embeddings.input import to_request
-from mlx_server.api.embeddings.protocol import EmbeddingsBody
+from mlx_server.api.embeddings import EmbeddingsBody, to_request
 from mlx_server.errors import BadRequest
 
 

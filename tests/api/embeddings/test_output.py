@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mlx_server.api.embeddings.output import listed, numbers, written_as_base64
+from mlx_server.api.embeddings import listed, numbers, written_as_base64
 from mlx_server.generation.embeddings import Embeddings
 
 VECTOR = struct.pack("<3f", 0.5, -1.0, 0.25)

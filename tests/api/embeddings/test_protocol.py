@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlx_server.api.embeddings.protocol import EmbeddingsBody
+from mlx_server.api.embeddings import EmbeddingsBody
 
 
 @pytest.mark.parametrize(

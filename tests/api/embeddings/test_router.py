@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.embeddings.router import PATH
+from mlx_server.api.embeddings import PATH
 from mlx_server.errors import GenerationFailed
 from tests.api import wire
 from tests.api.leaving import assert_its_work_ends

@@ -9,9 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api.native.input import to_request
-from mlx_server.api.native.output import NativeOutput
-from mlx_server.api.native.protocol import NativeBody
+from mlx_server.api.native import NativeBody, NativeOutput, to_request
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import (
     Event,

@@ -1,7 +1,6 @@
 """A body becomes a request, with the documents in their order."""
 
-from mlx_server.api.rerank.input import to_request
-from mlx_server.api.rerank.protocol import RerankBody
+from mlx_server.api.rerank import RerankBody, to_request
 from mlx_server.generation.rerank import RerankRequest
 
 

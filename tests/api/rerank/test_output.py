@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from mlx_server.api.rerank.input import to_request
-from mlx_server.api.rerank.output import ranked
-from mlx_server.api.rerank.protocol import RerankBody
+from mlx_server.api.rerank import RerankBody, ranked, to_request
 from mlx_server.generation.rerank import Relevance
 
 GIVEN: dict[str, Any] = {"model": "m", "query": "q", "documents": ["a", {"text": "b"}, "c"]}

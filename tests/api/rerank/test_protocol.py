@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlx_server import limits
-from mlx_server.api.rerank.input import to_request
-from mlx_server.api.rerank.protocol import RerankBody
+from mlx_server.api.rerank import RerankBody, to_request
 
 GIVEN: dict[str, Any] = {"model": "m", "query": "q", "documents": ["a"]}
 

@@ -5,10 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import content, continuation, fields, files, formats, thinking
+from mlx_server.api import content, continuation, fields, files, formats, native, thinking
 from mlx_server.api.chat_completions import protocol as chat
-from mlx_server.api.completions.protocol import CompletionBody
-from mlx_server.api.native import protocol as native
+from mlx_server.api.completions import CompletionBody
 from tests.hostile.parameters.case import (
     ADAPTER,
     CALLS,

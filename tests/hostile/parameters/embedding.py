@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from mlx_server.api.embeddings import protocol
+from mlx_server.api import embeddings
 from mlx_server.api.ollama import protocol as ollama
 from tests.hostile.parameters.case import Shown
 
@@ -14,7 +14,7 @@ PLAIN = f"{LIVE}::test_they_are_those_of_a_plain_computation"
 OLLAMAS_CLIENT = f"{LIVE}::test_ollamas_client"
 
 EMBEDDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    protocol.EmbeddingsBody: {
+    embeddings.EmbeddingsBody: {
         "model": PLAIN,
         "input": PLAIN,
         "encoding_format": PLAIN,

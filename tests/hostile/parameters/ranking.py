@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from mlx_server.api.rerank import protocol
+from mlx_server.api import rerank
 from tests.hostile.parameters.case import Shown
 
 LIVE = "tests/live/test_rerank.py"
@@ -12,7 +12,7 @@ LIVE = "tests/live/test_rerank.py"
 PLAIN = f"{LIVE}::test_the_scores_are_those_of_a_plain_computation"
 
 RANKING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    protocol.RerankBody: {
+    rerank.RerankBody: {
         "model": PLAIN,
         "query": PLAIN,
         "documents": PLAIN,
@@ -20,5 +20,5 @@ RANKING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "top_n": f"{LIVE}::test_the_best_of_them",
         "return_documents": f"{LIVE}::test_documents_come_back_if_asked_for",
     },
-    protocol.RankedDocument: {"text": f"{LIVE}::test_documents_come_back_if_asked_for"},
+    rerank.RankedDocument: {"text": f"{LIVE}::test_documents_come_back_if_asked_for"},
 }

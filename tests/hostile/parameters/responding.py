@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import adapters, fields, freeform, replay
-from mlx_server.api.conversations import protocol as conversations
+from mlx_server.api import adapters, conversations, fields, freeform, replay
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
 from tests.hostile.parameters.case import (

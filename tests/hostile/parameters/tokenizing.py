@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from mlx_server.api.tokenize import protocol
+from mlx_server.api import tokenize
 from tests.hostile.parameters.case import Shown
 
 WIRE = "tests/api/tokenize/test_tokenize_wire.py"
@@ -14,7 +14,7 @@ ENDS = f"{WIRE}::test_where_the_prompt_ends"
 SPECIAL = f"{TOKENIZER}::test_special_tokens_of_a_text_are_added_or_not"
 
 TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    protocol.TokenizeBody: {
+    tokenize.TokenizeBody: {
         "model": f"{WIRE}::test_no_such_model",
         "prompt": f"{WIRE}::test_a_text",
         "content": f"{WIRE}::test_a_content_has_no_special_tokens_of_its_own",
@@ -30,7 +30,7 @@ TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "add_special_tokens": SPECIAL,
         "return_token_strs": f"{WIRE}::test_token_strings_are_those_of_the_vocabulary",
     },
-    protocol.DetokenizeBody: {
+    tokenize.DetokenizeBody: {
         "model": f"{WIRE}::test_no_such_model",
         "tokens": f"{WIRE}::test_there_and_back",
     },

@@ -1,20 +1,41 @@
+"""`/v1/conversations` on the wire, as OpenAI documents it."""
+
 import time
 import uuid
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
+from mlx_server import limits
 from mlx_server.api.body import documented, read
-from mlx_server.api.conversations.protocol import ConversationBody, ItemsBody, UpdateBody
-from mlx_server.api.fields import ignored_header
+from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.api.responses.create import room_of
 from mlx_server.api.responses.include import included
+from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.pagination import After, Limit, Sorted
+from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.state import page_body, stored_items
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ConversationRecord, Store
+
+SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS)]
+
+
+class ConversationBody(WireModel):
+    items: SomeItems | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateBody(WireModel):
+    metadata: Metadata | None = None
+
+
+class ItemsBody(WireModel):
+    items: Annotated[SomeItems, Field(min_length=1)]
+
 
 PATH = "/v1/conversations"
 ONE = PATH + "/{id}"

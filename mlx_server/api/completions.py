@@ -1,12 +1,96 @@
-"""Folds events into a completion or the chunks of its stream."""
+"""`POST /v1/completions` on the wire, as OpenAI documents it."""
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from mlx_server import limits
 from mlx_server.api.accumulator import Accumulator, prompt_logprobs_body, prompt_progress
+from mlx_server.api.body import documented, read
+from mlx_server.api.fields import GenerationBody, Items, check_stream_options
+from mlx_server.api.formats import ConstrainedBody
+from mlx_server.api.handlers import respond
+from mlx_server.api.overflow import prompt_too_long
+from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
+Texts = Annotated[Items[str], Field(min_length=1, max_length=limits.PROMPTS)]
+TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PROMPTS)]
+
+
+class CompletionBody(ConstrainedBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.UNSUPPORTED,
+        "suffix": "these models can't insert text before a suffix",
+    }
+
+    prompt: str | TokenIds | Texts | TokenLists
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """-1 stands for as many tokens as fit the context."""
+    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    skip_special_tokens: bool | None = None
+    """vLLM's: if false, the text has the special tokens that the model wrote."""
+
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default on this endpoint."""
+
+
+def to_request(body: CompletionBody) -> GenerateRequest:
+    check_stream_options(body.stream, body.stream_options)
+    body.refuse_streamed_prompts()
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise BadRequest(
+            "`best_of` should equal `n`: ranking answers is not supported.", param="best_of"
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
+    return GenerateRequest(
+        model=body.model,
+        **body.shared_fields(),
+        include_raw=body.include_raw,
+        **body.constrained(),
+        buffered=not body.stream,
+        progress=body.include_progress,
+        continuous_usage=body.counts_tokens,
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
+        prompts=_prompts(body.prompt),
+        n=n,
+        max_tokens=_most_tokens(body.max_tokens),
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
+        special_tokens=body.skip_special_tokens is False,
+    )
+
+
+def _most_tokens(given: int | None) -> int | None:
+    if given is None:
+        return DEFAULT_MAX_TOKENS
+    return None if given < 0 else given
+
+
+def _prompts(
+    prompt: str | list[int] | list[str] | list[list[int]],
+) -> tuple[str | tuple[int, ...], ...]:
+    """A list of token ids is one prompt; any other list is several prompts."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt[0], int):
+        return (tuple(prompt),)
+    return tuple(item if isinstance(item, str) else tuple(item) for item in prompt)
+
 
 Wire = dict[str, Any]
 
@@ -125,3 +209,33 @@ def _tops(tokens: Sequence[TokenLogprob]) -> list[dict[str, float | None] | None
     """None if none were requested; the entry of a prompt's first token is None too."""
     tops = [{top.token: top.logprob for top in token.top} or None for token in tokens]
     return tops if any(tops) else None
+
+
+PATH = "/v1/completions"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, CompletionBody))
+async def completions(http: Request) -> Response:
+    body = await read(http, CompletionBody)
+    request = to_request(body)
+    output = CompletionOutput(
+        model=body.model,
+        prompts=len(request.prompts),
+        n=request.n,
+        logprobs=request.logprobs is not None,
+        include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        timings=bool(body.timings_per_token),
+    )
+    ignored = await in_thread(body.ignored)
+    return await respond(
+        http,
+        request,
+        output,
+        stream=bool(body.stream),
+        ignored=ignored,
+        overflow=prompt_too_long,
+    )

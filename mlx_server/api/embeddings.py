@@ -1,0 +1,121 @@
+"""`POST /v1/embeddings` on the wire, as OpenAI documents it."""
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api.body import documented, read
+from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.completions import TokenId
+from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.handlers import json_response
+from mlx_server.api.metrics import Metrics
+from mlx_server.errors import BadRequest
+from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
+from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
+
+Ids = Items[TokenId]
+Dimensions = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class EmbeddingsBody(WireModel):
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"user"})
+
+    model: Annotated[str, Field(min_length=1)]
+    input: str | Ids | Items[str] | Items[Ids]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Dimensions | None = None
+    prompt_name: str | None = None
+    """Names the prompt of the model's files that is put before each input, as in Text Embeddings
+    Inference."""
+    truncate: bool | None = None
+    """Whether inputs that are too long are cut, as in Text Embeddings Inference; else they are
+    refused."""
+
+
+def to_request(body: EmbeddingsBody, client: str) -> EmbedRequest:
+    return EmbedRequest(
+        model=body.model,
+        inputs=checked(inputs_of(body.input)),
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
+        truncate=bool(body.truncate),
+        client=client,
+    )
+
+
+def inputs_of(
+    given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> tuple[Input, ...]:
+    """A list of token ids is one input; any other list is several."""
+    if isinstance(given, str):
+        return (given,)
+    if ids := tuple(item for item in given if isinstance(item, int)):
+        return (ids,)
+    several = (item for item in given if not isinstance(item, int))
+    return tuple(item if isinstance(item, str) else tuple(item) for item in several)
+
+
+def checked(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """Raises BadRequest for no inputs, or for too many."""
+    most = limits.EMBEDDING_INPUTS
+    if not 0 < len(inputs) <= most:
+        raise BadRequest(
+            f"`input` has {len(inputs)} inputs; it should have at least one and at most {most}.",
+            param="input",
+        )
+    return inputs
+
+
+def listed(
+    found: Embeddings, model: str, write: Callable[[bytes], str | msgspec.Raw]
+) -> dict[str, Any]:
+    data = [
+        {"object": "embedding", "index": index, "embedding": write(vector)}
+        for index, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def written_as_base64(vector: bytes) -> str:
+    return b64encode(vector).decode()
+
+
+def numbers(vector: bytes) -> msgspec.Raw:
+    """The vector as JSON: a list of Python's numbers takes several times the memory."""
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return msgspec.Raw(msgspec.json.encode(values.tolist()))
+
+
+PATH = "/v1/embeddings"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, EmbeddingsBody))
+async def embeddings(http: Request) -> Response:
+    body = await read(http, EmbeddingsBody)
+    found = await embedded(http, to_request(body, http.state.client))
+    write = written_as_base64 if body.encoding_format == "base64" else numbers
+    made = await in_thread(listed, found, body.model, write)
+    return json_response(made, ignored_header(await in_thread(body.ignored)))
+
+
+async def embedded(http: Request, request: EmbedRequest) -> Embeddings:
+    """The embeddings, unless the client leaves before."""
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    return await while_connected(
+        http, metrics.answers.counted(embed(request, pool), request.client)
+    )

@@ -1,0 +1,99 @@
+"""`POST /v1/rerank` on the wire, as Jina and Cohere document it."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BeforeValidator, Field
+
+from mlx_server import limits
+from mlx_server.api.body import documented, read
+from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.handlers import json_response
+from mlx_server.api.metrics import Metrics
+from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
+from mlx_server.pool.pool import Pool
+from mlx_server.request_threads import in_thread
+
+
+class RankedDocument(WireModel):
+    text: str
+
+
+def _object_of(given: Any) -> Any:
+    if isinstance(given, str):
+        return {"text": given}
+    if not isinstance(given, dict):
+        raise ValueError("should be a string, or an object with `text`")
+    return given
+
+
+TextOrDocument = Annotated[
+    RankedDocument, BeforeValidator(_object_of, json_schema_input_type=str | RankedDocument)
+]
+
+
+class RerankBody(WireModel):
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"user"})
+
+    model: Annotated[str, Field(min_length=1)]
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[
+        Items[TextOrDocument],
+        Field(min_length=1, max_length=limits.EMBEDDING_INPUTS),
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    """Tells the model what makes a document relevant; by default, that it answers a web search."""
+
+
+def to_request(body: RerankBody, client: str) -> RerankRequest:
+    return RerankRequest(
+        model=body.model,
+        query=body.query,
+        documents=tuple(each.text for each in body.documents),
+        instruction=body.instruction,
+        client=client,
+    )
+
+
+def ranked(found: Relevance, documents: Sequence[str], body: RerankBody) -> dict[str, Any]:
+    best = sorted(range(len(documents)), key=lambda index: -found.scores[index])[: body.top_n]
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": found.scores[index]} for index in best
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": documents[result["index"]]}
+    return {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": body.model,
+        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "results": results,
+    }
+
+
+PATH = "/v1/rerank"
+
+router = APIRouter()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, RerankBody))
+async def ranks(http: Request) -> Response:
+    body = await read(http, RerankBody)
+    request = to_request(body, http.state.client)
+    found = await scored(http, request)
+    made = await in_thread(ranked, found, request.documents, body)
+    return json_response(made, ignored_header(await in_thread(body.ignored)))
+
+
+async def scored(http: Request, request: RerankRequest) -> Relevance:
+    """The scores of the documents, unless the client leaves before."""
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    return await while_connected(
+        http, metrics.answers.counted(rerank(request, pool), request.client)
+    )

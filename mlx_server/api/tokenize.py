@@ -1,0 +1,192 @@
+"""`POST /tokenize` and `POST /detokenize` on the wire, as vLLM and llama.cpp have them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api.body import documented, read
+from mlx_server.api.chat_completions.input import to_request
+from mlx_server.api.chat_completions.protocol import ChatBody, MessageParam, ToolParam
+from mlx_server.api.completions import TokenId
+from mlx_server.api.default_model import model_or_default
+from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.handlers import json_response
+from mlx_server.errors import BadRequest
+from mlx_server.generation.tokenization import chat_tokens, literal_tokens, text_of, text_tokens
+from mlx_server.messages import Conversation, media_places
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import PreparedModel
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
+
+OF_CHAT = (
+    *("tools", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message"),
+)
+"""Fields that have an effect on `messages`, and none on a `prompt`."""
+
+
+OF_CONTENT = ("add_special", "parse_special", "with_pieces")
+"""Fields that have an effect on a `content` only."""
+
+
+class TokenizeBody(WireModel):
+    """It has a `prompt` or `messages`, which are vLLM's, or a `content`, which is llama.cpp's."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The first model of models.yaml by default."""
+    prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    """Whether the tokens that begin and end a text are added; by default they are not."""
+    parse_special: bool | None = None
+    """Whether names of special tokens in the text are those tokens; by default they are."""
+    with_pieces: bool | None = None
+    messages: Annotated[Items[MessageParam], Field(min_length=1)] | None = None
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+    add_generation_prompt: bool | None = None
+    """If false, the prompt ends with the final message."""
+    continue_final_message: bool | None = None
+    """If true, it ends within the last message, which an answer continues."""
+    add_special_tokens: bool | None = None
+    """Defaults to true for a `prompt` and to false for `messages`, whose template adds its own."""
+    return_token_strs: bool | None = None
+
+    def unused(self) -> Iterable[str]:
+        of_chat = OF_CHAT if self.messages is None else ()
+        of_content = OF_CONTENT if self.content is None else ("add_special_tokens",)
+        for name in (*of_chat, *of_content):
+            if getattr(self, name) is not None:
+                yield name
+
+
+class DetokenizeBody(WireModel):
+    model: Annotated[str, Field(min_length=1)] | None = None
+    tokens: Annotated[Items[TokenId], Field(max_length=limits.TOKENIZED)]
+
+
+TEXTS = ("prompt", "content", "messages")
+
+
+def check(body: TokenizeBody) -> None:
+    """Raises BadRequest for fields that contradict each other."""
+    given = [name for name in TEXTS if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise BadRequest(
+            "Send either a `prompt` (or `content`), which is tokenised as it is, or `messages`, "
+            "which the chat template renders first.",
+            param=given[-1] if given else TEXTS[0],
+        )
+    if body.chat_template is not None:
+        raise BadRequest(
+            "`chat_template` is not supported: the model's owner sets it in models.yaml.",
+            param="chat_template",
+        )
+
+
+def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
+    """The request for an answer to the messages, whose prompt may end before the answer begins."""
+    chat = ChatBody(
+        model=model,
+        messages=body.messages or [],
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt or None,
+    )
+    request = to_request(chat)
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    begins = body.add_generation_prompt is not False or conversation.continue_final_message
+    return replace(request, prompts=(replace(conversation, add_generation_prompt=begins),))
+
+
+def tokenized(
+    prepared: PreparedModel, tokens: Sequence[int], *, with_texts: bool
+) -> dict[str, Any]:
+    return {
+        "count": len(tokens),
+        "max_model_len": prepared.context_length,
+        "tokens": list(tokens),
+        "token_strs": _entries(prepared, tokens) if with_texts else None,
+    }
+
+
+def _entries(prepared: PreparedModel, tokens: Sequence[int]) -> list[str]:
+    """The tokens as the vocabulary has them."""
+    entry = prepared.checkpoint.tokenizer.entry
+    return [entry(token) or "" for token in tokens]
+
+
+def with_pieces(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens with their texts. Part of a character is a list of its bytes."""
+    return [{"id": token, "piece": _piece(prepared, token)} for token in tokens]
+
+
+def _piece(prepared: PreparedModel, token: int) -> str | list[int]:
+    found = prepared.checkpoint.tokenizer.bytes_of(token)
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return list(found)
+
+
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+
+router = APIRouter()
+
+
+@router.post(TOKENIZE, openapi_extra=documented(TOKENIZE, TokenizeBody))
+async def tokenize(http: Request) -> Response:
+    body = await read(http, TokenizeBody)
+    check(body)
+    prepared = await _prepared(http, body.model)
+    request = await in_thread(chat_request, body, prepared.id) if body.messages else None
+    made = await in_thread(_tokenized, prepared, body, request, model=prepared.id)
+    unseen = dict.fromkeys(media_places(request.prompts if request else ()))
+    return json_response(made, ignored_header([*await in_thread(body.ignored), *unseen]))
+
+
+def _tokenized(
+    prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
+) -> dict[str, Any]:
+    tokens = _tokens(prepared, body, request)
+    made = tokenized(prepared, tokens, with_texts=bool(body.return_token_strs))
+    if body.content is not None and body.with_pieces:
+        made["tokens"] = with_pieces(prepared, tokens)
+    return made
+
+
+def _tokens(
+    prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
+) -> list[int]:
+    if body.content is not None:
+        tokenise = literal_tokens if body.parse_special is False else text_tokens
+        special = bool(body.add_special)
+        return tokenise(prepared, body.content, "content", add_special_tokens=special)
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        return text_tokens(prepared, body.prompt, "prompt", add_special_tokens=special)
+    special = bool(body.add_special_tokens)
+    assert request
+    return chat_tokens(prepared, request, add_special_tokens=special)
+
+
+@router.post(DETOKENIZE, openapi_extra=documented(DETOKENIZE, DetokenizeBody))
+async def detokenize(http: Request) -> Response:
+    body = await read(http, DetokenizeBody)
+    prepared = await _prepared(http, body.model)
+    text = await in_thread(text_of, prepared, body.tokens, model=prepared.id)
+    return json_response({"prompt": text, "content": text}, ignored_header(body.ignored()))
+
+
+async def _prepared(http: Request, model: str | None) -> PreparedModel:
+    pool: Pool = http.app.state.pool
+    name, _ = pool.named(await model_or_default(pool, model))
+    return await pool.prepared(name)
