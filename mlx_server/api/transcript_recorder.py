@@ -16,7 +16,7 @@ from mlx_server.events import Answer, Event, Finished, Started
 from mlx_server.requests import GenerateRequest, Prompt
 from mlx_server.sources.redaction import matching, without_secrets
 from mlx_server.sources.transcript_entry import facts_of
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import not_linked, own_path
 
 log = logging.getLogger("mlx_server")
 
@@ -55,7 +55,7 @@ class TranscriptRecorder:
         """Runs in a thread, since writing a large answer as YAML takes seconds."""
         entry = {**conditions(prompt), "answer": in_words(answer)}
         text = written([without_keys(entry, self._secrets)])
-        with own_path(self._file).open("a", encoding="utf-8") as file:
+        with open(own_path(self._file), "a", encoding="utf-8", opener=not_linked) as file:
             file.write(text)
 
 

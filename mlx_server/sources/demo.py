@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.gguf_checkpoint import convert
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import not_linked, own_path
 
 FORMAT = 2
 """Increase this whenever the written files change, so that files in the cache are made again."""
@@ -113,7 +113,7 @@ def _is_complete(folder: Path) -> bool:
 @contextmanager
 def _one_process(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds the lock file; the kernel releases the lock when the process ends in any way."""
-    with own_path(lock).open("ab") as file:
+    with open(own_path(lock), "ab", opener=not_linked) as file:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,7 @@ import msgspec
 
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
+from mlx_server.system.own_files import own_path
 
 log = logging.getLogger("mlx_server.store")
 
@@ -167,6 +168,7 @@ class OwnedFile(SharedFile):
 
 
 def connect(path: Path) -> Connection:
+    path = own_path(path)  # SQLite itself follows links to the file, and none to its "-wal"
     if not path.exists():
         path.touch(mode=0o600)
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -237,7 +239,7 @@ def _failed(body: bytes) -> bytes:
 def _lock(path: Path) -> int:
     """Locks a file, and returns its descriptor. The kernel releases the lock when the process
     ends."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(own_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

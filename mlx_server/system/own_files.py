@@ -6,6 +6,7 @@ The owner of a folder could put a link there that leads a program with more righ
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -19,6 +20,24 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)  # else a power failure after a rename could leave an empty file
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Replaces a file by one that only the user can read, which appears whole. A link to it stays
+    one."""
+    place = own_path(path)
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    try:
+        write_private(draft, content)
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def not_linked(path: str, flags: int) -> int:
+    """An opener for `open`, of a path from `own_path` at whose end no link may have been put
+    since."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def own_path(path: Path) -> Path:

@@ -6,7 +6,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from mlx_server.system.own_files import write_private
+from mlx_server.system.own_files import own_path, write_private
+from mlx_server.system.regular_files import open_regular
 
 KEY_FILE = "secret.key"
 KEY_BYTES = 32
@@ -25,7 +26,8 @@ def secret_key(folder: Path | None) -> bytes:
     path = folder / KEY_FILE
     try:
         _create(path)
-        found = path.read_bytes()
+        with open_regular(own_path(path), is_own=True) as file:
+            found = file.read(KEY_BYTES + 1)
     except OSError as error:
         log.warning(
             "%s in the data directory can't be used, so this server signs with a new key: %s",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.errors import ServerError, SettingsError
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import replace_private
 
 LABEL = "local.mlx-server"
 UNIT = "mlx-server.service"
@@ -178,8 +178,7 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
     if found.file.exists():
         _stop(found, run)
     found.file.parent.mkdir(parents=True, exist_ok=True)
-    own_path(found.file).write_text(text, "utf-8")
-    found.file.chmod(0o600)
+    replace_private(found.file, text.encode())
     try:
         _carry_out(found.start, run)
     except CommandMissing:

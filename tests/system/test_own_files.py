@@ -14,8 +14,10 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.template import Connection
 from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import SettingsError
+from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.system import log_file, service
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import not_linked, own_path
+from mlx_server.system.secret_key import KEY_BYTES, KEY_FILE, secret_key
 
 OTHER = 54321
 Give = Callable[[Path], None]
@@ -86,7 +88,15 @@ def _record(path: Path) -> None:
     raise PermissionError(result.stderr)
 
 
-@pytest.mark.parametrize("writes", [_connect, _install, _record, log_file.write_to])
+def _store(path: Path) -> None:
+    OwnedFile(path).open()
+
+
+def _visit(path: Path) -> None:
+    SharedFile(path).open()
+
+
+@pytest.mark.parametrize("writes", [_store, _visit, _connect, _install, _record, log_file.write_to])
 def test_no_command_writes_where_another_user_points(
     writes: Callable[[Path], None], tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,3 +112,65 @@ def test_no_command_writes_where_another_user_points(
     with pytest.raises((SettingsError, PermissionError), match="another user may have made"):
         writes(link)
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("target", ["victim", "missing"])
+def test_a_lock_is_not_made_where_another_user_points(
+    target: str, tmp_path: Path, give: Give
+) -> None:
+    (tmp_path / "victim").write_text("as before")
+    link = tmp_path / "responses.db.lock"
+    link.symlink_to(target)
+    give(link)
+    with pytest.raises(PermissionError, match="another user may have made"):
+        OwnedFile(tmp_path / "responses.db").open()
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_service_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has the old one open, or has made another link to it, has the old one."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    _install(tmp_path)
+    file, other = service.system().file, tmp_path / "other"
+    other.hardlink_to(file)
+    file.chmod(0o666)
+    before = other.read_text()
+    inactive = service.system().status
+    service.install(
+        ["--port", "1"],
+        lambda command: subprocess.CompletedProcess([*command], command == inactive, "", ""),
+    )
+    assert other.read_text() == before != file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_a_link_that_appears_after_the_check_is_not_opened(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    path = own_path(link)
+    link.symlink_to(tmp_path / "victim")
+    with (
+        pytest.raises(OSError, match=r"[Ss]ymbolic links"),
+        open(path, "a", opener=not_linked),
+    ):
+        pass
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("planted", ["link", "file", "pipe"])
+def test_a_key_that_another_user_planted_is_not_used(
+    planted: str, tmp_path: Path, give: Give, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, known = tmp_path / KEY_FILE, bytes(KEY_BYTES)
+    if planted == "link":
+        (tmp_path / "known").write_bytes(known)
+        path.symlink_to("known")
+    elif planted == "file":
+        path.write_bytes(known)
+    else:
+        os.mkfifo(path)
+    give(path)
+    assert known != secret_key(tmp_path) != secret_key(tmp_path)
+    assert "can't be used" in caplog.text
