@@ -334,18 +334,18 @@ def markdown() -> str:
 
 def _lines() -> Iterator[str]:
     yield "# Limits\n"
-    yield "All that a client, a model or another server can make grow, as the server has it;"
-    yield "`python -m mlx_server.limits` prints this page.\n"
-    yield "| What | At most | For each | Beyond it | Setting |"
-    yield "|---|---|---|---|---|"
+    yield "All that a client, a model or another server can make grow. A name in brackets is the"
+    yield "setting in models.yaml. `python -m mlx_server.limits` prints this page.\n"
+    yield "| What | At most | Beyond it |"
+    yield "|---|---|---|"
     for title, rows in SECTIONS.items():
-        yield f"| **{title}** | | | | |"
+        yield f"| **{title}** | | |"
         for row in rows:
-            setting = f"`{row.setting}`" if row.setting else ""
-            yield f"| {row.bounds} | {_quantity(row)} | {row.per} | {row.beyond} | {setting} |"
-    yield "| **Found when the server runs** | | | | |"
+            setting = f" (`{row.setting}`)" if row.setting else ""
+            yield f"| {row.bounds} | {_quantity(row)} a {row.per}{setting} | {row.beyond} |"
+    yield "| **Found when the server runs** | | |"
     for bounds, most, per in FOUND:
-        yield f"| {bounds} | {most} | {per} | | |"
+        yield f"| {bounds} | {most}, for each {per} | |"
 
 
 def _quantity(limit: Limit) -> str:

@@ -9,13 +9,19 @@ from conformance_parts.outcomes import Outcome
 
 SUITES = ("claude-code", "codex", "connected", "conversations")
 """The suites whose subjects are clients. The others are test suites."""
+SESSIONS = (
+    "an answer; a file written by a tool; a second turn, with the first one cached; "
+    "an abort, and on; an overflow"
+)
 FAMILY = re.compile(f", ({'|'.join(FAMILIES)})$")
-HEAD = """# Clients that were tested
+HEAD = f"""# Clients that were tested
 
 Each is as its maker ships it, on loopback; programs run in a network without a way out. Made by
 `scripts/conformance --table mlx_server/clients/TESTED.md`, which needs Node.js 20 for most of them.
 Conversations were tested with two families each, with parallel calls and with calls in turn, and
 most of them streamed and not.
+
+The five sessions are: {SESSIONS}.
 
 | Client | Version | What was done | Result |
 |---|---|---|---|
@@ -46,7 +52,8 @@ def _rows(grouped: Iterable[tuple[str, Sequence[Outcome]]]) -> Iterator[str]:
         failed = [each.test for each in outcomes if each.verdict == "failed"]
         passed = f"{len(outcomes) - len(failed)} of {len(outcomes)} pass"
         result = f"{passed}; not: {'; '.join(failed)}" if failed else passed
-        yield f"| {names} | {versions} | {'; '.join(done)} | {result} |"
+        what = "; ".join(done).replace(SESSIONS, "five sessions")
+        yield f"| {names} | {versions} | {what} | {result} |"
 
 
 def _parted(package: str) -> tuple[str, str]:
