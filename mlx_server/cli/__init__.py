@@ -1,6 +1,6 @@
 """The command line: flags in, exit code out.
 
-Each command is a file, which imports what it runs inside of its function, so that --help is quick.
+Each command is a module, which is imported when the command is run, so that --help is quick.
 """
 
 import sys
@@ -9,15 +9,6 @@ from typing import NoReturn
 from mlx_server.cli.root import app
 from mlx_server.cli.terminal import discard_output, prepare_streams, safe, words_of
 from mlx_server.errors import ServerError, SettingsError
-
-# isort: off
-# fmt: off
-from mlx_server.cli import (  # noqa: F401  in the order of --help
-    serve, chat, connect, doctor, models, adapters, connectors, store, cache, bench, pull, replay,
-    service,
-)
-# fmt: on
-# isort: on
 
 __all__ = ["app", "main"]
 

@@ -1,8 +1,24 @@
-"""`mlx-server adapters`."""
+"""`mlx-server adapters`: the adapters of models.yaml and of the folder next to it, as a table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import typer
+from rich.console import Console
 
-from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.tables import print_line, print_table
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
+from mlx_server.errors import AdapterInvalid
+from mlx_server.lora.base_model import read_base_shapes
+from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
+from mlx_server.pool.prepare import REPLAY
+from mlx_server.sources.source import adapter_on_disk, on_disk
+from mlx_server.upstream.spec import is_upstream
+
+app = command_app()
 
 
 @app.command()
@@ -18,10 +34,97 @@ def adapters(
     They come from the folder `adapters` next to models.yaml and from `adapters:` of its models. A
     `?` marks models that are not on this machine. The exit code is 0 if all can be served, else 1.
     """
-    from rich.console import Console
-
-    from mlx_server.cli.tables.adapters import rows_of, show
-    from mlx_server.config.models_yaml import load_settings
-
     if not show(rows_of(load_settings(config)), Console()):
         raise typer.Exit(1)
+
+
+COLUMNS = ("name", "models", "kind", "format", "rank", "size", "base", "digest", "state")
+
+NOT_FETCHED = "is not in the local cache: it is downloaded at the first request for it"
+
+
+@dataclass
+class AdapterRow:
+    """One adapter, with the result of the check against each model that may use it."""
+
+    name: str
+    models: list[str] = field(default_factory=list)
+    """Ids of the models that it fits, with a `?` if the model is not on this machine."""
+    spec: AdapterSpec | None = None
+    wrong: list[str] = field(default_factory=list)
+    """Why it does not fit, one message for each of the other models."""
+    not_fetched: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        return self.spec is not None or self.not_fetched
+
+
+def rows_of(settings: Settings) -> list[AdapterRow]:
+    """Makes one row for each adapter, sorted by name. Downloads nothing."""
+    rows: dict[tuple[str, Path | None], AdapterRow] = {}
+    for model_id, model in settings.models.items():
+        for name, path, found in _row_of(model, settings.server.adapters_dir):
+            row = rows.setdefault((name, path), AdapterRow(name))
+            if isinstance(found, AdapterSpec):
+                row.spec = found
+                row.models.append(model_id if on_disk(model.source) else f"{model_id}?")
+            elif found is None:
+                row.not_fetched = True
+                row.models.append(f"{model_id}?")
+            else:
+                row.wrong.append(found.message)
+    return sorted(rows.values(), key=lambda row: row.name)
+
+
+def _row_of(
+    model: ModelSettings, folder: Path | None
+) -> Iterator[tuple[str, Path | None, AdapterSpec | AdapterInvalid | None]]:
+    if model.source.startswith(REPLAY) or is_upstream(model.source):  # it has no layers here
+        return
+    base = read_base_shapes(on_disk(model.source), model.source)
+    listed: dict[str, AdapterLocation] = {}
+    for name, entry in model.adapters.items():
+        if (location := _location_of(entry)) is None:
+            yield name, None, None
+        else:
+            listed[name] = location
+    catalog = AdapterCatalog(base, listed, folder)
+    locations = catalog.locations()
+    for name, found in catalog.all().items():
+        if name in listed or name not in model.adapters:
+            yield name, locations[name].path, found
+
+
+def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
+    path = adapter_on_disk(entry.path)
+    return AdapterLocation(path, entry.pinned, entry.allow_other_base) if path else None
+
+
+def show(rows: list[AdapterRow], console: Console) -> bool:
+    """Prints the rows. Returns whether all adapters can be served."""
+    if not rows:
+        print_line("There are no adapters. See adapters/README.md.", console)
+        return True
+    print_table(COLUMNS, map(_cells, rows), console, wrapped=["models", "base"])
+    for row in rows:
+        if row.not_fetched:
+            print_line(f"{row.name} {NOT_FETCHED}", console)
+        elif not row.is_ok:
+            print_line(f"{row.name}: {row.wrong[0]}", console)
+    return all(row.is_ok for row in rows)
+
+
+def _cells(row: AdapterRow) -> list[str]:
+    models = ", ".join(row.models) or "-"
+    if (spec := row.spec) is None:
+        return [row.name, models, *["-"] * 6, "not fetched" if row.not_fetched else "wrong"]
+    base = spec.base or "-"
+    size = _size(spec.nbytes)
+    return [
+        row.name, models, spec.kind, spec.format, str(spec.rank), size, base, spec.digest[:8], "ok"
+    ]  # fmt: skip
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 10e6 else f"{nbytes / 1e3:.0f} kB"

@@ -3,8 +3,13 @@
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import command_app
+from mlx_server.clients.bench import measure, numbers, target_of
+from mlx_server.clients.bench.report import report
+
+app = command_app()
 
 
 @app.command()
@@ -44,11 +49,6 @@ def bench(
     The prompts are random words, and sampling is greedy. --shared-prefix measures prefix caches.
     The exit code is 0 if no request failed, else 1.
     """
-    from rich.console import Console
-
-    from mlx_server.clients.bench import measure, numbers, target_of
-    from mlx_server.clients.bench.report import report
-
     clients = numbers("--concurrency", concurrency)
     lengths = numbers("--prompt-tokens", prompt_tokens)
     target = target_of(url, api_key, model, "completions" if completions else "chat")

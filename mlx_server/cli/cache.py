@@ -1,10 +1,25 @@
-"""`mlx-server cache`."""
+"""`mlx-server cache`: the prompt caches on disk, by model."""
 
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.tables import print_line
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import Settings
+from mlx_server.prompt_files.contents import DamagedFile, model_in
+from mlx_server.prompt_files.folder import FileUse, FolderInUse, PromptFolder
+from mlx_server.prompt_files.names import PromptFile
+
+app = command_app()
 
 
 @app.command()
@@ -27,11 +42,102 @@ def cache(
     The limit is set by `prompt_cache` under `server` in models.yaml. This command also works while
     a server is running, which then computes again what was removed.
     """
-    from rich.console import Console
-
-    from mlx_server.cli.tables.cache import look, show
-    from mlx_server.config.models_yaml import load_settings
-
     if model and not clear:
         raise typer.BadParameter("--model needs --clear.")
     show(look(load_settings(config), clear=clear, model=model), Console())
+
+
+UNKNOWN = "unknown"
+NOT_KEPT = "prompt caches are not kept on disk: `prompt_cache: {disk: 0}` in models.yaml"
+
+
+@dataclass
+class ModelFiles:
+    model: str
+    files: int = 0
+    nbytes: int = 0
+    used: int = 0
+    """The time of the latest use, in nanoseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    path: Path | None
+    """None: there is no folder for them."""
+    most_bytes: int
+    """0: nothing is kept on disk any more."""
+    models: Sequence[ModelFiles] = ()
+    removed: int | None = None
+    """The number of files that were removed; None if that was not requested."""
+
+
+def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:
+    """Reads the folder, also while a server uses it."""
+    path, most = settings.kept_prompt_folder, settings.server.prompt_cache.disk
+    if path is None or not path.is_dir():
+        return CacheSummary(path, most, (), 0 if clear else None)
+    folder = PromptFolder(path, most)
+    folder.scan()
+    groups = folder.by_group()
+    names = {group: _model(folder, files) for group, files in groups.items()}
+    if not clear:
+        return CacheSummary(path, most, _by_model(groups, names))
+    _remove_drafts(path)
+    before = folder.count
+    folder.remove_if(lambda file: model in (None, names[file.group]))
+    removed = before - folder.count
+    return CacheSummary(path, most, _by_model(folder.by_group(), names), removed)
+
+
+def _remove_drafts(path: Path) -> None:
+    """Removes what a killed server has half written. A running one needs its draft."""
+    folder = PromptFolder(path, sys.maxsize)
+    with suppress(FolderInUse, OSError):
+        folder.open()
+        folder.close()
+
+
+def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:
+    """The model of a group, as the first readable one of its files says."""
+    for file, _ in files[:8]:
+        with suppress(OSError, DamagedFile):
+            if found := model_in(folder.place(file)):
+                return found
+    return UNKNOWN
+
+
+def _by_model(
+    groups: dict[str, list[tuple[PromptFile, FileUse]]], names: dict[str, str]
+) -> list[ModelFiles]:
+    found: dict[str, ModelFiles] = {}
+    for group, files in groups.items():
+        own = found.setdefault(names[group], ModelFiles(names[group]))
+        own.files += len(files)
+        own.nbytes += sum(use.nbytes for _, use in files)
+        own.used = max(own.used, *(use.used for _, use in files))
+    return sorted(found.values(), key=lambda each: -each.nbytes)
+
+
+def show(found: CacheSummary, console: Console) -> None:
+    for line in _lines(found):
+        print_line(line, console)
+
+
+def _lines(found: CacheSummary) -> list[str]:
+    removed = [] if found.removed is None else [f"removed        {found.removed} files"]
+    if found.path is None or not (found.most_bytes or found.models):
+        return [NOT_KEPT, *removed]
+    nbytes = sum(each.nbytes for each in found.models)
+    left = [] if found.most_bytes else [f"{NOT_KEPT}; these files were left there before"]
+    return [
+        *left,
+        str(found.path),
+        *removed,
+        f"size           {nbytes / 1e6:.1f} MB, at most {found.most_bytes / 1e6:.0f} MB",
+        *map(_line, found.models),
+    ]
+
+
+def _line(each: ModelFiles) -> str:
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used / 1e9))
+    return f"{each.model}: {each.files} files, {each.nbytes / 1e6:.1f} MB, last used {day}"

@@ -1,16 +1,18 @@
 """`mlx-server chat`."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import command_app
 from mlx_server.cli.terminal import CONTROL, safe
+from mlx_server.clients.chat import Chat, Delta, ask, connected, converse
 from mlx_server.errors import BadRequest
+from mlx_server.events import ReasoningDelta, TextDelta
 
-if TYPE_CHECKING:
-    from mlx_server.clients.chat import Chat, Delta
+app = command_app()
 
 
 @app.command()
@@ -43,8 +45,6 @@ def chat(
     then also be a folder or a hub id. Ctrl-C stops an answer, /reset starts a new conversation,
     /exit ends the chat.
     """
-    from mlx_server.clients.chat import Chat, ask, connected
-
     given = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in given.items() if value is not None}
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -64,25 +64,18 @@ def _piped() -> str:
     raise BadRequest('There is no question on standard input. Try: echo "hi" | mlx-server chat')
 
 
-def _print_text(delta: "Delta") -> None:
-    from mlx_server.events import TextDelta
-
+def _print_text(delta: Delta) -> None:
     if isinstance(delta, TextDelta):
         text = CONTROL.sub("", delta.text) if sys.stdout.isatty() else delta.text
         print(text, end="", flush=True)
 
 
-def _converse(chat: "Chat") -> None:
+def _converse(chat: Chat) -> None:
     import readline  # noqa: F401  gives input() editing and a history
-
-    from rich.console import Console
-
-    from mlx_server.clients.chat import converse
-    from mlx_server.events import ReasoningDelta
 
     console = Console()
 
-    def show(delta: "Delta") -> None:
+    def show(delta: Delta) -> None:
         style = "dim" if isinstance(delta, ReasoningDelta) else None
         console.out(CONTROL.sub("", delta.text), end="", style=style, highlight=False)
 

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.root import command_app
+from mlx_server.clients.chat import key_at_home
+from mlx_server.clients.connect.clients import CLIENTS
+from mlx_server.clients.connect.lookup import connection_to
+from mlx_server.clients.connect.running import command_of
+from mlx_server.clients.connect.showing import listing, shown
+from mlx_server.clients.connect.showing import markdown as table
+from mlx_server.clients.connect.writing import changes
+from mlx_server.clients.connect.writing import write as written
+from mlx_server.errors import SettingsError, nearest_names
+
+app = command_app()
 
 
 @app.command()
@@ -37,16 +48,6 @@ def connect(
     mlx-server connect codex --write --run      write them, with a backup, and start it
     mlx-server connect claude --run             Claude Code, for this one session
     """
-    from mlx_server.clients.chat import key_at_home
-    from mlx_server.clients.connect.clients import CLIENTS
-    from mlx_server.clients.connect.lookup import connection_to
-    from mlx_server.clients.connect.running import command_of
-    from mlx_server.clients.connect.showing import listing, shown
-    from mlx_server.clients.connect.showing import markdown as table
-    from mlx_server.clients.connect.writing import changes
-    from mlx_server.clients.connect.writing import write as written
-    from mlx_server.errors import SettingsError, nearest_names
-
     if client is None:
         print(table() if markdown else listing(), end="")
         return

@@ -1,25 +1,26 @@
 """`mlx-server connectors`."""
 
+import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import CONTROL, safe
+from mlx_server.config.connectors import ConnectorSettings
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.specs import credentials, stored_login
+from mlx_server.errors import SettingsError, served_names
+from mlx_server.mcp import StoredLogin
 
-if TYPE_CHECKING:
-    from mlx_server.config.connectors import ConnectorSettings
-    from mlx_server.mcp import StoredLogin
-
-connectors = typer.Typer(help="Log in to MCP servers of models.yaml, or out.", no_args_is_help=True)
-app.add_typer(connectors, name="connectors")
+app = command_app(help="Log in to MCP servers of models.yaml, or out.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A connector of models.yaml.")]
 
 
-@connectors.command()
+@app.command()
 def login(
     name: Name,
     config: ConfigFile = None,
@@ -36,10 +37,7 @@ def login(
     The connector has `login: true` in models.yaml. The tokens are kept in the data directory, in a
     file that only you can read. The server refreshes them, and need not be restarted.
     """
-    import asyncio
-
-    from mlx_server.config.specs import credentials
-    from mlx_server.mcp.oauth import LoginFailed, log_in
+    from mlx_server.mcp.oauth import LoginFailed, log_in  # the SDK, which takes a second
 
     connector, stored = _login_of(config, name)
     settings = connector.login
@@ -68,7 +66,7 @@ def login(
     print(f"Logged in: {name} has {tools} tools.")
 
 
-@connectors.command()
+@app.command()
 def logout(name: Name, config: ConfigFile = None) -> None:
     """Forget the tokens of a login.
 
@@ -81,11 +79,7 @@ def logout(name: Name, config: ConfigFile = None) -> None:
     print(f"Logged out of {name}." if stored.forget() else f"There is no login of {name}.")
 
 
-def _login_of(config: Path | None, name: str) -> "tuple[ConnectorSettings, StoredLogin]":
-    from mlx_server.config.models_yaml import load_settings
-    from mlx_server.config.specs import stored_login
-    from mlx_server.errors import SettingsError, served_names
-
+def _login_of(config: Path | None, name: str) -> tuple[ConnectorSettings, StoredLogin]:
     settings = load_settings(config)
     connector = settings.connectors.get(name)
     if connector is None or connector.login is None:

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlx_server.cli.tables.adapters import rows_of
-from mlx_server.cli.tables.printable import printable
+from mlx_server.cli.adapters import rows_of
+from mlx_server.cli.tables import printable
 from mlx_server.cli.transcripts import transcript_checks
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings

@@ -1,12 +1,28 @@
-"""`mlx-server models`."""
+"""`mlx-server models`: the models of a running server, or the checkpoints on this machine."""
 
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import httpx
+import msgspec
 import typer
+import yaml
+from rich.console import Console
+from rich.text import Text
 
-from mlx_server.cli.root import app
+from mlx_server.cli.machine_checks import budget_here
+from mlx_server.cli.root import command_app
+from mlx_server.cli.tables import print_line, print_table
+from mlx_server.clients.chat import client_of, key_at_home, parsed_json
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.errors import ServerError
+from mlx_server.families import table
+from mlx_server.sources.local import LocalModel, local_models
+
+app = command_app()
 
 
 @app.command()
@@ -37,29 +53,163 @@ def models(
     mlx-server models --url http://studio.local:8000 --api-key KEY
     mlx-server models --families
     """
-    from rich.console import Console
-
     if markdown:
-        from mlx_server.families.table import markdown as table
-
-        print(table(), end="")
+        print(table.markdown(), end="")
         return
     if families:
-        from mlx_server.families.table import show as show_families
-
-        show_families(Console())
+        table.show(Console())
         return
     if local:
-        from mlx_server.cli.machine_checks import budget_here
-        from mlx_server.cli.tables.local import show as show_local
-        from mlx_server.config.models_yaml import load_settings
-        from mlx_server.sources.local import local_models
-
         budget = budget_here(load_settings(config).server.memory_budget).nbytes
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
-    from mlx_server.cli.tables.pool import pool_of, show
-    from mlx_server.clients.chat import client_of, key_at_home
-
     with client_of(url, api_key or key_at_home()) as client:
         show(pool_of(client), Console())
+
+
+COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
+
+
+class ProgressBody(TypedDict):
+    done: int
+    total: Annotated[int, msgspec.Meta(gt=0)]
+
+
+class PrefillBody(TypedDict):
+    prompt_tokens: int
+    computed_tokens: int
+
+
+class ModelBody(TypedDict):
+    id: str
+    family: str | None
+    source: str
+    state: str
+    leases: int
+    bytes: int
+    last_used: float | None
+    progress: ProgressBody | None
+    prefilling: NotRequired[list[PrefillBody]]
+    error: str | None
+
+
+class MemoryBody(TypedDict):
+    used: int
+    budget: int
+    prompt_cache: int
+
+
+class PoolBody(TypedDict):
+    """What the table shows of the body of /v1/pool."""
+
+    object: Literal["pool"]
+    memory: MemoryBody
+    models: list[ModelBody]
+
+
+def pool_of(client: httpx.Client) -> dict[str, Any]:
+    """The body of the server's /v1/pool. Raises ServerError if it can't be read."""
+    place = f"{client.base_url.scheme}://{client.base_url.netloc.decode()}"  # without a password
+    try:
+        response = client.get("/v1/pool")
+    except httpx.HTTPError as error:
+        raise ServerError(
+            f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
+        ) from None
+    found = parsed_json(response.content)
+    try:
+        if not response.is_success:
+            message = found["error"]["message"]
+            raise ServerError(f"{place} answers {response.status_code}: {message}")
+        msgspec.convert(found, PoolBody)
+    except (ValueError, TypeError, KeyError):
+        pass
+    else:
+        return dict(found)
+    raise ServerError(
+        f"The server at {place} is not mlx-server (it answers {response.status_code} to "
+        "/v1/pool). Set --url to yours, or start one with `mlx-server serve`."
+    )
+
+
+def show(pool: dict[str, Any], console: Console) -> None:
+    print_table(COLUMNS, map(_cells, pool["models"]), console, wrapped=["source"])
+    for model in pool["models"]:
+        if model["error"]:
+            print_line(f"{model['id']} failed: {model['error']}", console)
+        for row in model.get("prefilling", ()):
+            print_line(_prefill(model["id"], row), console)
+    used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
+    print_line(f"{used} of {budget} in use, {cache} of it by the prompt cache", console)
+
+
+def _prefill(model: str, row: dict[str, int]) -> str:
+    prompt, computed = row["prompt_tokens"], row["computed_tokens"]
+    return f"{model}: prefill, {computed:,} of {prompt:,} prompt tokens computed"
+
+
+def _cells(model: dict[str, Any]) -> list[str]:
+    progress = model["progress"]
+    percent = f" {100 * progress['done'] // progress['total']} %" if progress else ""
+    return [
+        model["id"],
+        model["family"] or "-",
+        model["source"],
+        "failed" if model["error"] else model["state"] + percent,
+        str(model["leases"]),
+        _size(model["bytes"]),
+        _ago(model["last_used"]),
+    ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+
+
+def _ago(moment: float | None) -> str:
+    if moment is None:
+        return "-"
+    seconds = max(0.0, time.time() - moment)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+LOCAL_COLUMNS = ("model", "family", "weights", "fits")
+
+NO_MODELS = (
+    "No checkpoints were found in the Hugging Face cache or in LM Studio's folders. Fetch one with "
+    "`mlx-server pull mlx-community/Qwen3-4B-4bit`."
+)
+
+
+def show_local(models: Sequence[LocalModel], budget: int, console: Console) -> None:
+    """Prints the checkpoints, and YAML for those that fit `budget`, in bytes."""
+    if not models:
+        console.print(Text(NO_MODELS), soft_wrap=True)
+        return
+    rows = [_local_cells(model, budget) for model in models]
+    print_table(LOCAL_COLUMNS, rows, console, wrapped=LOCAL_COLUMNS)
+    for model in models:
+        if model.problem:
+            print_line(f"{model.id}: {model.problem}", console)
+    if servable := [model for model in models if fits(model, budget)]:
+        console.print(Text("\nFor models.yaml:\n"))
+        console.out(lines_for(servable), end="", highlight=False)
+
+
+def fits(model: LocalModel, budget: int) -> bool:
+    return not model.problem and model.nbytes <= budget
+
+
+def lines_for(models: Sequence[LocalModel]) -> str:
+    entries = {model.id: {"source": model.source} for model in models}
+    return yaml.safe_dump({"models": entries}, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _local_cells(model: LocalModel, budget: int) -> list[str]:
+    if model.problem:
+        return [model.id, model.family, "-", "no: see below"]
+    size = f"{model.nbytes / 1e9:.1f} GB"
+    return [model.id, model.family, size, "yes" if fits(model, budget) else "no: too large"]

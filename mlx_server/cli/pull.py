@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import app
+from mlx_server.cli.machine_checks import budget_here
+from mlx_server.cli.models import lines_for
+from mlx_server.cli.root import command_app
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.pool.progress import progress_display
+from mlx_server.sources.local import LocalModel
+from mlx_server.sources.source import resolve
+
+app = command_app()
 
 
 @app.command()
@@ -30,13 +38,6 @@ def pull(
     before its weights are downloaded. An interrupted download is resumed. HF_TOKEN gives access to
     gated models. The lines for models.yaml are printed at the end.
     """
-    from mlx_server.cli.machine_checks import budget_here
-    from mlx_server.cli.tables.local import lines_for
-    from mlx_server.config.models_yaml import load_settings
-    from mlx_server.pool.progress import progress_display
-    from mlx_server.sources.local import LocalModel
-    from mlx_server.sources.source import resolve
-
     budget = budget_here(load_settings(config).server.memory_budget).nbytes
     show = progress_display()
     for id in ids:

@@ -1,19 +1,65 @@
-"""The typer app that every command registers with."""
+"""The typer app of all commands. A command's module is imported when the command is run."""
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from mlx_server import __version__
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,  # its tracebacks may show local variables, keys among them
-)
+COMMANDS = {
+    "serve": "Serve models until Ctrl-C.",
+    "chat": "Chat with a model in the terminal.",
+    "connect": "Let a coding agent or another client use this server.",
+    "doctor": "Check this machine and models.yaml, and show what to fix.",
+    "models": "Show a running server's models: their state, memory and use.",
+    "adapters": "Show the LoRA adapters and the models that they fit.",
+    "connectors": "Log in to MCP servers of models.yaml, or out.",
+    "store": "Show how many responses and conversations are stored, and where.",
+    "cache": "Show what the prompt cache keeps on disk, and where.",
+    "bench": "Measure a server's latency and throughput.",
+    "pull": "Download models from the Hugging Face hub, to serve them offline.",
+    "replay": "Record answers, for tests without weights.",
+    "service": "Keep a server running, from login to logout.",
+}
+"""Each is the name of a module with an `app`. The texts are those of their help, which is shown
+without importing them."""
 
+
+class Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *(name for name in self.commands if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            module = import_module(f"mlx_server.cli.{cmd_name}")
+            self.add_command(typer.main.get_command(module.app), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            for name in COMMANDS:  # the message suggests one of them
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def command_app(**options: Any) -> typer.Typer:
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,  # its tracebacks may show local variables, keys among them
+        **options,
+    )
+
+
+app = command_app(no_args_is_help=True, cls=Commands)
 
 ConfigFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Read this file instead of ./models.yaml.")

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.root import ConfigFile, command_app
+
+app = command_app()
 
 Models = Annotated[
     list[str] | None, typer.Argument(metavar="PATH_OR_ID", help="Folders or hub ids to serve.")

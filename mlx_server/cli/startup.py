@@ -2,14 +2,16 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mlx_server.cli.discovery import with_local_models
+from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.transcripts import check_transcripts
 from mlx_server.config.models_yaml import ids_of, load_settings
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import ServerError, SettingsError
+from mlx_server.sources.local import local_models
 from mlx_server.sources.source import check
 from mlx_server.upstream.spec import is_upstream
 
@@ -65,3 +67,17 @@ def _problem(model: ModelSettings) -> str | None:
     except ServerError as error:
         return error.message
     return None
+
+
+def with_local_models(settings: Settings) -> Settings:
+    """Adds the local checkpoints that fit the memory budget; listed models keep their names."""
+    budget = budget_here(settings.server.memory_budget).nbytes
+    listed = settings.models
+    taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
+    taken |= {model.source for model in listed.values()}
+    found = {
+        model.id: ModelSettings(source=model.source)
+        for model in local_models(upcast=sys.platform != "darwin")
+        if not model.problem and model.nbytes <= budget and not {model.id, model.source} & taken
+    }
+    return settings.model_copy(update={"models": {**listed, **found}})

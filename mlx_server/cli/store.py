@@ -1,10 +1,21 @@
-"""`mlx-server store`."""
+"""`mlx-server store`: what is stored of responses and conversations."""
 
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from mlx_server.cli.root import ConfigFile, app
+from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.tables import print_line
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import Settings
+from mlx_server.store import Retention, Stats, Store
+
+app = command_app()
 
 
 @app.command()
@@ -24,9 +35,67 @@ def store(
     The limits are set under `store` in models.yaml. A server prunes once an hour by itself. This
     command also works while a server is running.
     """
-    from rich.console import Console
-
-    from mlx_server.cli.tables.store import look, show
-    from mlx_server.config.models_yaml import load_settings
-
     show(look(load_settings(config), prune=prune), Console())
+
+
+@dataclass(frozen=True)
+class StoreSummary:
+    path: Path
+    retention: Retention
+    stats: Stats | None
+    """None: nothing has been stored there yet."""
+    pruned: int | None = None
+    """The number of records that were removed; None if pruning was not requested."""
+
+
+def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
+    """Reads the store, also while a server has it open."""
+    path = settings.store.path
+    kept = settings.store
+    retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
+    if not path.exists():
+        return StoreSummary(path, retention, None)
+    return asyncio.run(_visit(path, retention, prune=prune))
+
+
+async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSummary:
+    store = await Store.visit(path, retention)
+    try:
+        pruned = await store.prune() if prune else None
+        return StoreSummary(path, retention, await store.stats(), pruned)
+    finally:
+        await store.close()
+
+
+def show(found: StoreSummary, console: Console) -> None:
+    for line in _lines(found):
+        print_line(line, console)
+
+
+def _lines(found: StoreSummary) -> list[str]:
+    kept = f"for {found.retention.days:g} days, at most {found.retention.count} of each"
+    if (stats := found.stats) is None:
+        return [f"{found.path}: nothing is stored yet", f"kept           {kept}"]
+    pruned = [] if found.pruned is None else [f"pruned         {found.pruned}"]
+    return [
+        str(found.path),
+        *pruned,
+        f"responses      {stats.responses}{_span(stats)}",
+        f"conversations  {stats.conversations}",
+        f"completions    {stats.completions}",
+        f"items          {stats.items}",
+        f"size           {stats.bytes / 1e6:.1f} MB",
+        f"stored         {stats.stored / 1e6:.1f} MB, at most {found.retention.bytes / 1e6:.0f} MB",
+        f"kept           {kept}",
+    ]
+
+
+def _span(stats: Stats) -> str:
+    if stats.oldest is None or stats.newest is None:
+        return ""
+    oldest, newest = (_day(moment) for moment in (stats.oldest, stats.newest))
+    return f", of {oldest}" if oldest == newest else f", from {oldest} to {newest}"
+
+
+def _day(moment: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(moment))

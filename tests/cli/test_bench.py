@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mlx_server.cli import app
-from mlx_server.clients import bench
+from mlx_server.cli import app, bench
 from mlx_server.clients.bench import result
 from mlx_server.clients.bench.exchange import Target
 from mlx_server.errors import SettingsError

@@ -1,13 +1,21 @@
-"""`mlx-server doctor`: what it checks, what it shows, and what it does without."""
+"""`mlx-server doctor`: what it finds on this machine, and whether the engine starts."""
 
+import io
 import json
+import shutil
 import socket
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from mlx_server.cli import machine_checks
+from mlx_server.cli.doctor import run_engine_check
+from mlx_server.config.settings import ServerSettings
 from mlx_server.engine import blas
 from tests.cli.running import run
 
@@ -62,3 +70,130 @@ def test_fast_blas_takes_the_first_that_has_cblas(monkeypatch: pytest.MonkeyPatc
     assert blas.fast_blas() == "libnot-here.so.4"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert blas.fast_blas() is None
+
+
+MAC_PROBE = """
+import json
+print(json.dumps({"version": "1", "gpu": True, "name": "M", "working_set": 22906503168}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("wired", "says"),
+    [
+        ("auto", "auto: weights that take 10.0 GiB to 18.0 GiB are kept resident"),
+        ("never", "never"),
+        (4 << 30, "up to 4.0 GiB of weights"),
+        (40 << 30, "up to 18.0 GiB of weights"),
+    ],
+)
+def test_doctor_tells_what_is_wired(wired: Any, says: str) -> None:
+    check = machine_checks._wired(ServerSettings(wired=wired), 20 << 30)
+    assert says in check.found
+    assert "only Metal" in machine_checks._wired(ServerSettings(wired=wired), None).found
+
+
+def test_doctor_sees_what_only_flags_and_environment_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_HOST", "0.0.0.0")
+    (check,) = [check for check in machine_checks.examine(None) if check.name == "settings"]
+    assert check.status == "fail"
+    assert "allow_insecure" in check.found
+
+
+def test_doctor_says_what_the_budget_is_and_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_checks, "PROBE", MAC_PROBE)
+
+    def found() -> machine_checks.Check:
+        (check,) = [check for check in machine_checks.examine(None) if check.name == "budget"]
+        return check
+
+    assert (found().status, found().fix) == ("ok", "")
+    assert found().found == (
+        "21.5 GB for weights and caches: Metal's recommended working set (22.9 GB) minus "
+        "1.4 GB to compute in; change it with `memory_budget` in models.yaml"
+    )
+    Path("models.yaml").write_text("server: {memory_budget: 24GB}\nmodels: {m: {source: a/b}}")
+    assert found().status == "warn"
+    assert "24.0 GB is more than the 22.9 GB that Metal recommends" in found().fix
+
+
+def test_doctor_does_not_import_mlx() -> None:
+    program = "import sys; from mlx_server.cli.machine_checks import examine; list(examine(None));"
+    program += "print('mlx.core' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert out.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("probe", "found"),
+    [
+        ("raise ImportError('no mlx here')", "ImportError: no mlx here"),
+        ("import os; os.abort()", "ended with status -6"),
+        ("import time; time.sleep(60)", "no answer within 0.5 s"),
+    ],
+)
+def test_doctor_survives_a_broken_mlx(
+    probe: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "PROBE", probe)
+    monkeypatch.setattr(machine_checks, "PROBE_SECONDS", 0.5 if "sleep" in probe else 60)
+    (check,) = [check for check in machine_checks.examine(None) if check.name == "mlx"]
+    assert (check.status, check.found) == ("fail", found)
+    assert check.fix.startswith("pip install")
+
+
+def test_doctor_wants_a_cache_it_can_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").touch(0o777)
+    monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "file" / "cache"))
+    (check,) = [check for check in machine_checks.examine(None) if check.name == "cache"]
+    assert check.status == "fail"
+    assert check.found == f"{folder / 'file'} is not a writable folder"
+
+
+def test_doctor_draws_a_table_in_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    checks = [
+        machine_checks.Check("ok", "a", "[b]x"),
+        machine_checks.Check("warn", "c", "d", "fix it"),
+    ]
+    assert machine_checks.report(checks, console)
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "│" in drawn
+    assert "[b]x" in drawn
+    assert not machine_checks.report([*checks, machine_checks.Check("fail", "e", "f")], console)
+
+
+def test_doctor_names_the_fix_for_a_slow_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "fast_blas", lambda: None)
+    assert machine_checks._blas().status == "warn"
+    monkeypatch.setattr(machine_checks, "fast_blas", lambda: "libblis.so.4")
+    assert machine_checks._blas() == machine_checks.Check(
+        "ok", "blas", "the engine preloads libblis.so.4"
+    )
+
+
+def test_doctor_reads_the_models_that_are_here(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "PROBE", MAC_PROBE)
+    shutil.copytree(tiny_path, "pointed")
+    Path("pointed/tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    models = {"a": str(tiny_path), "b": "./nothere", "c": "./pointed", "d": "org/name"}
+    listed = {id: {"source": source} for id, source in models.items()}
+    Path("models.yaml").write_text(json.dumps({"models": listed}))
+    checks = [check for check in machine_checks.examine(None) if check.name == "models"]
+    failed = [check.found for check in checks if check.status == "fail"]
+    assert [found[:40] for found in failed] == [
+        "b: The folder 'nothere' does not exist. ",
+        "c: tokenizer.json is a Git LFS pointer, ",
+    ]
+    assert [check.found for check in checks if check.status == "ok"] == ["a"]
+
+
+def test_doctor_tells_of_an_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    (check,) = run_engine_check()
+    assert (check.status, check.name) == ("fail", "engine")
+    assert check.found == "FileNotFoundError: No such file or directory: 'python'"

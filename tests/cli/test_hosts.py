@@ -11,11 +11,18 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli import app
-from mlx_server.cli.hosts import probe
-from mlx_server.cli.hosts.checks import SAME_PACKAGES, examine_hosts, host_checks, unreached
-from mlx_server.cli.hosts.command import Answer, run_on
-from mlx_server.cli.hosts.link import Measured, judged, link_check
+from mlx_server.cli import app, host_probe
+from mlx_server.cli.hosts import (
+    SAME_PACKAGES,
+    CommandOutput,
+    Measured,
+    examine_hosts,
+    host_checks,
+    judged,
+    link_check,
+    run_on,
+    unreached,
+)
 from mlx_server.cli.machine_checks import Check
 from mlx_server.engine.rank_group import FIRST_PORT, RankGroup, RankHost
 from tests.live.ranks import free_ports
@@ -109,8 +116,8 @@ def facts(**changed: object) -> str:
         "python": platform.python_version(),
         "machine": "Darwin arm64",
         "memory": 64 << 30,
-        "packages": {name: probe.version(name) for name in SAME_PACKAGES},
-        "source": probe.source(),
+        "packages": {name: host_probe.version(name) for name in SAME_PACKAGES},
+        "source": host_probe.source(),
         "places": {},
         "models": {},
     }
@@ -190,8 +197,8 @@ def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> N
 def test_other_versions_code_and_files_are_compared_with_those_here(
     port: int, model: Path, ssh: Path
 ) -> None:
-    here = probe.model(str(model))
-    packages = {name: probe.version(name) for name in SAME_PACKAGES}
+    here = host_probe.model(str(model))
+    packages = {name: host_probe.version(name) for name in SAME_PACKAGES}
     answers = {
         "older": facts(packages={**packages, "mlx": "0.31.0", "mlx-lm": ""}, models={}),
         "commit": facts(source="0" * 64, models={str(model): {**here, "bytes": 7}}),
@@ -237,7 +244,7 @@ def test_hostile_facts_are_no_crash_and_control_no_terminal(port: int, ssh: Path
 
 def test_a_host_that_hangs_is_left_and_no_process_stays(port: int) -> None:
     answer = asyncio.run(run_on(group(port, "hanging"), 1, ["true"], b"", seconds=1.0))
-    assert answer == Answer(None, cut="slow")
+    assert answer == CommandOutput(None, cut="slow")
     assert ["sleep", "600"] not in [each.info["cmdline"] for each in started_here()]
 
 
@@ -245,7 +252,7 @@ def test_what_is_said_of_a_host_that_gave_no_answer(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = group(port, "hanging")
-    assert unreached(found, 1, Answer(None, cut="slow")) == (
+    assert unreached(found, 1, CommandOutput(None, cut="slow")) == (
         "no answer within 60 s",
         "try `ssh hanging true`",
     )

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli import app, machine_checks
-from mlx_server.sources import source as sources
+from mlx_server.cli import app, machine_checks, pull
 
 pytestmark = pytest.mark.usefixtures("studio")
 
@@ -22,7 +21,7 @@ def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         asked.append((source, budget))
         return tmp_path
 
-    monkeypatch.setattr(sources, "resolve", resolve)
+    monkeypatch.setattr(pull, "resolve", resolve)
     result = CliRunner().invoke(app, ["pull", "org/name", "--config", str(file)])
     assert result.exit_code == 0
     assert asked == [("org/name", 10)]
@@ -50,6 +49,6 @@ def test_on_a_mac_the_budget_is_what_metal_recommends(
         asked.append(budget)
         return tmp_path
 
-    monkeypatch.setattr(sources, "resolve", resolve)
+    monkeypatch.setattr(pull, "resolve", resolve)
     CliRunner().invoke(app, ["pull", "org/name"])
     assert asked == [budget.nbytes]

@@ -1,4 +1,4 @@
-"""`mlx-server replay record`: what its flags need, and where the transcript goes."""
+"""`mlx-server replay record`: of models, of other servers, and of what an app asks."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,16 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
+from mlx_server.cli.replay import recorded_settings, secrets_of
 from mlx_server.errors import ServerError, SettingsError
-from tests.cli.recording_upstream import Upstream, record
+from mlx_server.families import family_named
+from mlx_server.messages import Conversation, Message
+from mlx_server.sources.transcript import read_transcript
+from tests.cli.recording_upstream import KEY, Upstream, record
+from tests.cli.running import NO_URLS
+from tests.families.goldens import tokenizer_of
+from tests.upstream.playing import KEY as UPSTREAM_KEY
+from tests.upstream.playing import KEY_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -145,3 +153,106 @@ def test_a_transcript_replaces_a_file_only_when_it_is_whole(
     assert (folder / "old.yaml").stat().st_mode & 0o777 == 0o600
     assert (folder / "link").is_symlink()
     assert sorted(each.name for each in folder.iterdir()) == ["asked.yaml", "link", "old.yaml"]
+
+
+def test_a_recording_plays_in_any_family(
+    tmp_path: Path, upstream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THEIR_KEY", KEY)
+    body = {"messages": [{"role": "user", "content": "call it"}], "temperature": 0}
+    options = ("--api-key-env", "THEIR_KEY")
+    result = record(tmp_path, upstream, [body, "say it", f"my key is {KEY}"], *options)
+    assert result.exit_code == 0, result.output
+    assert Upstream.asked[0] == (
+        f"Bearer {KEY}",
+        {**body, "model": "their/model", "stream": False},
+    )
+    text = (tmp_path / "said.yaml").read_text()
+    assert KEY not in text + result.output
+    assert "sk-" not in text
+    found = read_transcript(tmp_path / "said.yaml", 1)
+    entries = [
+        found.pick(Conversation((Message("user", asked),))).entry
+        for asked in ("call it", "say it", f"my key is {KEY}")
+    ]
+    called, said, _ = entries
+    assert said.answer
+    assert said.answer.text == "It is [removed]."
+    tokenizer = tokenizer_of("qwen3")
+    assert tokenizer.raw(called.tokens(tokenizer, family_named("qwen3"))) == (
+        '<think>\nHm.\n</think>\n\n<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+    )
+    mistral = tokenizer_of("mistral")
+    assert mistral.raw(called.tokens(mistral, family_named("mistral"))) == (
+        '[THINK]Hm.[/THINK][TOOL_CALLS]f[ARGS]{"a": "é"}'
+    )
+
+
+def test_a_server_that_records_has_the_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, UPSTREAM_KEY)
+    config = tmp_path / "models.yaml"
+    listed = {"source": "openai+http://127.0.0.1:1/v1", "upstream_model": "theirs"}
+    models = {"mine": {**listed, "aliases": ["own"], "api_key_env": KEY_VARIABLE}, "other": listed}
+    config.write_text(yaml.safe_dump({"models": models, "server": {"port": 1234}}))
+    settings = recorded_settings("own", config, None, None, None)
+    assert (list(settings.models), settings.server.port) == (["mine"], 1234)
+    assert secrets_of(settings) == [UPSTREAM_KEY]
+    given = recorded_settings("a/b", config, "http://127.0.0.1:2/v1/", KEY_VARIABLE, 99)
+    assert list(given.models) == ["a/b"]
+    assert given.models["a/b"].source == "openai+http://127.0.0.1:2/v1"
+    assert (given.models["a/b"].upstream_model, given.server.port) == ("a/b", 99)
+    assert list(recorded_settings(str(tmp_path), config, None, None, None).models) == [
+        tmp_path.name
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "variable", "said"),
+    [
+        ("m", "", None, "--upstream: should be an http or https URL."),
+        ("m", "their-server", None, "--upstream: should be an http or https URL."),
+        ("m", "http://me:hunter2@host", None, "--upstream: the URL of another server should have"),
+        ("m", "http://host", "not a name", "--api-key-env: "),
+    ],
+)
+def test_what_can_not_be_recorded(
+    tmp_path: Path, model: str, url: str, variable: str | None, said: str
+) -> None:
+    with pytest.raises(SettingsError) as wrong:
+        recorded_settings(model, None, url, variable, None)
+    assert wrong.value.message.startswith(said)
+    assert "hunter2" not in wrong.value.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("nobody knows", r"refused request 2 \(HTTP 404\): No\."),
+        ("never end", "The answer to request 2 is larger than 8 MiB"),
+        ("break it", "The answer to request 2 is not in the format"),
+    ],
+)
+def test_an_upstream_that_fails_is_named(
+    tmp_path: Path, upstream: str, asked: str, message: str
+) -> None:
+    result = record(tmp_path, upstream, ["call it", asked])
+    assert isinstance(result.exception, ServerError)
+    with pytest.raises(ServerError, match=message):
+        raise result.exception
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://[::1]:1"])
+def test_an_upstream_that_is_not_there_is_named(tmp_path: Path, url: str) -> None:
+    result = record(tmp_path, url, ["call it"])
+    assert isinstance(result.exception, ServerError)
+    assert "at --upstream did not answer request 1" in result.exception.message
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_named(tmp_path: Path, url: str) -> None:
+    result = record(tmp_path, url, ["call it"])
+    assert isinstance(result.exception, SettingsError)
+    assert result.exception.message.startswith("The URL after --upstream should be one like http")
+    assert "hunter2" not in result.exception.message

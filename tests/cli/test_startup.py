@@ -1,4 +1,4 @@
-"""Models that the command line names are looked at before anything is started."""
+"""What is checked before a server starts: settings, transcripts and models on this machine."""
 
 import json
 import shutil
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.cli.startup import checked_settings
+from mlx_server.cli.startup import checked_settings, with_local_models
+from mlx_server.cli.transcripts import check_transcripts
+from mlx_server.config.settings import ModelSettings, Settings
 from mlx_server.errors import SettingsError
+from tests.live.server import serving
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -59,3 +62,54 @@ def test_models_of_the_file_are_looked_at_without_a_network(
     assert "model type 'nothing'" in said["other"]
     assert "lacks model*.safetensors" in said["half"]
     assert "its adapter 'mine' is not there: the folder 'gone' does not exist" in said["adapted"]
+
+
+def test_what_is_listed_keeps_its_name_and_settings(studio: Path) -> None:
+    mine = ModelSettings(source=str(studio / "one"), context_length=99)
+    found = with_local_models(Settings(models={"mine": mine})).models
+    assert {id: model.source for id, model in found.items()} == {
+        "mine": str(studio / "one"),
+        "org/two": str(studio / "two"),
+    }
+    assert found["mine"].context_length == 99
+
+
+def test_names_that_are_taken_are_not_taken_again(studio: Path) -> None:
+    mine = ModelSettings(source="org/other", aliases=("org/two",))
+    assert list(with_local_models(Settings(models={"mine": mine})).models) == ["mine", "org/one"]
+
+
+def test_what_is_damaged_or_too_large_is_not_offered(studio: Path) -> None:
+    (studio / "one/tokenizer.json").unlink()
+    assert list(with_local_models(Settings()).models) == ["org/two"]
+    small = Settings.model_validate({"server": {"memory_budget": 10}})
+    assert with_local_models(small).models == {}
+
+
+@pytest.mark.live
+def test_a_server_offers_them_and_answers(studio: Path, tiny_path: Path, tmp_path: Path) -> None:
+    config = {"models": {"mine": {"source": str(tiny_path)}}}
+    with serving(tmp_path / "run", config, "--discover") as server, server.http() as http:
+        listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
+        assert listed[-2:] == ["org/one", "org/two"]
+        asked = {"model": "org/two", "prompt": "a", "max_tokens": 2}
+        answer = http.post("/v1/completions", json=asked)
+    assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+SAID = "- answer: {text: Yes.}\n- answer: {calls: [{name: f}]}\n"
+
+
+def settings(folder: Path, family: str) -> Settings:
+    (folder / "said.yaml").write_text(SAID)
+    source = f"replay:{folder / 'said.yaml'}"
+    return Settings(models={"fake": ModelSettings(source=source, family=family)})
+
+
+def test_an_answer_that_the_family_can_not_write_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"fake: said\.yaml:2: entry 2: The family gemma3"):
+        check_transcripts(settings(tmp_path, "gemma3"))
+
+
+def test_answers_in_words_are_for_any_family(tmp_path: Path) -> None:
+    check_transcripts(settings(tmp_path, "mistral"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.cli.recording import record
+from mlx_server.cli.replay import record_model
 from mlx_server.config.settings import ModelSettings
 from mlx_server.config.specs import model_spec
 from mlx_server.messages import Conversation, Message, Tool
@@ -29,7 +29,7 @@ def test_answers_are_read_and_secrets_are_taken_out(
         says(leaked), streamed(delta("stop"), USAGE), says(f"The key is {KEY}."), says("unused")
     )
     shown: list[Any] = []
-    entries = record(spec, [asked("Weather?"), asked("And now?")], shown.append)
+    entries = record_model(spec, [asked("Weather?"), asked("And now?")], shown.append)
     assert shown == entries
     assert entries[0] == {"match": "Weather?", "answer": {"reasoning": "Paris.", "calls": [PARIS]}}
     assert KEY not in str(entries)

@@ -1,31 +1,270 @@
-"""Checks the hosts of a hostfile: which of them fails what, and what to do there."""
+"""Checks the hosts of a hostfile: which of them fails what, what to do there, and how fast the link
+between them is.
+
+What comes back was written by another machine: its size and time are bounded, and it is only shown
+and compared.
+"""
 
 import asyncio
 import json
+import os
+import shlex
+import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from mlx_server.cli.hosts import probe
-from mlx_server.cli.hosts.command import Answer, printable, python_of, run_on
-from mlx_server.cli.hosts.link import link_check
+from mlx_server.cli import host_probe
 from mlx_server.cli.machine_checks import Check, Status
 from mlx_server.config.distributed import DistributedSettings, rank_group
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.specs import model_specs
 from mlx_server.engine.rank_group import FIRST_PORT, RankGroup
+from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.errors import SettingsError
 from mlx_server.mcp.addresses import is_public
 from mlx_server.pool.memory_budget import size
 from mlx_server.sources.source import on_disk
 
+SSH = (
+    "ssh",
+    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ServerAliveInterval=5"),
+    *("-o", "LogLevel=ERROR", "-o", "ForwardAgent=no", "-T"),
+)
+"""The ssh command: it asks nothing, accepts no unknown key, and gives up on a host that is
+silent."""
+
+MOST_BYTES = 256 << 10
+"""The limit on each output stream."""
+
+SHOWN_CHARACTERS = 200
+
+KILL_SECONDS = 5.0
+"""How long a process that was killed may keep its output open."""
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    status: int | None
+    """The exit status; None if the command did not end by itself."""
+    out: bytes = b""
+    err: bytes = b""
+    cut: Literal["", "no ssh", "slow", "large"] = ""
+    """Why the command did not end by itself; empty if it did."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its error output, fit to be shown."""
+        lines = self.err.decode(errors="replace").split("\n")
+        return printable(next((line for line in reversed(lines) if line.strip()), ""))
+
+
+def python_of(group: RankGroup) -> str:
+    """The interpreter of the other machines."""
+    return group.python or sys.executable
+
+
+def printable(text: str) -> str:
+    shown = "".join(char if char.isprintable() else "?" for char in text.strip())
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 3] + "..."
+
+
+async def run_on(
+    group: RankGroup, rank: int, arguments: Sequence[str], stdin: bytes, seconds: float
+) -> CommandOutput:
+    """Runs the Python of a rank's host. Rank 0 is on this machine, as the server will be.
+
+    It leaves no process here. What runs on another machine needs limits of its own.
+    """
+    host = group.hosts[rank]
+    is_here = host.is_local or rank == 0
+    python = sys.executable if is_here else python_of(group)
+    command = ["env", *(f"{name}={value}" for name, value in group.variables), python, *arguments]
+    line = command if is_here else [*SSH, host.ssh, f"exec {shlex.join(command)}"]
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+    except OSError:
+        return CommandOutput(None, cut="no ssh")
+    try:
+        async with asyncio.timeout(seconds):
+            return await _answer(process, stdin)
+    except TimeoutError:
+        return CommandOutput(None, cut="slow")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Waits for a process that was killed. In Python 3.11 `wait` returns only after its output has
+    been read to the end, which a process of another session may keep open."""
+    assert process.stdout
+    assert process.stderr
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            await asyncio.gather(
+                _discarded(process.stdout), _discarded(process.stderr), process.wait()
+            )
+
+
+async def _discarded(stream: asyncio.StreamReader) -> None:
+    while await stream.read(64 << 10):
+        pass
+
+
+async def _answer(process: asyncio.subprocess.Process, stdin: bytes) -> CommandOutput:
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    process.stdin.write(stdin)
+    too_large = False
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_sent(process.stdin))
+            out = group.create_task(_read_output(process.stdout))
+            err = group.create_task(_read_output(process.stderr))
+    except* _TooLarge:
+        too_large = True
+    if too_large:
+        return CommandOutput(None, cut="large")
+    return CommandOutput(await process.wait(), out.result(), err.result())
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _sent(stdin: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        await stdin.drain()
+        stdin.close()
+        await stdin.wait_closed()
+
+
+async def _read_output(stream: asyncio.StreamReader) -> bytes:
+    found = b""
+    while piece := await stream.read(64 << 10):
+        found += piece
+        if len(found) > MOST_BYTES:
+            raise _TooLarge
+    return found
+
+
+MODULE = ("-m", "mlx_server.worker.link_speed")
+
+LINK_SECONDS = 50.0
+
+SLOW_SECONDS = 2e-3
+"""A small all-reduce that takes longer is reported as slow. Wi-Fi takes longer; two TCP messages
+over a cable take 0.6 ms."""
+
+SLOW_BYTES = 200e6
+"""Fewer bytes per second are reported as slow: 1 Gb Ethernet has 120e6."""
+
+
+class Measured(msgspec.Struct):
+    """The measurements that `mlx_server.worker.link_speed` prints."""
+
+    small_bytes: int
+    small_seconds: float
+    large_bytes: int
+    large_seconds: float
+    right: bool
+
+
+async def link_check(group: RankGroup) -> Check:
+    hosts = group.hosts
+    if len(hosts) < 2:
+        return Check("ok", "link", "one host has no link")
+    if lacking := [host.ssh for host in hosts if not host.ips]:
+        fix = "give `ips` of each host in the hostfile; `mlx.distributed_config` finds them"
+        return Check("fail", "link", f"{', '.join(lacking)}: no addresses", fix)
+    answers = await _ranks(group)
+    found = [_measured(answer) if answer else None for answer in answers]
+    for rank, (answer, measured) in enumerate(zip(answers, found, strict=True)):
+        if answer and not measured:
+            return Check(
+                "fail", "link", f"rank {rank}, {hosts[rank].ssh}: {_why_no_link(answer)}", LINK_FIX
+            )
+    return judged([each for each in found if each], loopback=all(host.is_local for host in hosts))
+
+
+LINK_FIX = (
+    "ping each address from the other hosts, and let Python in (System Settings, Network, Firewall)"
+)
+
+
+def _why_no_link(answer: CommandOutput) -> str:
+    match answer.cut, answer.status:
+        case "slow", _:
+            return f"no ring within {LINK_SECONDS:.0f} s"
+        case "large" | "no ssh", _:
+            return "what it answers is not the doctor's"
+        case _, 0:
+            return "its figures can't be read"
+        case _, status:
+            return answer.last_line or f"it ended with status {status}"
+
+
+def _measured(answer: CommandOutput) -> Measured | None:
+    try:
+        lines = answer.out.strip().rsplit(b"\n", 1)
+        return msgspec.json.decode(lines[-1], type=Measured) if answer.status == 0 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def judged(measured: Sequence[Measured], *, loopback: bool) -> Check:
+    """The slowest rank's figures decide. On loopback they depend on what else the machine does."""
+    if not all(each.right for each in measured):
+        return Check("fail", "link", "the sum of all ranks is wrong", "report it to MLX")
+    small = max(each.small_seconds for each in measured)
+    large = max(each.large_seconds for each in measured)
+    first = measured[0]
+    speed = first.large_bytes / large
+    found = (
+        f"an all-reduce over {len(measured)} ranks takes {small * 1e3:.2f} ms for "
+        f"{first.small_bytes >> 10} KiB and {large * 1e3:.0f} ms for "
+        f"{first.large_bytes >> 20} MiB ({speed / 1e9:.2f} GB/s)"
+    )
+    if not loopback and (small > SLOW_SECONDS or speed < SLOW_BYTES):
+        fix = "give the addresses of a Thunderbolt or 10 Gb Ethernet cable, not those of Wi-Fi"
+        return Check("warn", "link", found, fix)
+    return Check("ok", "link", found)
+
+
+async def _ranks(group: RankGroup) -> list[CommandOutput | None]:
+    """The answers of all ranks. If one fails, those that wait for it are ended: None."""
+    ranks = [RankArguments(rank, group, WorkerArguments()) for rank in range(len(group.hosts))]
+    tasks = [
+        asyncio.create_task(run_on(group, each.rank, MODULE, encode_arguments(each), LINK_SECONDS))
+        for each in ranks
+    ]
+    for done in asyncio.as_completed(tasks):
+        if (await done).status != 0:
+            break
+    ended = {task for task in tasks if task.done()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() if task in ended else None for task in tasks]
+
+
 PROBE_SECONDS = 60.0
 """Limit on a probe. It does not import MLX, but reads a large package, perhaps on a slow disk."""
 
-PROBE = Path(probe.__file__).read_text("utf-8")
+PROBE = Path(host_probe.__file__).read_text("utf-8")
 
 SAME_PACKAGES = ("mlx", "mlx-lm", "mlx-local-server")
 OLDEST_PYTHON = (3, 11)
@@ -92,7 +331,9 @@ async def _checks(group: RankGroup, folders: Mapping[str, Path]) -> list[Check]:
     return [*checks, Check("warn", "link", "not measured", "fix what is listed above first")]
 
 
-async def _asked(group: RankGroup, folders: Mapping[str, Path], rank: int) -> tuple[Answer, float]:
+async def _asked(
+    group: RankGroup, folders: Mapping[str, Path], rank: int
+) -> tuple[CommandOutput, float]:
     wanted = {
         "packages": SAME_PACKAGES,
         "places": group.addresses()[rank],
@@ -104,7 +345,7 @@ async def _asked(group: RankGroup, folders: Mapping[str, Path], rank: int) -> tu
     return answer, time.perf_counter() - began
 
 
-def _facts(answer: Answer) -> HostFacts | None:
+def _facts(answer: CommandOutput) -> HostFacts | None:
     lines = answer.out.split(b"\n")
     last = next((line for line in reversed(lines) if line.strip()), b"")
     try:
@@ -122,7 +363,7 @@ def _host(
     group: RankGroup,
     folders: Mapping[str, Path],
     rank: int,
-    answer: Answer,
+    answer: CommandOutput,
     seconds: float,
     own: HostFacts,
 ) -> Iterator[Check]:
@@ -160,7 +401,7 @@ REFUSALS = (
 )
 
 
-def unreached(group: RankGroup, rank: int, answer: Answer) -> tuple[str, str]:
+def unreached(group: RankGroup, rank: int, answer: CommandOutput) -> tuple[str, str]:
     host, said, python = group.hosts[rank], answer.last_line, python_of(group)
     if answer.cut == "no ssh":
         return "there is no `ssh` on this machine's PATH", "install an ssh client"

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlx_server.cli import app, machine_checks
-from mlx_server.cli.tables.adapters import COLUMNS, AdapterRow, rows_of, show
+from mlx_server.cli.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.lora.config import CONFIG
 from tests.lora.adapter_files import (
