@@ -191,8 +191,8 @@ def parse(arguments: list[str]) -> None:
     """As the command line does, without running the command."""
     command: Any = typer.main.get_command(app)
     rest = arguments
-    while hasattr(command, "commands"):
-        command, rest = command.commands[rest[0]], rest[1:]
+    while hasattr(command, "get_command"):
+        command, rest = command.get_command(None, rest[0]), rest[1:]
     if "--help" not in rest:
         command.make_context("mlx-server", list(rest))
 
