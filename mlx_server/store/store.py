@@ -76,10 +76,13 @@ class Store(Responses, Conversations, Completions):
         total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
         surplus = total - self.retention.count
         expired = self._ageing.now(db) - self.retention.days * DAY
+        # a clock that was set back makes new records look older than those made before
+        by_creation = surplus > 0 and kind != "conversation"
         oldest = db.execute(
             "SELECT seq, used_at FROM records WHERE kind = ?"
-            " AND status NOT IN ('queued', 'in_progress') ORDER BY used_at, seq LIMIT ?",
-            (kind, BATCH_RECORDS),
+            " AND status NOT IN ('queued', 'in_progress')"
+            " ORDER BY iif(?, seq, used_at), seq LIMIT ?",
+            (kind, by_creation, BATCH_RECORDS),
         ).fetchall()
         removed = size = 0
         for seq, used_at in oldest:

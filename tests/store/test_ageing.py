@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server.errors import NotFound
 from mlx_server.store import ConversationRecord, Retention, Store
 from mlx_server.store.ageing import DOUBT_SECONDS, AgeClock
 from tests.store.make import items, response, runs
@@ -62,6 +63,21 @@ async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
     assert await kept(store) == 4
     clocks.pass_(31 * DAY)
     assert await store.prune() == 3, "and then they age as ever"
+    await store.close()
+
+
+@runs
+async def test_new_records_are_kept_after_a_clock_was_set_back(path: Path) -> None:
+    clocks = Clocks()
+    store = await opened(path, clocks, count=3)
+    for at in range(3):
+        await store.begin(response(f"ahead{at}", at=clocks.wall), "me")
+    clocks.wall -= 3600
+    await store.begin(response("new", at=clocks.wall), "me")
+    assert await store.prune() == 1
+    assert (await store.get("new", "me")).id == "new"
+    with pytest.raises(NotFound):
+        await store.get("ahead0", "me")
     await store.close()
 
 
