@@ -3,6 +3,7 @@
 OpenAI's clients send null for fields that are not set, so null always means unset.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeGuard, TypeVar, cast
@@ -64,6 +65,15 @@ StopStrings = Annotated[Items[StopString], Field(max_length=limits.STOP_STRINGS)
 
 ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
 ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+def _as_id(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+CallId = Annotated[str | None, BeforeValidator(_as_id)]
+"""The id of an earlier call, or of the one that a result answers. One that is not a string is read
+as its JSON."""
 
 
 def _known_effort(effort: str) -> str:

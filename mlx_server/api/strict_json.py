@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from mlx_server import limits
@@ -27,6 +27,8 @@ LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
 REPLACEMENT = rb"\ufffd"
 LONE_SURROGATES = "lone_surrogates"
 """The member that `parse_request` adds."""
+
+Pairs = list[tuple[str, Any]]
 
 PIECE = 256 << 10
 LONGEST_ESCAPE = len(r"\ud83d\ude42")
@@ -44,7 +46,8 @@ class _BadLiteral(Exception):
 def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> Any:
     """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`, with
     U+FFFD for halves of surrogate pairs."""
-    return _parsed(_without_lone_surrogates(body), max_depth)
+    whole = _without_lone_surrogates(body)
+    return _parsed(whole, max_depth, is_replaced=whole is not body)
 
 
 def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> dict[str, Any]:
@@ -57,8 +60,9 @@ def parse_request(body: bytes) -> dict[str, Any]:
     object has one more member, which no wire type knows: it is reported as a field without
     effect."""
     whole = _without_lone_surrogates(body)
-    found = _an_object(_parsed(whole, limits.JSON_DEPTH))
-    return found if whole is body else {**found, LONE_SURROGATES: True}
+    is_replaced = whole is not body
+    found = _an_object(_parsed(whole, limits.JSON_DEPTH, is_replaced=is_replaced))
+    return {**found, LONE_SURROGATES: True} if is_replaced else found
 
 
 def _an_object(value: Any) -> dict[str, Any]:
@@ -67,14 +71,15 @@ def _an_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _parsed(body: bytes, max_depth: int) -> Any:
+def _parsed(body: bytes, max_depth: int, *, is_replaced: bool) -> Any:
+    """is_replaced: whether keys may have become the same, since halves of pairs were replaced."""
     if not body or body.isspace():
         raise _invalid("the body is empty, but should be a JSON value")
     if body.startswith(codecs.BOM_UTF8):
         raise _invalid("the body starts with a byte order mark, but should be plain UTF-8")
     text = _decode(body)
     check_size(body, max_depth)
-    return _load(text, body)
+    return _load(text, body, _with_replaced if is_replaced else _object)
 
 
 def check_size(body: bytes, max_depth: int = limits.JSON_DEPTH) -> None:
@@ -120,11 +125,11 @@ def _without_lone_surrogates(body: bytes) -> bytes:
     return bytes(replaced) if replaced else body
 
 
-def _load(text: str, body: bytes) -> Any:
+def _load(text: str, body: bytes, make: Callable[[Pairs], dict[str, Any]]) -> Any:
     try:
         return json.loads(
             text,
-            object_pairs_hook=_object,
+            object_pairs_hook=make,
             parse_constant=_constant,
             parse_float=_float,
             parse_int=_int,
@@ -137,7 +142,13 @@ def _load(text: str, body: bytes) -> Any:
         raise _invalid(f"{refused.why} {where}") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_replaced(pairs: Pairs) -> dict[str, Any]:
+    """Of keys that became the same the last one counts."""
+    _object([pair for pair in pairs if "\ufffd" not in pair[0]])
+    return dict(pairs)
+
+
+def _object(pairs: Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(key for key, _ in pairs)

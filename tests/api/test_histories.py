@@ -83,6 +83,20 @@ def test_the_prompt_has_a_replacement_character(
     assert '{"\ufffdz": "x\ufffdy"}' in prompt
 
 
+def test_of_keys_that_become_the_same_the_last_one_counts(
+    client: TestClient, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    arguments = {"<1>a": 1, "b": 2, "<2>a": 3}
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    body = json.dumps({"model": MODEL, "messages": [*user("hi"), assistant(None, call)]})
+    body = body.replace("<1>", r"\ud83d").replace("<2>", r"\udfff")
+    answer = client.post(CHAT, content=body)
+    assert answer.status_code == 200, answer.text
+    assert '{"\ufffda": 3, "b": 2}' in tokenizer.raw(engine.taken[-1].prompt)
+    twice = client.post(CHAT, content=body.replace('"b": 2', '"b": 2, "b": 2'))
+    assert (twice.status_code, "occurs twice" in twice.text) == (400, True)
+
+
 def test_half_of_a_pair_over_a_web_socket(client: TestClient) -> None:
     with suppress(*wire.CANCELLED), client.websocket_connect("ws://localhost/v1/responses") as line:
         asked = {"type": "response.create", "model": MODEL, "input": "x\ud83d"}
@@ -246,6 +260,69 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
     ),
     "a call without a result": (CHAT, chat(assistant(None, CALL), *user("ab")), "user\nab", ""),
     "two calls of one id": (CHAT, chat(assistant(None, CALL, CALL), result("ab")), "ab", ""),
+    "ids that are numbers": (
+        CHAT,
+        chat(assistant(None, {**CALL, "id": 5}), result("ab", tool_call_id=5)),
+        "ab",
+        "",
+    ),
+    "numbers in Responses": (
+        RESPONSES,
+        responses(
+            {**ITEM, "call_id": 5},
+            {"type": "function_call_output", "call_id": 5, "output": "ab"},
+        ),
+        "ab",
+        "",
+    ),
+    "a number of Ollama's": (
+        "/api/chat",
+        ollama({"role": "tool", "tool_call_id": 5, "content": "ab"}),
+        "ab",
+        "",
+    ),
+    "a use without an id or a name": (
+        MESSAGES,
+        anthropic(
+            {"type": "tool_result", "tool_use_id": 5, "content": "ab"},
+            after=[
+                {
+                    "role": "assistant",
+                    "content": [{"type": "redacted_thinking"}, {"type": "tool_use", "name": ""}],
+                }
+            ],
+        ),
+        "unknown",
+        "messages.content.redacted_thinking",
+    ),
+    "a thought of null": (
+        MESSAGES,
+        anthropic(
+            {"type": "text", "text": "ab"},
+            after=[{"role": "assistant", "content": [{"type": "thinking", "thinking": None}]}],
+        ),
+        "ab",
+        "messages.content.signature",
+    ),
+    "a custom call of nulls": (
+        CHAT,
+        chat(assistant(None, {"id": None, "type": "custom", "custom": None})),
+        "unknown",
+        "",
+    ),
+    "thoughts in unknown parts": (
+        RESPONSES,
+        responses(
+            {
+                "type": "reasoning",
+                "summary": [{"type": "hologram", "x": 1}, {"type": "title", "text": "hm"}],
+                "content": "ab",
+            },
+            *user("cd"),
+        ),
+        "cd",
+        "input.summary.hologram",
+    ),
     "a call without a name": (
         CHAT,
         chat(assistant(None, {"id": "c", "function": {"name": "", "arguments": "{}"}})),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mlx_server.api.chat_completions.protocol import (
+    FreeformCall,
     FreeformCallParam,
     FunctionCall,
     FunctionCallParam,
@@ -66,9 +67,9 @@ def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
 
 def _call(call: ToolCallParam) -> ToolCall:
     match call:
-        case FreeformCallParam(custom=custom):
-            name, arguments = custom.name, arguments_of_text(custom.input)
-        case FunctionCallParam(function=None):
+        case FreeformCallParam(custom=FreeformCall() as custom):
+            name, arguments = custom.name, arguments_of_text(custom.input or "")
+        case FreeformCallParam() | FunctionCallParam(function=None):
             name, arguments = "", ""
         case FunctionCallParam(function=FunctionCall() as function):
             name, arguments = function.name, _arguments(function)

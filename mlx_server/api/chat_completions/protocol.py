@@ -10,6 +10,7 @@ from mlx_server.api.content import Content, unused_thoughts
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import (
     USUAL_VERBOSITY,
+    CallId,
     Effort,
     GenerationBody,
     Items,
@@ -35,7 +36,7 @@ class FunctionCall(WireModel):
 class FunctionCallParam(WireModel):
     ACCEPTED = frozenset({"index"})
 
-    id: str | None = None
+    id: CallId = None
     type: str | None = None
     function: FunctionCall | None = None
     extra_content: dict[str, Any] | None = None
@@ -44,15 +45,15 @@ class FunctionCallParam(WireModel):
 
 class FreeformCall(WireModel):
     name: str | None = None
-    input: str = ""
+    input: str | None = None
 
 
 class FreeformCallParam(WireModel):
     """A call of a tool whose input is free text."""
 
-    id: str | None = None
+    id: CallId = None
     type: Literal["custom"]
-    custom: FreeformCall
+    custom: FreeformCall | None = None
     extra_content: dict[str, Any] | None = None
 
 
@@ -86,7 +87,7 @@ class MessageParam(WireModel):
     """OpenRouter's, which an upstream sent with calls and needs back with their results."""
     refusal: str | None = None
     tool_calls: Items[ToolCallParam] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: CallId = None
     function_call: FunctionCall | None = None
     """A single call, as it was before `tool_calls`."""
 

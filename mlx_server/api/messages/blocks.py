@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlx_server.api import media
 from mlx_server.api.content import OtherPart
-from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, WireModel
+from mlx_server.api.fields import REPORTED_ELSEWHERE, CallId, Items, WireModel
 from mlx_server.api.messages.tool_params import CACHE_CONTROL, Name, ToolParam
 from mlx_server.api.roles import RoleName, role_of
 
@@ -147,7 +147,7 @@ class ToolResultBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_result"]
-    tool_use_id: str | None = None
+    tool_use_id: CallId = None
     content: str | Items[ResultBlock] | None = None
     is_error: bool | None = None
 
@@ -156,8 +156,8 @@ class ToolUseBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_use"]
-    id: Name
-    name: Name
+    id: CallId = None
+    name: str | None = None
     input: dict[str, Any] | list[Any] | str | None = None
     """An object, unless the model wrote something else."""
     extra_content: dict[str, Any] | None = None
@@ -168,7 +168,7 @@ class ThinkingBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: str | None = None
     signature: str | None = None
 
 
@@ -176,7 +176,7 @@ class RedactedThinkingBlock(WireModel):
     """A thought that only the server that sent it can read."""
 
     type: Literal["redacted_thinking"]
-    data: str
+    data: str | None = None
 
     def ignored_as(self) -> str:
         return self.type

@@ -39,6 +39,7 @@ from mlx_server.api.messages.tool_changes import ToolChanges
 from mlx_server.api.signatures import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
+    UNNAMED,
     ContentPart,
     Media,
     Message,
@@ -142,11 +143,12 @@ class Turns:
             case ToolResultBlock():
                 self._result(block, where)
             case ToolUseBlock():
-                self.tools.name(block.name)
-                self._known.setdefault(block.id, len(self._known))
+                id, name = block.id or "", block.name or UNNAMED
+                self.tools.name(name)
+                self._known.setdefault(id, len(self._known))
                 arguments = arguments_text(block.input)
                 extra = block.extra_content
-                self._calls.append(ToolCall(block.id, block.name, arguments, extra_content=extra))
+                self._calls.append(ToolCall(id, name, arguments, extra_content=extra))
             case ThinkingBlock():
                 self._think(block)
             case ToolSearchBlock():
@@ -181,7 +183,7 @@ class Turns:
 
     def _think(self, block: ThinkingBlock) -> None:
         signature = block.signature or ""
-        thought = self._signer.opened(signature) or block.thinking
+        thought = self._signer.opened(signature) or block.thinking or ""
         if not self._signer.is_own(thought, signature):
             self.ignored["messages.content.signature"] = None
         if not thought:

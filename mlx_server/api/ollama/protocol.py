@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.embeddings import Dimensions
-from mlx_server.api.fields import Items, SamplingBody, WireModel
+from mlx_server.api.fields import CallId, Items, SamplingBody, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
 from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.errors import BadRequest
@@ -100,7 +100,7 @@ class CalledFunction(WireModel):
 class ToolCallParam(WireModel):
     ACCEPTED = frozenset({"type"})
 
-    id: str | None = None
+    id: CallId = None
     function: CalledFunction | None = None
 
 
@@ -118,7 +118,7 @@ class OllamaMessageParam(WireModel):
     images: Images | None = None
     tool_calls: Items[ToolCallParam] | None = None
     tool_name: str | None = None
-    tool_call_id: str | None = None
+    tool_call_id: CallId = None
 
     def unused(self) -> Iterable[str]:
         if self.role not in ROLES:

@@ -119,7 +119,7 @@ def _unread(items: Iterable[InputItem], opened: Open) -> Iterator[str]:
     """The path of sealed reasoning that another server has made."""
     for item in items:
         match item:
-            case ReasoningItem(content=None | [], encrypted_content=str(token)) if token:
+            case ReasoningItem(content=None | [] | "", encrypted_content=str(token)) if token:
                 if opened(token) is None:
                     yield "input.encrypted_content"
 

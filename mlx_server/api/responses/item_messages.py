@@ -17,6 +17,7 @@ from mlx_server.api.responses.items import (
     MessageItem,
     Open,
     ReasoningItem,
+    Thoughts,
     ToolSearchCallItem,
     ToolSearchOutputItem,
     arguments_of,
@@ -217,10 +218,16 @@ def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
 def _reasoning(item: ReasoningItem, opened: Open) -> str:
     """The reasoning's text: its content, or the encoded content, or the summary."""
     if item.content:
-        return "".join(part.text or "" for part in item.content)
+        return "".join(_texts(item.content))
     if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
         return found
-    return "\n\n".join(part.text for part in item.summary or () if part.text)
+    return "\n\n".join(_texts(item.summary or ""))
+
+
+def _texts(thoughts: Thoughts) -> list[str]:
+    if isinstance(thoughts, str):
+        return [thoughts]
+    return [part.text for part in thoughts if part.text]
 
 
 def _error_text(error: object) -> str:

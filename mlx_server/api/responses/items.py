@@ -9,15 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mlx_server import limits
-from mlx_server.api.content import Content, TextPart, unused_thoughts
-from mlx_server.api.fields import Items, WireModel
+from mlx_server.api.content import Content, OtherPart, TextPart, unused_thoughts
+from mlx_server.api.fields import CallId, Items, WireModel
 from mlx_server.api.responses.tools import ToolParam
 from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
-
-"""Prefix of the opaque texts that this server makes."""
 
 PREFIXES = {
     "response": "resp",
@@ -44,8 +42,6 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
-Texts = Items[TextPart]
-
 ExtraContent = dict[str, Any] | None
 """What an upstream sent with a call, such as Gemini's signature."""
 
@@ -69,16 +65,19 @@ class MessageItem(Item):
             yield from unused_thoughts(self.content)
 
 
+Thoughts = str | Items[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]]
+
+
 class ReasoningItem(Item):
     type: Literal["reasoning"]
-    content: Texts | None = None
-    summary: Texts | None = None
+    content: Thoughts | None = None
+    summary: Thoughts | None = None
     encrypted_content: str | None = None
 
 
 class FunctionCallItem(Item):
     type: Literal["function_call"]
-    call_id: str | None = None
+    call_id: CallId = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | dict[str, Any] | list[Any] | None = None
@@ -89,7 +88,7 @@ class CustomCallItem(Item):
     """A call of a tool whose input is free text."""
 
     type: Literal["custom_tool_call"]
-    call_id: str | None = None
+    call_id: CallId = None
     name: str | None = None
     namespace: str | None = None
     input: str | None = None
@@ -102,7 +101,7 @@ class ToolSearchCallItem(Item):
     ACCEPTED = Item.ACCEPTED | {"execution"}
 
     type: Literal["tool_search_call"]
-    call_id: Annotated[str, Field(min_length=1)] | None = None
+    call_id: CallId = None
     arguments: Any = None
 
     def ignored_as(self) -> str | None:
@@ -116,7 +115,7 @@ class ToolSearchOutputItem(Item):
     ACCEPTED = Item.ACCEPTED | {"execution"}
 
     type: Literal["tool_search_output"]
-    call_id: Annotated[str, Field(min_length=1)] | None = None
+    call_id: CallId = None
     tools: FoundTools | None = None
 
 
@@ -131,7 +130,7 @@ class AdditionalToolsItem(Item):
 
 class CallOutputItem(Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str | None = None
+    call_id: CallId = None
     output: Content | None = None
 
 
