@@ -23,7 +23,7 @@ from mlx_server.families.deepseek_v32 import DEEPSEEK_V32
 from mlx_server.families.dots import DOTS
 from mlx_server.families.ernie4_5 import ERNIE4_5
 from mlx_server.families.exaone4 import EXAONE4
-from mlx_server.families.functionary import FUNCTIONARY
+from mlx_server.families.functionary import FUNCTIONARY, FUNCTIONARY_V2
 from mlx_server.families.functiongemma import FUNCTION_GEMMA
 from mlx_server.families.gemma3 import GEMMA3
 from mlx_server.families.gemma4 import GEMMA4
@@ -108,6 +108,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     DOTS,
     ERNIE4_5,
     FUNCTIONARY,
+    FUNCTIONARY_V2,
     GIGACHAT,
     GIGACHAT35,
     GRANITE_CODE,

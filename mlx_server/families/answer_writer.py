@@ -127,6 +127,8 @@ def _blocks(family: ModelFamily, calls: Sequence[ToolCall]) -> Iterator[str]:
                 yield _block(family, opens, block, tools)
             except (UncallableTool, InvalidGrammar):
                 continue  # this format can't express one of the calls
+    if len(calls) > 1:  # a format of its own for each tool
+        yield "".join(next(_blocks(family, (call,)), "") for call in calls)
 
 
 def _exact_schema(arguments: dict[str, Any]) -> dict[str, Any]:

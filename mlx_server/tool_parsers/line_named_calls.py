@@ -24,6 +24,7 @@ _GLM4 = NamedCallFormat(
     name=re.compile(r"[^\n]+"), after_name="\n", repair_unit="call", ends_answer=True
 )
 _FUNCTIONARY = replace(_GLM4, follows=(">>>",))
+_FUNCTIONARY_V2 = replace(_GLM4, follows=("<|from|>", "<|recipient|>", "<|content|>"))
 
 FENCE = "```"
 NAMES = ("{}", "functions.{}", "`{}`", "{}\n```json", "{}\n```")
@@ -55,9 +56,30 @@ def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
                 partial(_FUNCTIONARY.read, name=tool.name),
                 opens=(f">>>{tool.name}\n",),
                 begins=(f"{tool.name}\n",),
-                blocks=(_FUNCTIONARY_FIRST, *_functionary_next(tool.name)),
+                blocks=(
+                    _FUNCTIONARY_FIRST,
+                    *(
+                        replace(each, space="", read_on=_FUNCTIONARY_FIRST.read_on)
+                        for each in _arguments_of(tool.name)
+                    ),
+                ),
             ),
         )
+    )
+
+
+def functionary_v2(tools: Sequence[Tool], turn: str, content: str) -> tuple[CallFormat, ...]:
+    """Makes one format for each tool. turn: the text before a name, with which the prompt may end
+    already. content: the text after a name, which contains a control token."""
+    return tuple(
+        CallFormat(
+            partial(_FUNCTIONARY_V2.read, name=tool.name),
+            opens=(f"{turn}{tool.name}{content}", f"{tool.name}{content}"),
+            repair=partial(_repaired, tool.name),
+            ends_answer=True,
+            blocks=_arguments_of(tool.name),
+        )
+        for tool in tools
     )
 
 
@@ -101,7 +123,7 @@ def _repaired(name: str, text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(name, as_object(loads((bracket + rest).strip().removesuffix(FENCE))))]
 
 
-# Functionary's grammar
+# The grammar of functionary's calls
 
 _FUNCTIONARY_FIRST = replace(
     _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
@@ -109,7 +131,7 @@ _FUNCTIONARY_FIRST = replace(
 """After a call only another message may follow."""
 
 
-def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
+def _arguments_of(name: str) -> tuple[BlockGrammar, ...]:
     """Returns the grammar of one tool's call after its name, if that can be written."""
     if not _GLM4.name.fullmatch(name) or name != name.strip():
         return ()
@@ -117,6 +139,6 @@ def _functionary_next(name: str) -> tuple[BlockGrammar, ...]:
     def call(lark: Lark, tool: Tool) -> str:
         if tool.name != name:
             raise UncallableTool(f"another tool than {name!r}")
-        return _FUNCTIONARY.arguments.write(lark, tool)
+        return _GLM4.arguments.write(lark, tool)
 
-    return (BlockGrammar(call, space="", read_on=_FUNCTIONARY_FIRST.read_on),)
+    return (BlockGrammar(call),)

@@ -39,7 +39,8 @@ ANSWERS = {
 }
 
 WITHOUT_THOUGHTS = {
-    "command_r", "functionary", "functiongemma", "gemma3", "granite_code", "smollm2",
+    "command_r", "functionary", "functionary_v2", "functiongemma", "gemma3", "granite_code",
+    "smollm2",
 }  # fmt: skip
 WITHOUT_CALLS = {"gemma3"}
 ONE_CALL_ALONE = {"glm4"}

@@ -77,6 +77,8 @@ def test_the_checkpoints_name_does_not_make_a_family(demo: Checkpoint) -> None:
         ("cohere", "Action: ```json", "command_r"),
         ("cohere", "", "command"),
         ("llama", ">>>all", "functionary"),
+        ("llama", "<|from|> <|recipient|> <|content|>", "functionary_v2"),
+        ("mistral", "<|from|> <|recipient|> <|content|>", "functionary_v2"),
         ("ernie4_5_moe", "<tool_call>", "ernie4_5"),
         ("solar_open", "", "solar_open"),
         ("solar_open2", "", "solar_open2"),

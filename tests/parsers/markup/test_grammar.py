@@ -223,7 +223,8 @@ def test_a_call_once_begun_is_valid(way: Way) -> None:
             assert_valid(calls_of(events), tools())
 
 
-UNCLOSED = [way for way in WAYS if way.family.name in ("functionary", "gigachat", "granite_code")]
+WITHOUT_END = ("functionary", "functionary_v2", "gigachat", "granite_code")
+UNCLOSED = [way for way in WAYS if way.family.name in WITHOUT_END]
 
 
 @pytest.mark.parametrize("way", UNCLOSED, ids=called)
@@ -239,16 +240,21 @@ def test_nothing_that_makes_a_call_doubtful_follows_it(way: Way) -> None:
     assert matcher.validate_tokens([*said, *rest]) < len(said) + len(rest)
 
 
-FUNCTIONARY_WAYS = [way for way in WAYS if way.family.name == "functionary"]
+HEADERS = {
+    "functionary": (">>>", "\n"),
+    "functionary_v2": ("\n<|from|>assistant\n<|recipient|>", "\n<|content|>"),
+}
+FUNCTIONARY_WAYS = [way for way in WAYS if way.family.name in HEADERS]
 
 
-@pytest.mark.parametrize("before", ["", "Well.", "all\nWell.", 'search\n{"query": "a"}'])
+@pytest.mark.parametrize("before", ["", "Well.", "all{}Well.", 'search{}{{"query": "a"}}'])
 @pytest.mark.parametrize("way", FUNCTIONARY_WAYS, ids=called)
 def test_every_call_of_an_answer_is_constrained(way: Way, before: str) -> None:
     matcher = way.matcher(OutputSpec(way.reading(tools()), "auto", thinks=True))
-    mark = ">>>" if before else ""
+    mark, ends = HEADERS[way.family.name]
+    begun = before.format(ends) + mark if before else ""
     valid, broken = (
-        way.encode(f'{before}{mark}search\n{{"query": {value}}}') for value in ('"b"', "5")
+        way.encode(f'{begun}search{ends}{{"query": {value}}}') for value in ('"b"', "5")
     )
     assert matcher.validate_tokens(valid) == len(valid)
     assert matcher.validate_tokens(broken) < len(broken)
