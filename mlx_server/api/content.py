@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api import media
-from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, WireModel
+from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text
 from mlx_server.api.files import FileData, content_of_file
 from mlx_server.messages import ContentPart
 from mlx_server.upstream.contents import part_text
@@ -23,13 +23,13 @@ INDEX = re.compile(r"\[\d+\]")
 class TextPart(WireModel):
     ACCEPTED = frozenset({"annotations", "citations", "logprobs"})
 
-    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"] = "text"
-    text: str | None = None
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
+    text: Text = None
 
 
 class RefusalPart(WireModel):
     type: Literal["refusal"]
-    refusal: str | None = None
+    refusal: Text = None
 
 
 class InputFilePart(FileData):
@@ -85,9 +85,7 @@ THOUGHTS = ("thinking", "reasoning", "thought")
 def _kind(value: Any) -> str:
     """A union tag that is no field name, so that errors show only field names. One of a known type
     is wrong, or it would not come here."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if not isinstance(kind, str):
-        return "<text>"
+    kind: str = value["type"] if isinstance(value, dict) else value.type
     if kind in THOUGHTS:
         return "<thought>"
     return "<media>" if media.kind_of(kind) and kind not in KNOWN else "<other>"
@@ -100,14 +98,8 @@ def _refuse_known(value: Any) -> Any:
     return value
 
 
-def _as_text(value: Any) -> Any:
-    """Texts may be parts by themselves."""
-    return {"text": value} if value is None or isinstance(value, str) else value
-
-
 ForeignPart = Annotated[
-    Annotated[TextPart, BeforeValidator(_as_text), Tag("<text>")]
-    | Annotated[ThoughtPart, Tag("<thought>")]
+    Annotated[ThoughtPart, Tag("<thought>")]
     | Annotated[MediaPart, Tag("<media>")]
     | Annotated[OtherPart, BeforeValidator(_refuse_known), Tag("<other>")],
     Discriminator(_kind),
@@ -115,7 +107,31 @@ ForeignPart = Annotated[
 Part = Annotated[KnownPart | ForeignPart, Field(union_mode="left_to_right")]
 """Known parts come first, for which no Python is called."""
 
-Content = str | Items[Part]
+
+def as_parts(value: Any) -> Any:
+    """A part may come without a list around it. What has no type is a text, as any JSON may be that
+    a tool returned."""
+    if isinstance(value, dict) and ("type" in value or "text" in value):
+        value = [value]
+    if not isinstance(value, list):
+        return as_text(value)
+    if all(_is_typed(part) for part in value):
+        return value
+    return [part if _is_typed(part) else _as_part(part) for part in value]
+
+
+def _is_typed(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return isinstance(kind, str)
+
+
+def _as_part(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and "text" in value:
+        return {**value, "type": "text"}
+    return {"type": "text", "text": as_text(value)}
+
+
+Content = Annotated[str | Items[Part], BeforeValidator(as_parts)]
 
 
 def parts_of(content: Content | None, where: str) -> tuple[ContentPart, ...]:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from mlx_server.api.responses.pagination import After, Limit, Sorted
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.state import page_body, stored_items
 from mlx_server.request_threads import in_thread
-from mlx_server.store import ConversationRecord, Store
+from mlx_server.store import ConversationRecord, ItemRecord, Store
 
 SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS)]
 
@@ -53,7 +54,7 @@ async def create(http: Request) -> Response:
     stored = msgspec.json.encode({"metadata": body.metadata or {}})
     created = ConversationRecord(f"conv_{uuid.uuid4().hex}", int(time.time()), stored)
     await store.create_conversation(created, owner, items)
-    return json_response(_wire(created), ignored_header(await in_thread(body.ignored)))
+    return json_response(_wire(created), ignored_header(await _ignored(body, items)))
 
 
 @router.get(ONE)
@@ -86,7 +87,7 @@ async def add_items(http: Request, id: str) -> Response:
     await store.add_items(id, owner, items, time.time())
     data = await in_thread(more.records, items)
     found = {**page_body(items, has_more=False), "data": data}
-    ignored = await in_thread(body.ignored)  # a walk through thousands of items
+    ignored = await _ignored(body, items)
     return json_response(found, ignored_header([*ignored, *more.ignored()]))
 
 
@@ -114,6 +115,12 @@ async def delete_item(http: Request, id: str, item: str) -> Response:
     store, owner = _store(http), http.state.owner
     await store.delete_item(id, owner, item)
     return json_response(_wire(await store.conversation(id, owner)))
+
+
+async def _ignored(body: ConversationBody | ItemsBody, stored: Sequence[ItemRecord]) -> list[str]:
+    """The paths of what has no effect, references to items that are not stored included."""
+    unknown = ["items.item_reference"] if len(stored) < len(body.items or ()) else []
+    return [*await in_thread(body.ignored), *unknown]  # a walk through thousands of items
 
 
 def _store(http: Request) -> Store:

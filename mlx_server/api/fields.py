@@ -67,13 +67,21 @@ ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
 ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
 
 
-def _as_id(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+def as_text(value: Any) -> Any:
+    is_text = value is None or isinstance(value, str)
+    return value if is_text else json.dumps(value, ensure_ascii=False)
 
 
-CallId = Annotated[str | None, BeforeValidator(_as_id)]
-"""The id of an earlier call, or of the one that a result answers. One that is not a string is read
-as its JSON."""
+def _as_arguments(value: Any) -> Any:
+    return as_text(value or None)
+
+
+Text = Annotated[str | None, BeforeValidator(as_text)]
+"""A text of an earlier message. What is not a string is read as its JSON: clients send the results
+of tools and the names of calls as they have them."""
+Arguments = Annotated[str | None, BeforeValidator(_as_arguments)]
+"""The arguments of an earlier call, which a model may have written as any JSON. PHP has `[]` for
+none."""
 
 
 def _known_effort(effort: str) -> str:

@@ -7,7 +7,7 @@ from email.message import Message
 
 from mlx_server import pdf
 from mlx_server.api import media
-from mlx_server.api.fields import WireModel
+from mlx_server.api.fields import Text, WireModel
 from mlx_server.messages import ContentPart, Media
 
 DATA_URL = re.compile(r"data:([^,]{0,200}?)(;base64)?,(.*)", re.DOTALL)
@@ -39,11 +39,11 @@ class UnreadableFile(Exception):
 
 
 class FileData(WireModel):
-    filename: str | None = None
-    file_data: str | None = None
+    filename: Text = None
+    file_data: Text = None
     """A data URL, or the file in base64."""
-    file_id: str | None = None
-    file_url: str | None = None
+    file_id: Text = None
+    file_url: Text = None
 
 
 def content_of_file(file: FileData, place: str) -> ContentPart:

@@ -323,6 +323,68 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         "cd",
         "input.summary.hologram",
     ),
+    "results and arguments as they are": (
+        CHAT,
+        chat(
+            assistant(None, {"id": "c", "function": {"name": 5, "arguments": True}}),
+            result({"a": [1, None]}),
+        ),
+        'tool\n{"a": [1, null]}',
+        "",
+    ),
+    "a number in Anthropic's result": (MESSAGES, answered(5), "tool\n5", ""),
+    "an object in it": (MESSAGES, answered([{"a": 1}, "b"]), 'tool\n{"a": 1}\nb', ""),
+    "a thought that is no text": (
+        MESSAGES,
+        anthropic(
+            {"type": "text", "text": 5},
+            after=[{"role": "assistant", "content": [{"type": "tool_use", "input": 5}]}],
+        ),
+        "user\n5",
+        "",
+    ),
+    "a document without a source": (
+        MESSAGES,
+        anthropic({"type": "document", "title": "T"}),
+        "hi\nT",
+        "messages.content.source",
+    ),
+    "a system prompt in texts": (
+        MESSAGES,
+        {**anthropic({"type": "text", "text": "x"}), "system": ["a", "b"]},
+        "system\na\nb",
+        "",
+    ),
+    "an object as Codex's output": (
+        RESPONSES,
+        responses({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}),
+        '{"a": 1}',
+        "",
+    ),
+    "items that another server keeps": (
+        RESPONSES,
+        responses({"type": "item_reference", "id": "rs_none"}, {"id": "msg_none"}, *user("ab")),
+        "user\nhi<|im_end|>\n<|im_start|>user\nab",
+        "input.item_reference",
+    ),
+    "a phase of the future": (
+        RESPONSES,
+        responses({"role": "assistant", "content": "ab", "phase": "musing", "id": 5}),
+        "assistant\nab",
+        "input.phase",
+    ),
+    "parts of Ollama's": (
+        "/api/chat",
+        ollama({"role": "tool", "tool_name": 5, "content": [{"type": "text", "text": "ab"}]}),
+        "tool\nab",
+        "",
+    ),
+    "a list as arguments of Ollama's": (
+        "/api/chat",
+        ollama({"role": "assistant", "tool_calls": [{"function": {"arguments": [1]}}]}),
+        "unknown",
+        "",
+    ),
     "a call without a name": (
         CHAT,
         chat(assistant(None, {"id": "c", "function": {"name": "", "arguments": "{}"}})),

@@ -96,7 +96,7 @@ def test_accepted(body: bytes, value: Any) -> None:
         (b"1" * 5000, "more than 400 digits"),
         (b'{"a": 1, "b": 2, "a": 1}', "the key `a` occurs twice in one object"),
         (b'[{"x": {"a": 1, "\\u0061": 1}}]', "the key `a` occurs twice"),
-        (b'{"\\ud800": 1, "\\ud800": 2}', "the key `�` occurs twice"),
+        (b'{"\\ud800": 1, "a": 2, "a": 3}', "the key `a` occurs twice"),
         (b'"\\ud83"x', "Invalid \\uXXXX escape"),
         (b'["\\ud83",1,"]', "Invalid \\uXXXX escape"),
         (b'"\x00"', "Invalid control character at line 1, column 2"),

@@ -1,6 +1,5 @@
 """Converts messages on the wire, in the forms of today and of earlier APIs."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -62,7 +61,7 @@ def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
     calls = tuple(_with_details(map(_call, message.tool_calls or ()), message))
     if calls or (function := message.function_call) is None:
         return calls
-    return (ToolCall(f"function_call_{place}", function.name or UNNAMED, _arguments(function)),)
+    return (ToolCall(f"function_call_{place}", function.name or UNNAMED, function.arguments or ""),)
 
 
 def _call(call: ToolCallParam) -> ToolCall:
@@ -72,7 +71,7 @@ def _call(call: ToolCallParam) -> ToolCall:
         case FreeformCallParam() | FunctionCallParam(function=None):
             name, arguments = "", ""
         case FunctionCallParam(function=FunctionCall() as function):
-            name, arguments = function.name, _arguments(function)
+            name, arguments = function.name, function.arguments or ""
     return ToolCall(call.id or "", name or UNNAMED, arguments, extra_content=call.extra_content)
 
 
@@ -83,8 +82,3 @@ def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[
         extra = {**(call.extra_content or {}), **details}
         yield replace(call, extra_content=extra) if details else call
         details = {}
-
-
-def _arguments(function: FunctionCall) -> str:
-    arguments = function.arguments or ""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -10,12 +10,13 @@ from mlx_server.api.content import Content, unused_thoughts
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import (
     USUAL_VERBOSITY,
-    CallId,
+    Arguments,
     Effort,
     GenerationBody,
     Items,
     MaxTokens,
     ResponseTokens,
+    Text,
     ThinkingTokens,
     Verbosity,
     WireModel,
@@ -29,14 +30,14 @@ from mlx_server.api.thinking import ThinkingBody
 class FunctionCall(WireModel):
     """An earlier call. A model may have written no name, and any arguments."""
 
-    name: str | None = None
-    arguments: str | dict[str, Any] | list[Any] | None = None
+    name: Text = None
+    arguments: Arguments = None
 
 
 class FunctionCallParam(WireModel):
     ACCEPTED = frozenset({"index"})
 
-    id: CallId = None
+    id: Text = None
     type: str | None = None
     function: FunctionCall | None = None
     extra_content: dict[str, Any] | None = None
@@ -44,14 +45,14 @@ class FunctionCallParam(WireModel):
 
 
 class FreeformCall(WireModel):
-    name: str | None = None
-    input: str | None = None
+    name: Text = None
+    input: Text = None
 
 
 class FreeformCallParam(WireModel):
     """A call of a tool whose input is free text."""
 
-    id: CallId = None
+    id: Text = None
     type: Literal["custom"]
     custom: FreeformCall | None = None
     extra_content: dict[str, Any] | None = None
@@ -80,14 +81,14 @@ Thought = str | dict[str, Any] | list[Any] | None
 class MessageParam(WireModel):
     role: RoleName
     content: Content | None = None
-    name: str | None = None
+    name: Text = None
     reasoning: Thought = None
     reasoning_content: Thought = None
     reasoning_details: Items[dict[str, Any]] | None = None
     """OpenRouter's, which an upstream sent with calls and needs back with their results."""
-    refusal: str | None = None
+    refusal: Text = None
     tool_calls: Items[ToolCallParam] | None = None
-    tool_call_id: CallId = None
+    tool_call_id: Text = None
     function_call: FunctionCall | None = None
     """A single call, as it was before `tool_calls`."""
 

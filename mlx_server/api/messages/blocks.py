@@ -6,11 +6,11 @@ The text of one that is not known is read; without a text it is reported, and no
 from collections.abc import Container, Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server.api import media
-from mlx_server.api.content import OtherPart
-from mlx_server.api.fields import REPORTED_ELSEWHERE, CallId, Items, WireModel
+from mlx_server.api.content import OtherPart, as_parts
+from mlx_server.api.fields import REPORTED_ELSEWHERE, Arguments, Items, Text, WireModel
 from mlx_server.api.messages.tool_params import CACHE_CONTROL, Name, ToolParam
 from mlx_server.api.roles import RoleName, role_of
 
@@ -21,7 +21,10 @@ class TextBlock(WireModel):
     ACCEPTED = CACHE_CONTROL | {"citations"}
 
     type: Literal["text"]
-    text: str | None = None
+    text: Text = None
+
+
+Texts = Annotated[str | Items[TextBlock], BeforeValidator(as_parts)]
 
 
 class MediaBlock(WireModel):
@@ -37,16 +40,16 @@ class SearchResultBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["search_result"]
-    title: str
-    source: str
-    content: Items[TextBlock]
+    title: Text = None
+    source: Text = None
+    content: Texts | None = None
 
 
 class TextSource(WireModel):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset({"media_type"})  # it is always text/plain
 
     type: Literal["text"]
-    data: str
+    data: Text = None
 
 
 class FileSource(WireModel):
@@ -61,8 +64,8 @@ class DataSource(WireModel):
     """A PDF file, or text."""
 
     type: Literal["base64"]
-    media_type: str = ""
-    data: str = ""
+    media_type: Text = None
+    data: Text = None
 
 
 def _type_of(value: Any) -> Any:
@@ -91,15 +94,16 @@ Other = Annotated[MediaBlock, Tag("<media>")] | Annotated[OtherPart, Tag("<other
 
 class ContentSource(WireModel):
     type: Literal["content"]
-    content: (
+    content: Annotated[
         str
         | Items[
             Annotated[
                 TextBlock | Annotated[Other, Discriminator(_kind_of_content)],
                 Field(union_mode="left_to_right"),
             ]
-        ]
-    )
+        ],
+        BeforeValidator(as_parts),
+    ]
 
 
 KnownSource = Annotated[TextSource | ContentSource | DataSource, Field(discriminator="type")]
@@ -113,9 +117,12 @@ class DocumentBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["document"]
-    source: Source
-    title: str | None = None
-    context: str | None = None
+    source: Source | None = None
+    title: Text = None
+    context: Text = None
+
+    def unused(self) -> Iterable[str]:
+        return () if self.source else ("source",)
 
 
 class ToolReferenceBlock(WireModel):
@@ -147,19 +154,18 @@ class ToolResultBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_result"]
-    tool_use_id: CallId = None
-    content: str | Items[ResultBlock] | None = None
-    is_error: bool | None = None
+    tool_use_id: Text = None
+    content: Annotated[str | Items[ResultBlock] | None, BeforeValidator(as_parts)] = None
+    is_error: Any = None
 
 
 class ToolUseBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["tool_use"]
-    id: CallId = None
-    name: str | None = None
-    input: dict[str, Any] | list[Any] | str | None = None
-    """An object, unless the model wrote something else."""
+    id: Text = None
+    name: Text = None
+    input: Arguments = None
     extra_content: dict[str, Any] | None = None
     """What an upstream sent with the call, such as Gemini's signature."""
 
@@ -168,15 +174,15 @@ class ThinkingBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["thinking"]
-    thinking: str | None = None
-    signature: str | None = None
+    thinking: Text = None
+    signature: Text = None
 
 
 class RedactedThinkingBlock(WireModel):
     """A thought that only the server that sent it can read."""
 
     type: Literal["redacted_thinking"]
-    data: str | None = None
+    data: Text = None
 
     def ignored_as(self) -> str:
         return self.type
@@ -306,8 +312,6 @@ Block = Annotated[
     Field(union_mode="left_to_right"),
 ]
 
-Texts = str | Items[TextBlock]
-
 
 class MessageOutputConfig(WireModel):
     effort: AnthropicEffort | None = None
@@ -318,7 +322,7 @@ SPEAKERS = ("user", "assistant", "system")
 
 class AnthropicMessageParam(WireModel):
     role: RoleName
-    content: str | Items[Block] | None = None
+    content: Annotated[str | Items[Block] | None, BeforeValidator(as_parts)] = None
     """A system message that sets the effort has none."""
     output_config: MessageOutputConfig | None = None
     """Of a system message: how later turns are answered."""

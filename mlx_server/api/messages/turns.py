@@ -4,10 +4,8 @@ Messages of one role in a row are one turn, however their blocks are divided: te
 request and as a string in the next gives the same prompt, and so is found in the prompt cache.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlx_server.api import media
 from mlx_server.api.content import OtherPart, path_to
@@ -16,6 +14,7 @@ from mlx_server.api.messages.blocks import (
     AnthropicMessageParam,
     Block,
     CompactionBlock,
+    ContentSource,
     DataSource,
     DocumentBlock,
     FileSource,
@@ -146,7 +145,7 @@ class Turns:
                 id, name = block.id or "", block.name or UNNAMED
                 self.tools.name(name)
                 self._known.setdefault(id, len(self._known))
-                arguments = arguments_text(block.input)
+                arguments = block.input or "{}"
                 extra = block.extra_content
                 self._calls.append(ToolCall(id, name, arguments, extra_content=extra))
             case ThinkingBlock():
@@ -200,7 +199,7 @@ class Turns:
             for i, each in enumerate(block.content or ()):
                 parts += self._block_parts(each, f"{where}.content[{i}]")
         content = content_of(parts)
-        if block.is_error:
+        if block.is_error in (True, "true"):
             content, parts = FAILED + content, [FAILED.strip(), *parts]
         id = block.tool_use_id
         self._results.append(Message("tool", content, tool_call_id=id, parts=media_parts(parts)))
@@ -212,8 +211,8 @@ class Turns:
             case MediaBlock():
                 return [_medium(block, where)]
             case SearchResultBlock():
-                texts = (part.text or "" for part in block.content)
-                return ["\n".join([block.title, block.source, *texts])]
+                texts = (block.title or "", block.source or "", instructions(block.content))
+                return ["\n".join(filter(None, texts))]
             case DocumentBlock():
                 named = filter(None, (block.title, block.context))
                 return [*named, *_document(block, path_to(where, block.type))]
@@ -230,21 +229,19 @@ def _medium(block: MediaBlock, where: str) -> Media:
 def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
     match block.source:
         case TextSource(data=text):
-            return [text]
+            return [text or ""]
         case DataSource(media_type=kind, data=data):
-            return [content_of_data(f"data:{kind};base64,{data}", place)]
+            return [content_of_data(f"data:{kind or ''};base64,{data or ''}", place)]
         case FileSource() as elsewhere:
             known = [each for each in (elsewhere.url, elsewhere.file_id) if isinstance(each, str)]
             return [content_of_file(FileData(filename=" ".join(known)), place)]
-        case source:
-            parts = source.content
+        case ContentSource(content=parts):
+            pass
+        case None:
+            return []
     if isinstance(parts, str):
         return [parts]
     return [_medium(p, place) if isinstance(p, MediaBlock) else p.text or "" for p in parts]
-
-
-def arguments_text(given: dict[str, Any] | list[Any] | str | None) -> str:
-    return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
 
 
 def _merged(drafts: Sequence[Draft]) -> Draft:

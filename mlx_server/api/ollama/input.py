@@ -1,11 +1,11 @@
 """Converts the bodies of `/api/chat` and `/api/generate` to a `GenerateRequest`."""
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlx_server.api import formats, media
+from mlx_server.api.content import parts_of
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.ollama.protocol import (
     AnswerBody,
@@ -55,7 +55,7 @@ def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
             )
         return _request(body, model, body.prompt or "")
     system = [Message("system", body.system)] if body.system else []
-    parts = _parts(body.prompt, body.images, "images")
+    parts = [*filter(None, (body.prompt,)), *_images(body.images, "images")]
     user = Message("user", content_of(parts), parts=media_parts(parts))
     conversation = Conversation(messages=(*system, user), **_rendering(body))
     return _request(body, model, conversation)
@@ -105,7 +105,8 @@ def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
     for i, message in enumerate(given):
         calls = tuple(_calls(message.tool_calls or (), i))
         answered, role = None, role_of(message.role)
-        parts = _parts(message.content, message.images, "messages.images")
+        images = _images(message.images, "messages.images")
+        parts = [*parts_of(message.content, f"messages[{i}].content"), *images]
         if role == "assistant":
             unanswered = _UnansweredCalls(calls)
         elif role == "tool":
@@ -126,11 +127,7 @@ def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
     for number, call in enumerate(given):
         function = call.function or CalledFunction()
         id = call.id or f"call_{place}_{number}"
-        arguments = function.arguments or {}
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        yield ToolCall(id, function.name or UNNAMED, text)
+        yield ToolCall(id, function.name or UNNAMED, function.arguments or "{}")
 
 
 class _UnansweredCalls:
@@ -154,6 +151,5 @@ class _UnansweredCalls:
         self._ids.discard(id or "")
 
 
-def _parts(text: str | None, images: Sequence[str] | None, place: str) -> list[ContentPart]:
-    pictures = (media.of_data("image", image, "", place) for image in images or ())
-    return [*filter(None, (text,)), *pictures]
+def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
+    return (media.of_data("image", image, "", place) for image in images or ())

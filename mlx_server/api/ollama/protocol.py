@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mlx_server import limits
+from mlx_server.api.content import Content
 from mlx_server.api.embeddings import Dimensions
-from mlx_server.api.fields import CallId, Items, SamplingBody, WireModel
+from mlx_server.api.fields import Arguments, Items, SamplingBody, Text, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
 from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.errors import BadRequest
@@ -93,14 +94,14 @@ class AnswerBody(WireModel):
 class CalledFunction(WireModel):
     ACCEPTED = frozenset({"index"})
 
-    name: str | None = None
-    arguments: dict[str, Any] | str | None = None
+    name: Text = None
+    arguments: Arguments = None
 
 
 class ToolCallParam(WireModel):
     ACCEPTED = frozenset({"type"})
 
-    id: CallId = None
+    id: Text = None
     function: CalledFunction | None = None
 
 
@@ -113,12 +114,12 @@ READ_BY_ROLE = {
 
 class OllamaMessageParam(WireModel):
     role: RoleName
-    content: str | None = None
-    thinking: str | None = None
+    content: Content | None = None
+    thinking: Text = None
     images: Images | None = None
     tool_calls: Items[ToolCallParam] | None = None
-    tool_name: str | None = None
-    tool_call_id: CallId = None
+    tool_name: Text = None
+    tool_call_id: Text = None
 
     def unused(self) -> Iterable[str]:
         if self.role not in ROLES:

@@ -137,7 +137,7 @@ def _resolved(
 ) -> ResolvedRequest:
     """`is_recalled`: the earlier items are not in the store, so they are stored as input too."""
     before = read_wires(stored)
-    items = input_items(body, references.__getitem__)
+    items = input_items(body, references.get)
     parsed = to_request(body, items, read_items(before), opened=signer.opened)
     own = [wire(item) for item in items]
     own_records = as_stored(own)

@@ -26,8 +26,8 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest, McpTools
 
-Resolve = Callable[[str], Mapping[str, Any]]
-"""Returns the wire form of the item with this id."""
+Resolve = Callable[[str], Mapping[str, Any] | None]
+"""Returns the wire form of the item with this id, None if it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,16 @@ def references(body: ResponsesBody) -> list[str]:
 
 
 def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:
-    """The items of this request, with references resolved."""
+    """The items of this request, without references to items that are not stored."""
     if isinstance(body.input, str):
         return [MessageItem(type="message", role="user", content=body.input)]
-    return [
-        read_items([resolve(item.id)])[0] if isinstance(item, ItemReference) else item
-        for item in body.input or ()
-    ]
+    items: list[InputItem] = []
+    for item in body.input or ():
+        if not isinstance(item, ItemReference):
+            items.append(item)
+        elif (stored := resolve(item.id)) is not None:
+            items += read_items([stored])
+    return items
 
 
 def to_request(
@@ -102,7 +105,7 @@ def to_request(
     )
     mcp = McpTools(chosen.servers, tuple(turns.approvals), chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"
-    unread = turns.ignored | dict.fromkeys(_unread(items, opened))
+    unread = turns.ignored | dict.fromkeys(_unread(body, items, opened))
     ignored = (*body.ignored(), *unread)
     return ParsedResponsesRequest(request, mcp, ignored, truncates, chosen.table)
 
@@ -115,8 +118,11 @@ def _tools_of(item: InputItem) -> Sequence[ToolParam]:
     return ()
 
 
-def _unread(items: Iterable[InputItem], opened: Open) -> Iterator[str]:
-    """The path of sealed reasoning that another server has made."""
+def _unread(body: ResponsesBody, items: Sequence[InputItem], opened: Open) -> Iterator[str]:
+    """The paths of items that are not stored here, and of sealed reasoning that another server has
+    made."""
+    if isinstance(body.input, list) and len(items) < len(body.input):
+        yield "input.item_reference"
     for item in items:
         match item:
             case ReasoningItem(content=None | [] | "", encrypted_content=str(token)) if token:

@@ -20,7 +20,6 @@ from mlx_server.api.responses.items import (
     Thoughts,
     ToolSearchCallItem,
     ToolSearchOutputItem,
-    arguments_of,
     json_text,
 )
 from mlx_server.api.responses.tool_table import TOOL_SEARCH, ToolTable
@@ -86,7 +85,7 @@ class ItemsToMessages:
                 self._add_reasoning(_reasoning(item, self._opened))
             case FunctionCallItem():
                 name = self._table.shown(item.name or UNNAMED, item.namespace)
-                self._call(_tool_call(item, name, arguments_of(item)))
+                self._call(_tool_call(item, name, item.arguments or ""))
             case CustomCallItem():
                 name = self._table.shown(item.name or UNNAMED, item.namespace)
                 self._call(_tool_call(item, name, arguments_of_text(item.input or "")))
@@ -104,7 +103,7 @@ class ItemsToMessages:
                 self._approve(item)
             case CompactionItem():
                 self.end()
-                if (summary := self._opened(item.encrypted_content)) is None:
+                if (summary := self._opened(item.encrypted_content or "")) is None:
                     self.ignored["input.encrypted_content"] = None
                 else:
                     self.messages.append(Message("system", SUMMARY + summary))
@@ -140,7 +139,7 @@ class ItemsToMessages:
     def _say(self, item: MessageItem, parts: tuple[ContentPart, ...]) -> None:
         draft = self._draft()
         draft.reasoning += thoughts_of(item.content)
-        draft.text, draft.phase = content_of(parts), item.phase
+        draft.text, draft.phase = content_of(parts), item.known_phase
         draft.parts = media_parts(parts)
 
     def _add_reasoning(self, text: str) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mlx_server import limits
-from mlx_server.api.content import Content, OtherPart, TextPart, unused_thoughts
-from mlx_server.api.fields import CallId, Items, WireModel
+from mlx_server.api.content import Content, OtherPart, TextPart, as_parts, unused_thoughts
+from mlx_server.api.fields import Arguments, Items, Text, WireModel
 from mlx_server.api.responses.tools import ToolParam
 from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.messages import Phase
@@ -49,38 +49,47 @@ ExtraContent = dict[str, Any] | None
 class Item(WireModel):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset({"status", "created_by"})
 
-    id: Annotated[str, Field(min_length=1)] | None = None
+    id: Text = None
 
 
 class MessageItem(Item):
     type: Literal["message"]
     role: RoleName
     content: Content | None = None
-    phase: Phase | None = None
+    phase: Phase | Text = None
+
+    @property
+    def known_phase(self) -> Phase | None:
+        return next((phase for phase in get_args(Phase) if phase == self.phase), None)
 
     def unused(self) -> Iterable[str]:
         if self.role not in ROLES:
             yield "role"
+        if self.phase and self.known_phase is None:
+            yield "phase"
         if role_of(self.role) != "assistant":
             yield from unused_thoughts(self.content)
 
 
-Thoughts = str | Items[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]]
+Thoughts = Annotated[
+    str | Items[Annotated[TextPart | OtherPart, Field(union_mode="left_to_right")]],
+    BeforeValidator(as_parts),
+]
 
 
 class ReasoningItem(Item):
     type: Literal["reasoning"]
     content: Thoughts | None = None
     summary: Thoughts | None = None
-    encrypted_content: str | None = None
+    encrypted_content: Text = None
 
 
 class FunctionCallItem(Item):
     type: Literal["function_call"]
-    call_id: CallId = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | dict[str, Any] | list[Any] | None = None
+    call_id: Text = None
+    name: Text = None
+    namespace: Text = None
+    arguments: Arguments = None
     extra_content: ExtraContent = None
 
 
@@ -88,10 +97,10 @@ class CustomCallItem(Item):
     """A call of a tool whose input is free text."""
 
     type: Literal["custom_tool_call"]
-    call_id: CallId = None
-    name: str | None = None
-    namespace: str | None = None
-    input: str | None = None
+    call_id: Text = None
+    name: Text = None
+    namespace: Text = None
+    input: Text = None
     extra_content: ExtraContent = None
 
 
@@ -101,7 +110,7 @@ class ToolSearchCallItem(Item):
     ACCEPTED = Item.ACCEPTED | {"execution"}
 
     type: Literal["tool_search_call"]
-    call_id: CallId = None
+    call_id: Text = None
     arguments: Any = None
 
     def ignored_as(self) -> str | None:
@@ -115,7 +124,7 @@ class ToolSearchOutputItem(Item):
     ACCEPTED = Item.ACCEPTED | {"execution"}
 
     type: Literal["tool_search_output"]
-    call_id: CallId = None
+    call_id: Text = None
     tools: FoundTools | None = None
 
 
@@ -130,7 +139,7 @@ class AdditionalToolsItem(Item):
 
 class CallOutputItem(Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: CallId = None
+    call_id: Text = None
     output: Content | None = None
 
 
@@ -146,8 +155,8 @@ class McpCallItem(Item):
     type: Literal["mcp_call"]
     server_label: str
     name: Annotated[str, Field(min_length=1)]
-    arguments: str | None = None
-    output: str | None = None
+    arguments: Arguments = None
+    output: Text = None
     error: Any = None
     approval_request_id: str | None = None
     extra_content: ExtraContent = None
@@ -160,7 +169,7 @@ class McpApprovalRequestItem(WireModel):
     id: Annotated[str, Field(min_length=1)]
     server_label: str
     name: Annotated[str, Field(min_length=1)]
-    arguments: str | None = None
+    arguments: Arguments = None
     extra_content: ExtraContent = None
 
 
@@ -173,7 +182,7 @@ class McpApprovalResponseItem(Item):
 
 class CompactionItem(Item):
     type: Literal["compaction", "compaction_summary"]
-    encrypted_content: str
+    encrypted_content: Text = None
 
 
 class ItemReference(WireModel):
@@ -262,7 +271,7 @@ def wire(item: InputItem) -> Wire:
         case ReasoningItem():
             return {**found, "summary": found.get("summary") or []}
         case FunctionCallItem():
-            return {**found, "arguments": arguments_of(item), "status": "completed"}
+            return {**found, "arguments": item.arguments or "", "status": "completed"}
         case CustomCallItem():
             return {**found, "input": item.input or "", "status": "completed"}
         case CallOutputItem():
@@ -301,13 +310,6 @@ def _parts(content: Content | None, kind: str, more: Wire | None = None) -> list
         else part.model_dump(exclude_none=True)
         for part in given
     ]
-
-
-def arguments_of(item: FunctionCallItem) -> str:
-    given = item.arguments
-    if given is None or isinstance(given, str):
-        return given or ""
-    return json_text(given)
 
 
 def json_text(value: object) -> str:

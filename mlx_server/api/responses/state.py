@@ -1,6 +1,7 @@
 """Reads what a request refers to: earlier responses, a conversation, items by their ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -59,7 +60,8 @@ async def earlier_items(
 async def referenced_items(
     items: Sequence[InputItem] | str | None, store: Store, owner: str, room: ReadBackBudget
 ) -> dict[str, Wire]:
-    """The stored items that `items` refers to, by id."""
+    """The stored items that `items` refers to, by id. A client may refer to those of another
+    server, which are ignored."""
     given = [] if isinstance(items, str) else items or []
     ids = [item.id for item in given if isinstance(item, ItemReference)]
     if len(ids) > (most := limits.ITEM_REFERENCES):
@@ -70,17 +72,10 @@ async def referenced_items(
         )
     found: dict[str, ItemRecord] = {}
     for id in ids:
-        if id not in found:
-            found[id] = await _item(id, store, owner, room)
-        room.take([found[id]], "input")  # each time: a repeated reference is one more item
+        with suppress(NotFound):
+            found[id] = found.get(id) or await store.item(id, owner, room.nbytes)
+            room.take([found[id]], "input")  # each time: a repeated reference is one more item
     return await in_thread(_wires_of, found)
-
-
-async def _item(id: str, store: Store, owner: str, room: ReadBackBudget) -> ItemRecord:
-    try:
-        return await store.item(id, owner, room.nbytes)
-    except NotFound as error:
-        raise BadRequest(error.message, param="input", code=error.code) from None
 
 
 async def _of_response(
@@ -119,10 +114,15 @@ def _wires_of(found: Mapping[str, ItemRecord]) -> dict[str, Wire]:
 async def stored_items(
     items: Iterable[InputItem], store: Store, owner: str, room: ReadBackBudget
 ) -> list[ItemRecord]:
-    """Records of items for a conversation, with references replaced by their items."""
+    """Records of items for a conversation, with references replaced by their items if they are
+    stored."""
     items = list(items)
     references = await referenced_items(items, store, owner, room)
-    wires = (references[i.id] if isinstance(i, ItemReference) else wire(i) for i in items)
+    wires = (
+        references[item.id] if isinstance(item, ItemReference) else wire(item)
+        for item in items
+        if not isinstance(item, ItemReference) or item.id in references
+    )
     return await in_thread(as_stored, wires)
 
 

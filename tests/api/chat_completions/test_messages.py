@@ -89,21 +89,10 @@ def test_results_of_all_shapes(
     [
         ({"role": None, "content": "x"}, "role"),
         ({"content": "x"}, "role"),
-        ({"role": "user", "content": 5}, "content"),
-        ({"role": "user", "content": {}}, "content"),
         ({"role": 5, "content": "x"}, "role"),
-        ({"role": "user", "content": [5]}, "content[0]"),
-        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "content[0].text"),
         ({"role": "user", "content": [{"type": "file", "file": 5}]}, "content[0].file"),
         ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
-            "tool_calls[0].function.arguments",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
-            "tool_calls[0].custom",
-        ),
+        ({"role": "assistant", "tool_calls": [{"function": 5}]}, "tool_calls[0].function"),
         ("x", ""),
         (None, ""),
         ([], ""),
@@ -125,7 +114,7 @@ def test_of_many_wrong_items_one_is_reported(name: str) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "user", "content": [0] * 1000},
+        {"role": "user", "content": [{"type": "file", "file": 0}] * 1000},
         {"role": "assistant", "tool_calls": [0] * 1000},
     ],
 )

@@ -325,7 +325,7 @@ def test_wrong_values_are_named(client: TestClient, path: str, asked: Json, said
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"role": "user", "content": ["x"]}, "`messages[0].content`"),
+        ({"role": 5, "content": "x"}, "`messages[0].role`"),
         ({"role": "user", "content": "x", "images": 5}, "`messages[0].images`"),
         ("hi", "`messages[0]`"),
     ],
