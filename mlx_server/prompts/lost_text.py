@@ -16,6 +16,9 @@ from mlx_server.prompts.message_normalization import THINK_DELIMITERS
 EXCERPT = 200
 """Characters of a text that are looked for, since a template drops a text as a whole."""
 
+NEAR = 4096
+"""Characters of a prompt after a message within which the next one is looked for as it is."""
+
 WORDS = 3
 """Words of an edited text that are looked for, the longest ones."""
 
@@ -33,17 +36,22 @@ WORD = re.compile(r"\w+")
 
 def lost_texts(messages: Sequence[Message], prompt: str, escaped: Escape) -> Iterator[int]:
     """Yields the indices of messages whose text is not in the prompt, which is marked text."""
-    at = edited = 0
+    at = near = edited = 0
     for i, message in enumerate(messages):
+        near += len(message.content) + NEAR
+        # most texts are found at once, in their order, so that a long prompt is read once
+        text = _beginning(message.content)
+        if text and (place := prompt.find(text, at, near)) >= 0:
+            at, near = place, place + len(message.content)
+            continue
         if not (text := _sought(message)):
             continue
-        # most texts are found at once, in their order, so that a long prompt is read once
         plain = PLAIN.search(text)
         place = prompt.find(plain[0], at) if plain else -1
         if place < 0 and edited <= EDITED:
             place = _place(prompt, escaped(text), at)
         if place >= 0:
-            at = place
+            at, near = place, place + len(message.content)
             continue
         edited += 1
         if edited > EDITED or not _has_words(prompt, text, escaped):
@@ -56,6 +64,10 @@ def _sought(message: Message) -> str:
     if message.role == "assistant":
         for _, end in THINK_DELIMITERS:
             text = text[text.rfind(end) + len(end) :] if end in text else text
+    return _beginning(text)
+
+
+def _beginning(text: str) -> str:
     return text[: 2 * EXCERPT].strip()[:EXCERPT]
 
 

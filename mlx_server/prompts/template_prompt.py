@@ -143,6 +143,8 @@ class _Rendering:
         schema = described_schema(conversation.response_format, checkpoint.tokenizer, most)
         self._has_long_schema = bool(conversation.response_format) and schema is None
         self._schema, self._schema_variables = schema, dict[str, Any]()
+        self._searched: tuple[str, list[int]] = "", []
+        """The latest prompt of all messages, and the messages whose texts it lacks."""
         if schema and "schema" in schema and self._capabilities.schema != "never":
             found = schema_variables(self._capabilities.schema, schema)
             self._schema, self._schema_variables = None, guard.escaped(found)
@@ -179,13 +181,15 @@ class _Rendering:
         variants = (
             partial(variables, m, effort) for effort in efforts for m in fallbacks(capabilities)
         )
-        # an assistant's text is no reason to render its calls as text
-        heard = [message for message in messages if message.role != "assistant"]
-        return best_accepted(
-            self._template,
-            variants,
-            lambda prompt: sum(1 for _ in lost_texts(heard, prompt, self._escaped)),
-        )
+
+        def losses(prompt: str) -> int:
+            lost = list(lost_texts(messages, prompt, self._escaped))
+            if messages is self._conversation.messages:
+                self._searched = prompt, lost
+            # an assistant's text is no reason to render its calls as text
+            return sum(messages[i].role != "assistant" for i in lost)
+
+        return best_accepted(self._template, variants, losses)
 
     def _variables(self, generation_prompt: bool, effort: object) -> Json:
         kwargs = {**self._conversation.template_kwargs, "reasoning_effort": effort}
@@ -229,7 +233,10 @@ class _Rendering:
             yield "schema_in_prompt"
         if any(self._drops_name(message) for message in self._conversation.messages):
             yield "messages.name"
-        for i in lost_texts(self._conversation.messages, prompt, self._escaped):
+        searched, lost = self._searched
+        if prompt != searched:
+            lost = list(lost_texts(self._conversation.messages, prompt, self._escaped))
+        for i in lost:
             if self._conversation.messages[i].role == "user" and not self._capabilities.shows_user:
                 raise ModelUnusable(
                     "The model's chat template renders no text of a user, neither as a string nor "
