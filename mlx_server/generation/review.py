@@ -13,6 +13,7 @@ from mlx_server.events import (
     Finished,
     PromptProgress,
     PromptScored,
+    ReasoningDelta,
     Repaired,
     RepairKind,
     TextDelta,
@@ -78,6 +79,8 @@ class ReviewedAnswer(ABC):
         self._rejection: RepairKind | None = None
         """The reason for which the last attempt was rejected."""
         self._attempts = 0
+        self._has_shown_thoughts = False
+        """Whether the client has the reasoning of a rejected attempt, and is to get no other."""
 
     @property
     @abstractmethod
@@ -126,10 +129,13 @@ class ReviewedAnswer(ABC):
             is_known = isinstance(event, Repaired) and event in self._repairs
             if self._is_buffered:
                 self._buffered.append(event)
-            elif not is_known:
+            elif not is_known and not self._is_further_thought(event):
                 yield event
             if isinstance(event, Repaired):
                 self._repairs.add(event)
+
+    def _is_further_thought(self, event: Event) -> bool:
+        return self._has_shown_thoughts and isinstance(event, ReasoningDelta)
 
     async def _end_attempt(self, finished: Finished) -> AsyncIterator[Event]:
         text = self._collected.text
@@ -189,6 +195,8 @@ class ReviewedAnswer(ABC):
     def _forget(self, rejection: RepairKind) -> None:
         """Clear what was collected of an attempt, which was rejected for this reason."""
         self._rejection = rejection
+        is_shown = bool(self._collected.thoughts) and not self._is_buffered
+        self._has_shown_thoughts = self._has_shown_thoughts or is_shown
         self._buffered, self._collected = [], Answer()
 
     def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:

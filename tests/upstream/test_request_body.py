@@ -249,8 +249,9 @@ def test_a_schema_for_a_model_that_knows_none(client: TestClient, upstream: Play
 
 def test_an_empty_answer_is_asked_for_again(client: TestClient, upstream: PlayingServer) -> None:
     empty = streamed(delta(reasoning="Hm."), delta("stop"), USAGE)
-    for reported, shown in ((in_one, ""), (in_chunks, "Hm.")):
-        upstream.plays(empty, says("Yes"))
+    then = streamed(delta(reasoning="Well."), delta(content="Yes"), delta("stop"), USAGE)
+    for reported, shown in ((in_one, "Well."), (in_chunks, "Hm.")):
+        upstream.plays(empty, then)
         found = reported(client, {})
         assert (found["text"], found["repairs"]) == ("Yes", ["empty content"])
         assert found["reasoning"] == shown  # a stream has shown the first attempt's before its end
