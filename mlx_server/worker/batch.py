@@ -354,7 +354,10 @@ class Batch:
         return Token(response.uid, response.token, response.finish_reason, response.logprobs)
 
     def _unlooped(self, row: Row, token: Token) -> Token:
-        """Ends a row that repeats itself, or its reasoning where a grammar demands an answer."""
+        """Ends a row that repeats itself: its reasoning where a grammar demands an answer, and what
+        the grammar demands besides by the shortest way."""
+        if token.finish and row.constraint and row.constraint.loop:
+            return structs.replace(token, looped=row.constraint.loop)
         if token.finish or row.loops is None or not row.loops.add(token.id):
             return token
         if row.is_waiting:  # only the matcher knows, which another thread uses
@@ -373,8 +376,11 @@ class Batch:
 
     def _ended(self, row: Row, loops: LoopDetector, token: Token) -> Token:
         if row.constraint and row.constraint.demands_more:
-            is_ended = row.constraint.end_reasoning()
-            return structs.replace(token, looped=loops.period) if is_ended else token
+            if row.constraint.end_reasoning():
+                row.loops = LoopDetector(loops.repeats)
+                return structs.replace(token, looped=loops.period)
+            row.constraint.end_answer(loops.period)
+            return token
         self.cancel(row.number)
         return structs.replace(token, finish="stop", looped=loops.period)
 

@@ -31,7 +31,7 @@ class LoopDetector:
         """repeats: how often in a row the same tokens have to come."""
         self.period = 0
         """The number of tokens that are being repeated; 0 if there are none."""
-        self._repeats = repeats
+        self.repeats = repeats
         self._run = 0
         """The tokens of all repeats so far."""
         self._count = 0
@@ -51,7 +51,7 @@ class LoopDetector:
         else:
             self.period = 0
         self._remember(token)
-        return self.period > 0 and self._run >= self._repeats * max(self.period, self._least())
+        return self.period > 0 and self._run >= self.repeats * max(self.period, self._least())
 
     def _token(self, distance: int) -> int:
         return self._tokens[(self._count - distance) % len(self._tokens)]
@@ -73,7 +73,7 @@ class LoopDetector:
         self._seen[self._hash] = self._count
 
     def _least(self) -> int:
-        if self._run < self._repeats * LEAST or self._run >= self._repeats * LEAST_OF_DATA:
+        if self._run < self.repeats * LEAST or self._run >= self.repeats * LEAST_OF_DATA:
             return LEAST
         different = {self._token(1 + back) for back in range(self.period)}
         return LEAST if len(different) > FEW else LEAST_OF_DATA

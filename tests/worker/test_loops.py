@@ -153,6 +153,21 @@ def test_what_a_grammar_demands_is_no_loop(engine: Engine, grammar: str, tokens:
     assert len(answer) == tokens
 
 
+def test_a_loop_in_a_string_ends_the_string_and_what_is_around_it(tiny_path: Path) -> None:
+    always = SamplingParams(temperature=0, logit_bias={3 + ord("a") - ord("!"): 90.0})
+    rules = """start: "[['" "abcdefghijkl"* "'],[" N ("," N)* "]]"\nN: /[0-9]+/\n"""
+    asked = row(0, [], forced_tokens=None, sampling=always, tokens=8000, grammar=HEAD + rules)
+    reports = run(loaded(tiny_path), asked)
+    assert not failures(reports)
+    tokens = tokens_of(0, reports)
+    said = "".join(chr(token.id - 3 + ord("!")) for token in tokens[:-1])
+    count = said.count("abcdefghijkl")
+    assert said == "[['" + "abcdefghijkl" * count + "'],[0]]"
+    assert 2 * 256 <= 12 * count <= 2 * 256 + 24
+    assert [token.looped for token in tokens if token.looped or token.finish] == [12]
+    assert tokens[-1].finish == "stop"
+
+
 def test_reasoning_is_ended_where_an_answer_is_demanded(tiny_path: Path) -> None:
     close, first = IM_START, 3 + ord("a") - ord("!")
     only = SamplingParams(temperature=0, logit_bias={first: 90.0})

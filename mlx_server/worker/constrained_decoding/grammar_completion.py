@@ -74,6 +74,9 @@ FOLLOWED = 32
 SHARED = 4
 """The most endings of other tokens that are tried before a token's own is searched."""
 
+LONGEST_ENDING = 256
+"""The most tokens of an ending that takes the place of what a row repeats."""
+
 NEVER = 1 << 20
 """The cost of a token after which no ending was found."""
 
@@ -193,15 +196,9 @@ class GrammarCompletion:
             self._next = self._hints.next_search(remaining, self._tokens)
             if self._next < remaining:
                 return
-        probe = self._probe
-        if probe.failed:
+        self._find(mask)
+        if self._probe.failed:
             return
-        probe.allow(STEP_WORK)
-        probe.see(mask)
-        if not self._fits:
-            found = self._search.find(probe, self._tokens or [], NEVER, self._read)
-            if found is not None:
-                self._tokens, self._fits, self._read = found, True, 0
         if not self._fits or self._tokens is None or len(self._tokens) >= remaining:
             self._next = remaining - 1 - remaining // 8
             return
@@ -213,6 +210,28 @@ class GrammarCompletion:
             keep_only(mask, [self._tokens[0], *self._classes.stops])
             return
         self._restrict(mask, most, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
+
+    def end(self, mask: Mask) -> bool:
+        """Removes all tokens but the ending's first one from the mask. Returns False if no ending
+        is known, or only one that is so long that the grammar demands what the row writes."""
+        self._find(mask)
+        first, *rest = self._tokens or self._classes.stops
+        ends = self._fits and len(rest) < LONGEST_ENDING and allows(mask, first)
+        if ends:
+            keep_only(mask, [first])
+        return ends
+
+    def _find(self, mask: Mask) -> None:
+        """Finds an ending from the present state, unless the latest one fits."""
+        probe = self._probe
+        if probe.failed:
+            return
+        probe.allow(STEP_WORK)
+        probe.see(mask)
+        if not self._fits:
+            found = self._search.find(probe, self._tokens or [], NEVER, self._read)
+            if found is not None:
+                self._tokens, self._fits, self._read = found, True, 0
 
     def _follow(self) -> None:
         """Lets the search's matcher catch up with the row, some tokens at each step."""

@@ -86,6 +86,9 @@ class LogitConstraint:
         self.left = max_tokens - overflow_tokens
         """Tokens that the row may still generate, without the overflow tokens."""
         self._overflow_tokens = overflow_tokens
+        self._loop: int | None = None
+        """The period of a loop, after which only the grammar's ending may follow. 0: the grammar
+        demands what is repeated."""
         self.failure: str | None = None
         self.departure: LeftGrammar | None = None
         """The place where the row's recording left its grammar, which is a failure too."""
@@ -121,6 +124,17 @@ class LogitConstraint:
         if self._recording or not self._budget:
             return False
         return self._budget.use_up()
+
+    def end_answer(self, period: int) -> None:
+        """Ends the answer by the shortest way that the grammar allows, unless that is a long one.
+        period: see `loop`."""
+        if self._loop is None and not self._recording:
+            self._loop = period
+
+    @property
+    def loop(self) -> int:
+        """The number of tokens whose repetition has ended the answer; 0 if none has."""
+        return self._loop or 0
 
     @property
     def lexer(self) -> object:
@@ -204,7 +218,10 @@ class LogitConstraint:
         fill_bitmask(allowed, matcher.own, self._vocabulary)
         if self._recording:
             self._recording.check(allowed, self._vocabulary.text)
-        if self._completion and not matcher.is_stopped():
+        if self._completion and self._loop and not matcher.is_stopped():
+            if not self._completion.end(allowed.view(np.int32)):
+                self._loop = 0
+        elif self._completion and not matcher.is_stopped():
             left = min(self.left, self._budget.answer) if self._budget else self.left
             self._completion.allow(allowed.view(np.int32), left)
             if self._recording:
