@@ -1,4 +1,5 @@
-"""Samples the next token of every row of a batch in one pass that reads nothing back.
+"""Samples the next token of every row of a batch in one pass, which reads nothing back but for a
+top_p on a CPU.
 
 Every row draws with its own key, made of its seed and the number of tokens it has drawn, so the
 result does not depend on the other rows or on its position in the batch. A token is drawn by adding
@@ -37,6 +38,12 @@ LEAST_MASS = 1e-6
 
 FEW = 256
 """A top_k up to this is found without sorting the vocabulary."""
+
+LIKELIEST = 64
+"""How many tokens have the mass of a usual top_p in most steps."""
+
+ROUNDING = 1e-3
+"""More than the rounding of a sum of probabilities."""
 
 LEAST_NOISE = -4.0
 """A bound below the Gumbel noise of the smallest positive uniform."""
@@ -184,24 +191,32 @@ class _Penalties:
         self.at = [i for i, row in enumerate(rows) if row.penalised]
         self.rows = [rows[i] for i in self.at]
         if self.rows:
+            self.is_all = len(self.rows) == len(rows)
+            params = [row.sampling for row in self.rows]
+            # each is a pass over all logits, or several
+            self.repeats = any(s.repetition_penalty != 1 for s in params)
+            self.adds = any(s.presence_penalty or s.frequency_penalty for s in params)
             self.repetition = _column(self.rows, lambda s: s.repetition_penalty)
             self.presence = _column(self.rows, lambda s: s.presence_penalty)
             self.frequency = _column(self.rows, lambda s: s.frequency_penalty)
-            self.in_prompt = mx.stack([row.in_prompt for row in self.rows])
+            if self.repeats:
+                self.in_prompt = mx.stack([row.in_prompt for row in self.rows])
 
     def __call__(self, logits: mx.array, inputs: mx.array) -> mx.array:
         if not self.rows:
             return logits
         at = mx.array(self.at)
         counts = self._counted(inputs[at])
-        scores = logits[at]
-        scores = mx.where(
-            self.in_prompt | (counts > 0),
-            mx.where(scores > 0, scores / self.repetition, scores * self.repetition),
-            scores,
-        )
-        scores = scores - self.frequency * counts - self.presence * (counts > 0)
-        return _replaced(logits, at, scores)
+        scores = logits if self.is_all else logits[at]
+        if self.repeats:
+            scores = mx.where(
+                self.in_prompt | (counts > 0),
+                mx.where(scores > 0, scores / self.repetition, scores * self.repetition),
+                scores,
+            )
+        if self.adds:
+            scores = scores - self.frequency * counts - self.presence * (counts > 0)
+        return scores if self.is_all else _replaced(logits, at, scores)
 
     def _counted(self, inputs: mx.array) -> mx.array:
         """Returns how often each token is in each answer; the first input belongs to the prompt."""
@@ -292,28 +307,62 @@ class _Narrowed:
         self.most = most if most <= FEW else None
 
     def __call__(self, scores: mx.array) -> mx.array:
-        narrowed = narrow(scores[self.at], self.top_k, self.top_p, self.most)
-        return _replaced(scores, self.at, narrowed)
+        own = scores[self.at]
+        if self.most is None and mx.default_device() == mx.cpu:
+            return _replaced(scores, self.at, self._on_cpu(own))
+        best = None if self.most is None else largest(own, self.most)
+        return _replaced(scores, self.at, narrow(own, self.top_k, self.top_p, best))
+
+    def _on_cpu(self, scores: mx.array) -> mx.array:
+        """Sorts the vocabulary only for rows whose best scores don't have the mass of their top_p.
+        Which these are is read back, since a CPU takes far longer for a sort than for that."""
+        total = mx.logsumexp(scores, axis=-1, keepdims=True)
+        best = largest(scores, LIKELIEST)
+        mass = mx.exp(best - total).sum(axis=-1, keepdims=True)
+        reached = np.array((mass > self.top_p + ROUNDING) & (self.top_k == math.inf))[:, 0]
+        if reached.all():
+            return narrow(scores, self.top_k, self.top_p, best, total)
+        for places, few in ((np.flatnonzero(reached), True), (np.flatnonzero(~reached), False)):
+            if not places.size:
+                continue
+            at = mx.array(places)
+            of_rows = (best[at], total[at]) if few else ()
+            narrowed = narrow(scores[at], self.top_k[at], self.top_p[at], *of_rows)
+            scores = _replaced(scores, at, narrowed)
+        return scores
 
 
-def narrow(scores: mx.array, top_k: mx.array, top_p: mx.array, most: int | None = None) -> mx.array:
+def narrow(
+    scores: mx.array,
+    top_k: mx.array,
+    top_p: mx.array,
+    best: mx.array | None = None,
+    total: mx.array | None = None,
+) -> mx.array:
     """Keeps each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
 
-    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]; most: the largest top_k, if all rows
-    have one. Ties with the last one kept are kept.
+    scores: [rows, vocabulary]; top_k and top_p: [rows, 1]; best: the scores of each row that may be
+    the last one kept, as many as the largest top_k for example; total: the logarithm of the mass of
+    all, [rows, 1], for rows without a top_k. Ties with the last one kept are kept.
     """
-    best = scores
-    if most is not None:
-        places = places_of_largest(scores, min(most, scores.shape[-1]))
-        best = mx.take_along_axis(scores, places, axis=-1)
+    best = scores if best is None else best
     best_first = -mx.sort(-best, axis=-1)
     allowed = mx.arange(best.shape[-1]) < top_k
-    mass = mx.softmax(mx.where(allowed, best_first, MINUS_INFINITY), axis=-1)
+    if total is None:
+        mass = mx.softmax(mx.where(allowed, best_first, MINUS_INFINITY), axis=-1)
+    else:
+        mass = mx.exp(best_first - total)
     reached = mx.cumsum(mass, axis=-1, inclusive=False)
     # The rounded sum reaches 1 too early, but a top_p of 1 must cut nothing.
     kept = allowed & ((reached < top_p) | (top_p >= 1))
     worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
     return mx.where(scores < worst, MINUS_INFINITY, scores)
+
+
+def largest(scores: mx.array, most: int) -> mx.array:
+    """Returns each row's largest scores, in no order."""
+    places = places_of_largest(scores, min(most, scores.shape[-1]))
+    return mx.take_along_axis(scores, places, axis=-1)
 
 
 def _column(rows: Sequence[Row], field: Callable[[SamplingParams], float]) -> mx.array:

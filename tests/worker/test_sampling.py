@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.row import Row
-from mlx_server.worker.sampling import Sampled, Sampler, narrow
+from mlx_server.worker.sampling import Sampled, Sampler, largest, narrow
 
 Numbers = NDArray[Any]
 
@@ -137,8 +137,39 @@ def test_a_small_top_k_narrows_as_it_does_over_the_whole_vocabulary() -> None:
     scores = np.round(random_logits(4, width=5000) * 4) / 4  # coarse, so that ties are frequent
     limits = [(1, 1.0), (20, 0.5), (20, 1.0), (77, 0.9)]
     top_k, top_p = (mx.array([[float(n)] for n in column]) for column in zip(*limits, strict=True))
-    whole, few = (narrow(mx.array(scores), top_k, top_p, most) for most in (None, 77))
+    whole = narrow(mx.array(scores), top_k, top_p)
+    few = narrow(mx.array(scores), top_k, top_p, largest(mx.array(scores), 77))
     assert np.array_equal(np.array(few), np.array(whole))
+
+
+def test_a_top_p_sorts_the_vocabulary_only_if_few_tokens_do_not_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    width, sorted_sizes, sort = 20_000, list[tuple[int, ...]](), mx.sort
+
+    def counted(values: mx.array, **options: Any) -> mx.array:
+        sorted_sizes.append(values.shape)
+        return sort(values, **options)
+
+    monkeypatch.setattr(mx, "sort", counted)
+    logits = random_logits(3, width=width) * 3
+    logits[1] /= 30  # thousands of tokens are about as likely
+    for p in (0.5, 0.9):
+        row = SamplingParams(temperature=1, seed=5, top_p=p)
+        sorted_sizes.clear()
+        tokens = chosen([a_row(row, width=width) for _ in logits], logits)
+        assert [shape for shape in sorted_sizes if shape[-1] == width] == [(1, width)]
+        for token, scores in zip(tokens, logits, strict=True):
+            assert kept(scores, width, p + 1e-4)[token]
+
+
+def test_a_penalty_that_no_row_has_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> mx.array:
+        raise AssertionError("a repetition_penalty is applied")
+
+    monkeypatch.setattr(mx, "where", refused)
+    params = SamplingParams(temperature=0, frequency_penalty=1, presence_penalty=1)
+    chosen([a_row(params), a_row(params)], random_logits(2))
 
 
 def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
