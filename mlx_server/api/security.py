@@ -59,6 +59,9 @@ UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
+CONTAINER_HOSTS = {"host.docker.internal", "host.containers.internal"}
+"""The names that containers have for this machine. No public DNS server answers for `.internal`."""
+
 
 class SecurityMiddleware:
     """Outer ASGI middleware: a request that it refuses never reaches the app.
@@ -121,7 +124,7 @@ class SecurityMiddleware:
         )
 
     def _is_ours(self, name: str) -> bool:
-        if name in self._hosts or _is_loopback(name):
+        if name in self._hosts or _is_loopback(name) or name in CONTAINER_HOSTS:
             return True
         return self._any_address and _address(name) is not None
 
