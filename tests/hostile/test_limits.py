@@ -128,7 +128,7 @@ def prompt_text(size: int) -> None:
 def nested(depth: int) -> Any:
     found: Any = {}
     for _ in range(depth):
-        found = {"properties": {"a": found}}
+        found = {"items": found}
     return found
 
 
