@@ -59,6 +59,8 @@ def _wide(number: int) -> Body:
 
 ATTACKS: dict[str, Callable[[int], tuple[str, Body]]] = {
     "nothing": lambda n: ("/health", {}),
+    "n: 15": lambda n: _chat(n=15),  # what so many rows cost by themselves
+    "top_p, n: 15": lambda n: _chat(n=15, top_p=0.9),
     "ambiguous grammar, n: 15": lambda n: _grammar(AMBIGUOUS, n=15),
     "ambiguous grammars": lambda n: _grammar(f'{AMBIGUOUS}t: "{n}"\n', n=2),
     "expression that repeats": lambda n: _regex("^((ab|aab|aaab|abb|b)+)*c{900}$", max_tokens=6),
