@@ -1,20 +1,45 @@
-// Markdown of a model's answer as DOM nodes. Nothing here reads or writes HTML: what a model wrote
-// becomes text nodes and the elements below, in time linear in its length.
+// Markdown of a model's answer as DOM nodes. markdown-it finds the tokens; nothing here reads or
+// writes HTML: what a model wrote becomes text nodes and the elements that are listed below.
 
-import { inline } from "./markdown-inline.js";
+import MarkdownIt from "./vendor/markdown-it-15.0.3.js";
 
-const MAX_DEPTH = 8; // of quotes and lists in one another; what is deeper is text
+const MAX_DEPTH = 16; // of blocks in one another; what is deeper is a paragraph
 const MAX_MARKED_UP = 200_000; // characters; the rest of a longer answer is plain text
-const MAX_CELLS = 64; // of a table's row
+const MAX_INLINE = 4_000; // characters of a paragraph; a longer one is text, since links cost a square
+const MAX_URL = 2_000;
+const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const ELEMENTS = new Set([
+  ..."p blockquote ul ol li table thead tbody tr th td".split(" "),
+  ..."em strong s".split(" "),
+]);
+const PROSE = new Set(["p", "li", "th", "td"]);
 
-const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
-const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
-const QUOTE = /^ {0,3}>/;
-const ITEM = /^( {0,3})([-*+]|[0-9]{1,9}[.)])( +|$)/;
-const TABLE_RULE = /^ {0,3}\|? *:?-+:? *(?:\| *:?-+:? *)*\|?$/;
-const BLANK = /^\s*$/;
-const LONGEST_MARK = 400; // characters of a line that is a heading, a rule or opens a fence
+const parser = new MarkdownIt({ html: false, linkify: true, maxNesting: 100 });
+parser.disable(["code", "reference", "entity", "lheading"]);
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+parser.validateLink = (url) => safeUrl(url) !== null;
+parser.block.ruler.before("table", "deep", (state, start, end, isSilent) => {
+  if (state.level < MAX_DEPTH || isSilent) return false;
+  const map = [start, end];
+  const content = state.getLines(start, end, state.blkIndent, false).trim();
+  Object.assign(state.push("paragraph_open", "p", 1), { map });
+  Object.assign(state.push("inline", "", 0), { content, map, children: [] });
+  state.push("paragraph_close", "p", -1);
+  state.line = end;
+  return true;
+});
+parser.core.ruler.before("inline", "long", ({ tokens }) => {
+  for (const token of tokens) {
+    if (token.type === "inline" && token.content.length > MAX_INLINE) token.type = "text";
+  }
+});
+
+// The URL that a link may have, or null. What the browser would make of it is judged, not its text.
+function safeUrl(text) {
+  if (text.length > MAX_URL || !URL.canParse(text)) return null;
+  const url = new URL(text);
+  return SCHEMES.has(url.protocol) ? url.href : null;
+}
 
 function element(name, ...children) {
   const node = document.createElement(name);
@@ -22,156 +47,99 @@ function element(name, ...children) {
   return node;
 }
 
+// Its title shows where it leads, whatever the model calls it.
+function link(url) {
+  const href = safeUrl(url);
+  const attributes = { href, title: href, rel: "noopener noreferrer", target: "_blank", dir: "auto" };
+  return Object.assign(element("a"), attributes);
+}
+
 // The innermost blocks find their own direction, so that text from right to left is in order. What
 // has many blocks must not: the browser would look through all of them for each that is added.
-function prose(name, text) {
-  const node = element(name, inline(text));
+function directed(node) {
   node.dir = "auto";
   return node;
 }
 
-const isMark = (pattern, line) => line.length <= LONGEST_MARK && pattern.test(line.trimEnd());
-
-function startsTable(lines, at) {
-  return lines[at].includes("|") && at + 1 < lines.length && isMark(TABLE_RULE, lines[at + 1]);
+function opened(token) {
+  const { tag } = token;
+  if (tag === "a") return link(token.attrGet("href"));
+  if (/^h[1-6]$/.test(tag)) return directed(element(`h${Math.min(6, Number(tag[1]) + 2)}`));
+  if (!ELEMENTS.has(tag)) return element("span");
+  const node = element(tag);
+  if (tag === "ol" && token.attrGet("start")) node.start = token.attrGet("start");
+  return PROSE.has(tag) ? directed(node) : node;
 }
 
-// A line that ends a paragraph although no empty line does.
-function interrupts(lines, at) {
-  const line = lines[at];
-  return (
-    isMark(FENCE, line) || isMark(HEADING, line) || isMark(RULE, line) || QUOTE.test(line) ||
-    ITEM.test(line) || startsTable(lines, at)
-  );
-}
-
-// Each reader takes the lines and the number of its first, and returns its node and the number of
-// the first line after it.
-
-function readFence(lines, at) {
-  const [, fence, language] = FENCE.exec(lines[at]);
-  const end = new RegExp(`^ {0,3}${fence[0]}{${fence.length},} *$`);
-  let last = at + 1;
-  while (last < lines.length && !end.test(lines[last])) last += 1;
-  const code = element("code", lines.slice(at + 1, last).join("\n"));
-  const node = element("pre", code);
+function codeBlock({ content, info }) {
+  const node = element("pre", element("code", content.replace(/\n$/, "")));
   node.tabIndex = 0; // a wide block is scrolled by keyboard
-  if (language) node.dataset.language = language.trim().slice(0, 30);
-  return [node, last + 1];
+  if (info.trim()) node.dataset.language = info.trim().slice(0, 30);
+  return node;
 }
 
-function readHeading(lines, at) {
-  const [, marks, text] = HEADING.exec(lines[at].trimEnd());
-  return [prose(`h${Math.min(6, marks.length + 2)}`, text.replace(/ #+$/, "")), at + 1];
+function image(token) {
+  const node = link(token.attrGet("src"));
+  node.append("🖼 ", token.content);
+  return node;
 }
 
-function readQuote(lines, at, depth) {
-  const within = [];
-  while (at < lines.length && QUOTE.test(lines[at])) {
-    within.push(lines[at].replace(/^ {0,3}> ?/, ""));
-    at += 1;
+function leaf(token) {
+  switch (token.type) {
+    case "inline":
+      return built(token.children);
+    case "code_inline":
+      return element("code", token.content);
+    case "fence":
+      return codeBlock(token);
+    case "hr":
+      return element("hr");
+    case "image":
+      return image(token);
+    case "softbreak":
+      return "\n";
+    case "hardbreak":
+      return element("br");
+    default:
+      return token.content;
   }
-  return [element("blockquote", ...blocks(within, depth + 1)), at];
 }
 
-function readList(lines, at, depth) {
-  const [, , marker] = ITEM.exec(lines[at]);
-  const isOrdered = /[0-9]/.test(marker);
-  const node = document.createElement(isOrdered ? "ol" : "ul");
-  if (isOrdered) node.start = parseInt(marker, 10);
-  while (at < lines.length && continuesList(lines[at], isOrdered)) {
-    const [item, next] = readItem(lines, at, depth);
-    node.append(item);
-    at = next;
-  }
-  return [node, at];
-}
-
-function continuesList(line, isOrdered) {
-  const found = ITEM.exec(line);
-  return found && !isMark(RULE, line) && /[0-9]/.test(found[2]) === isOrdered;
-}
-
-function readItem(lines, at, depth) {
-  const [whole, indent, marker] = ITEM.exec(lines[at]);
-  const width = indent.length + marker.length + 1;
-  const within = [lines[at].slice(whole.length)];
-  for (at += 1; at < lines.length; at += 1) {
-    const line = lines[at];
-    const isWithin = /\S/.exec(line)?.index >= Math.min(width, 2 + indent.length);
-    if (BLANK.test(line)) {
-      within.push("");
-    } else if (isWithin) {
-      within.push(line.slice(Math.min(width, /\S/.exec(line).index)));
-    } else if (within.at(-1) === "" || interrupts(lines, at)) {
-      break;
-    } else {
-      within.push(line);
-    }
-  }
-  const nodes = [...blocks(within, depth + 1)];
-  const isTight = nodes[0]?.tagName === "P";
-  const item = element("li", ...(isTight ? [...nodes[0].childNodes, ...nodes.slice(1)] : nodes));
-  item.dir = "auto";
-  return [item, at];
-}
-
-function cells(line) {
-  const inner = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
-  return inner.split(/(?<!\\)\|/, MAX_CELLS).map((cell) => cell.trim().replaceAll("\\|", "|"));
-}
-
-function readTable(lines, at) {
-  const head = cells(lines[at]);
-  const row = (name, texts) => element("tr", ...texts.map((text) => prose(name, text)));
-  const body = document.createElement("tbody");
-  const table = element("table", element("thead", row("th", head)), body);
-  at += 2;
-  while (at < lines.length && lines[at].includes("|") && !BLANK.test(lines[at])) {
-    body.append(row("td", cells(lines[at]).slice(0, head.length)));
-    at += 1;
-  }
+function scrolled(table) {
   const node = element("div", table);
   node.className = "table";
   node.tabIndex = 0;
-  return [node, at];
+  return node;
 }
 
-function readParagraph(lines, at) {
-  const first = at;
-  do at += 1;
-  while (at < lines.length && !BLANK.test(lines[at]) && !interrupts(lines, at));
-  return [prose("p", lines.slice(first, at).join("\n")), at];
-}
-
-function reader(lines, at, depth) {
-  const line = lines[at];
-  if (isMark(FENCE, line)) return readFence;
-  if (isMark(HEADING, line)) return readHeading;
-  if (isMark(RULE, line)) return () => [document.createElement("hr"), at + 1];
-  if (depth < MAX_DEPTH && QUOTE.test(line)) return readQuote;
-  if (depth < MAX_DEPTH && ITEM.test(line)) return readList;
-  if (startsTable(lines, at)) return readTable;
-  return readParagraph;
-}
-
-function* located(lines, depth) {
-  for (let at = 0; at < lines.length; ) {
-    if (BLANK.test(lines[at])) {
-      at += 1;
-      continue;
+function built(tokens) {
+  const root = document.createDocumentFragment();
+  const path = [root];
+  for (const token of tokens) {
+    if (token.nesting > 0) {
+      path.push(token.hidden ? path.at(-1) : opened(token));
+    } else if (token.nesting < 0) {
+      const node = path.pop();
+      if (node !== path.at(-1)) path.at(-1).append(token.tag === "table" ? scrolled(node) : node);
+    } else {
+      path.at(-1).append(leaf(token));
     }
-    const [node, next] = reader(lines, at, depth)(lines, at, depth);
-    yield { node, at };
-    at = next;
   }
+  return root;
 }
 
-function* blocks(lines, depth = 0) {
-  for (const { node } of located(lines, depth)) yield node;
+// The blocks of a text, each with the number of its first line.
+function located(text) {
+  const found = [];
+  let block = [];
+  for (const token of parser.parse(text, {})) {
+    block.push(token);
+    if (token.level || token.nesting > 0) continue;
+    found.push({ at: block[0].map[0], nodes: [...built(block).childNodes] });
+    block = [];
+  }
+  return found;
 }
-
-const lines = (text) => text.replaceAll("\r\n", "\n").split("\n");
 
 export function markdown(text) {
   const shown = new MarkdownStream(document.createElement("div"));
@@ -207,23 +175,21 @@ export class MarkdownStream {
     if (!this.beyond) return;
     if (!this.plain) {
       this.plain = document.createTextNode("");
-      const node = element("p", this.plain);
-      node.dir = "auto";
-      this.node.append(node);
+      this.node.append(directed(element("p", this.plain)));
     }
     this.plain.appendData(this.beyond);
     this.beyond = "";
   }
 
   drawOpen() {
-    const text = lines(this.open);
-    const found = [...located(text, 0)];
-    // The first line of a block decides that it is one, once the line is complete.
-    const keep = Math.max(0, found.findLastIndex(({ at }) => at < text.length - 1));
+    const lines = this.open.replaceAll("\r\n", "\n").split("\n");
+    const found = located(lines.join("\n"));
+    // The first two lines of a block decide that it is one, once they are complete.
+    const keep = Math.max(0, found.findLastIndex(({ at }) => at < lines.length - 2));
     for (const node of this.last) node.remove();
-    this.node.append(...found.map(({ node }) => node));
-    this.last = found.slice(keep).map(({ node }) => node);
-    if (keep) this.open = text.slice(found[keep].at).join("\n");
+    this.node.append(...found.flatMap(({ nodes }) => nodes));
+    this.last = found.slice(keep).flatMap(({ nodes }) => nodes);
+    if (keep) this.open = lines.slice(found[keep].at).join("\n");
     this.isDrawn = true;
   }
 }
