@@ -385,7 +385,6 @@ class Answer:
 
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
     phase: Phase | None = None
     """The phase of the latest text."""
     begun_calls: dict[int, CallSoFar] = field(default_factory=dict)
@@ -404,7 +403,6 @@ class Answer:
         match event:
             case TextDelta():
                 self.texts.append(event.separated)
-                self.logprobs.extend(event.logprobs)
                 self.phase = event.phase
             case ReasoningDelta():
                 self.reasoning.append(event.separated)

@@ -85,6 +85,7 @@ STOP_STRINGS                   = _limit(64,            "items",      "request", 
 STOP_CHARACTERS                = _limit(1024,         "characters", "request",    "a stop string", "400")
 LOGIT_BIASES                   = _limit(4096,         "items",      "request",    "tokens in `logit_bias`", "400")
 TOP_LOGPROBS                   = _limit(20,            "items",      "request",    "`top_logprobs` and `logprobs`, the alternatives to each token", "400")
+KEPT_LOGPROBS                  = _limit(1 << 20,       "items",      "request",    "log probabilities, alternatives included, of a response that is sent or stored as a whole", "400")
 METADATA                       = _limit(16,            "items",      "request",    "pairs in `metadata`", "400")
 METADATA_KEY_CHARACTERS        = _limit(64,            "characters", "request",    "a key in `metadata`", "400")
 METADATA_VALUE_CHARACTERS      = _limit(512,           "characters", "request",    "a value in `metadata`", "400")

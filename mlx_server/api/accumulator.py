@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.api.timing import Timing
+from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Answer,
     Event,
@@ -11,6 +13,7 @@ from mlx_server.events import (
     PromptProgress,
     Repaired,
     Started,
+    TextDelta,
     TokenLogprob,
     Violation,
 )
@@ -28,11 +31,30 @@ def prompt_progress(event: PromptProgress, seconds: float) -> dict[str, Any]:
     }
 
 
+class KeptLogprobs:
+    """Counts the log probabilities that are held until a response is whole."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> None:
+        self._count += sum(1 + len(token.top) for token in tokens)
+        if self._count > limits.KEPT_LOGPROBS:
+            raise BadRequest(
+                f"The response has more than {limits.KEPT_LOGPROBS:,} log probabilities. Ask for "
+                "fewer alternatives or tokens, or stream a completion that is not stored.",
+                param="logprobs",
+            )
+
+
 class Accumulator:
     def __init__(self, *, model: str, prompts: int, n: int) -> None:
         self.model = model
         self.fingerprint: str | None = None
         self.answers = [Answer() for _ in range(prompts * n)]
+        self.logprobs: list[list[TokenLogprob]] = [[] for _ in self.answers]
+        """The log probabilities of each answer, if `keep_logprobs` was called."""
+        self._kept_logprobs: KeptLogprobs | None = None
         self._sent_ids = [0] * (prompts * n)
         """How many of each answer's token ids the stream's chunks have had."""
         self._n = n
@@ -41,6 +63,10 @@ class Accumulator:
         self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
         self._normalized: Sequence[str] = ()
+
+    def keep_logprobs(self) -> None:
+        """Collects log probabilities from now on, which a stream's chunks have had already."""
+        self._kept_logprobs = KeptLogprobs()
 
     def add(self, event: Event) -> None:
         self._timing.note(event)
@@ -55,6 +81,9 @@ class Accumulator:
                 self._unenforced = event.unenforced
                 self._normalized = event.normalized
                 return
+            case TextDelta() if self._kept_logprobs:
+                self._kept_logprobs.add(event.logprobs)
+                self.logprobs[event.index].extend(event.logprobs)
             case Finished():
                 self.prompt_tokens += event.further_prompt_tokens
                 self._tool_output_tokens += event.further_tool_output_tokens

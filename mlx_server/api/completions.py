@@ -124,11 +124,12 @@ class CompletionOutput:
         self._created = int(time.time())
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
+        self._accumulator.keep_logprobs()
         async for event in events:
             self._accumulator.add(event)
         choices = [
             {
-                **self._choice(i, "".join(answer.texts), answer.logprobs, answer.finish_reason),
+                **self._choice(i, answer.text, self._accumulator.logprobs[i], answer.finish_reason),
                 **prompt_logprobs_body(self._accumulator.answers[i - i % self._n]),
                 **self._ids(i, answer.token_ids, begins=True),
             }

@@ -72,7 +72,12 @@ class ChatOutput:
         self._began = time.monotonic()
         self._created = int(time.time())
 
+    def keep_logprobs(self) -> None:
+        """Has the log probabilities of a stream in `body`, too."""
+        self._accumulator.keep_logprobs()
+
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
+        self.keep_logprobs()
         async for event in events:
             self._accumulator.add(event)
         return self.body()
@@ -177,7 +182,7 @@ class ChatOutput:
         return {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(answer.logprobs) if self._logprobs else None,
+            "logprobs": _logprobs(self._accumulator.logprobs[index]) if self._logprobs else None,
             "finish_reason": self._finish_reason(answer.finish_reason),
             **self._ids(answer.token_ids),
         }

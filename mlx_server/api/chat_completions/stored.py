@@ -50,6 +50,7 @@ class StoringOutput:
         return completion
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
+        self._output.keep_logprobs()
         async with aclosing(self._output.chunks(events)) as chunks:
             async for chunk in chunks:
                 yield chunk

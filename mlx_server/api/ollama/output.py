@@ -59,14 +59,15 @@ class OllamaOutput:
         self._timing = Timing()
 
     async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        (answer,) = self._accumulator.answers
+        (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
+        self._accumulator.keep_logprobs()
         last: Wire = {}
         async for chunk in self.chunks(events):
             last = chunk
         whole = Piece(
             "".join(answer.texts), "".join(answer.reasoning), list(map(_called, answer.calls))
         )
-        return {**last, **self._shape(whole), **_logprobs(answer.logprobs)}
+        return {**last, **self._shape(whole), **_logprobs(logprobs)}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
         (answer,) = self._accumulator.answers

@@ -6,7 +6,12 @@ A response that is not streamed is made from the same stream events.
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-from mlx_server.api.accumulator import prompt_progress, tool_output_tokens, warnings_body
+from mlx_server.api.accumulator import (
+    KeptLogprobs,
+    prompt_progress,
+    tool_output_tokens,
+    warnings_body,
+)
 from mlx_server.api.responses import built_in, client_calls, stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
@@ -69,6 +74,7 @@ class ResponseOutput:
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
         """The open item that gets text or reasoning."""
+        self._kept_logprobs = KeptLogprobs()
         self._calls: dict[int, stream.StreamedCall] = {}
         """The open calls, by the index of their events."""
         self._number = 0
@@ -213,6 +219,7 @@ class ResponseOutput:
                 )
             assert self._text
             text = event.separated if continues else event.text
+            self._kept_logprobs.add(event.logprobs)
             yield from self._text.add(text, event.logprobs)
 
     def _continues_text(self, event: TextDelta) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.api.chat_completions.protocol import ChatBody
 from tests.api import wire
 from tests.api.chat_completions.bodies import BODY, CALL, HI, PATH, post, refused
@@ -157,6 +158,21 @@ def test_each_token_has_its_log_probability(client: TestClient) -> None:
     assert bytes(byte for entry in entries for byte in entry["bytes"]) == TEXT.encode()
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
     assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in entries)
+
+
+def test_log_probabilities_of_a_whole_response_are_bounded(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a stream are not kept."""
+    monkeypatch.setattr(limits, "KEPT_LOGPROBS", 3 * len(TEXT))
+    asked = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": len(TEXT)}
+    ok(post(client, **asked))
+    assert "more than" in error(post(client, **asked, n=2))["message"]
+    with_include = {"include": ["message.output_text.logprobs"], "top_logprobs": 9}
+    body = {"model": BODY["model"], "input": "hi", **with_include}
+    assert error(client.post("/v1/responses", json=body))["param"] == "logprobs"
+    chunks = events(post(client, **streamed({**asked, "n": 2})))
+    assert not any("error" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("name", [*OPTIONAL, *ChatBody.UNSUPPORTED])
