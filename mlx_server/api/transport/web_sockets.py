@@ -69,6 +69,13 @@ def most_sockets() -> int:
     return max(1, min(limits.SOCKETS, descriptors.available() // 4))
 
 
+PARSED_BYTES = 8 << 10
+"""Bytes that are parsed before their frames are counted: a frame may have six."""
+
+SMALL_BYTES = 256
+"""The size below which a fragment is counted, since it takes as long as a larger one."""
+
+
 class ReceivedMessage:
     """A complete message from a client, in bytes: as text it can take four times the memory."""
 
@@ -131,6 +138,8 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         """The joined fragments so far: separate objects would take many times their size."""
         self._waiting_bytes = 0
         """Bytes of complete messages that are not taken from the budget."""
+        self._small_frames = 0
+        """Pings, pongs and small fragments since the last message."""
         self._unanswered = 0
         self._reserved = 0
         """Bytes taken from the budget for the message that is arriving."""
@@ -138,7 +147,10 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         self._arrival: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for begin in range(0, len(data), PARSED_BYTES):
+            super().data_received(data[begin : begin + PARSED_BYTES])
+            if self._small_frames > limits.SMALL_FRAMES and not self.close_sent:
+                self._fail("too many small frames")
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -177,6 +189,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         data, event.data = event.data, b""  # the parser keeps the event until the next one
+        self._small_frames += len(data) < SMALL_BYTES
         if not event.fin or self._message:
             self._message += data
         if event.fin:
@@ -186,9 +199,14 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         """Sends no pong to a client that does not read: they would pile up."""
+        self._small_frames += 1
         pong = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(pong))
+
+    def handle_pong(self, event: Frame) -> None:
+        self._small_frames += 1
+        super().handle_pong(event)
 
     def handle_parser_exception(self) -> None:
         """Sends the close frame and then only discards, until the client closes too or its time is
@@ -215,6 +233,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
 
     def _hand_on(self, data: bytes) -> None:
         reserved, self._reserved = self._reserved, 0
+        self._small_frames = 0
         self._arrived()
         if self.close_sent:
             self._give_back(reserved)
