@@ -51,9 +51,14 @@ from mlx_server.api.transport.http import http
 from mlx_server.api.transport.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.api.transport.slow_clients import guard_slow_clients
 from mlx_server.api.transport.web_sockets import web_sockets
-from mlx_server.config.settings import ServerSettings, Settings, StoreSettings
-from mlx_server.config.specs import adapter_dirs, connector, model_specs, prompt_disk
-from mlx_server.engine.messages import Schedule
+from mlx_server.config.settings import (
+    ServerSettings,
+    Settings,
+    StoreSettings,
+    connector,
+    model_specs,
+    pool_limits,
+)
 from mlx_server.errors import StoreUnavailable
 from mlx_server.mcp import Connectors
 from mlx_server.page import router as page
@@ -61,11 +66,10 @@ from mlx_server.page.files import page_routes
 from mlx_server.page.streams import PageStreams
 from mlx_server.pool.entry import OnProgress
 from mlx_server.pool.pool import AnswerRecorder, Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
 from mlx_server.sources.transcript import Recordings
-from mlx_server.store import Retention, Store
+from mlx_server.store import Store
 from mlx_server.system import allocator, descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
 from mlx_server.system.listening_sockets import bound
@@ -137,19 +141,9 @@ def create_app(
 def _pool(
     settings: Settings, on_progress: OnProgress, recordings: Mapping[str, Recordings]
 ) -> Pool:
-    server = settings.server
-    pool_limits = PoolLimits(
-        concurrency=server.concurrency,
-        queue=server.queue,
-        schedule=Schedule(server.prefill_share, server.longest_gap),
-        wait_seconds=server.wait_seconds,
-        budget=server.memory_budget,
-        wired=server.wired,
-        prompt_cache=server.prompt_cache_memory,
-        prompt_disk=prompt_disk(settings),
-    )
     specs = [replace(s, recordings=recordings.get(s.id)) for s in model_specs(settings)]
-    return Pool(specs, pool_limits, on_progress, adapter_dirs=adapter_dirs(server))
+    folders = settings.server.folders_of_adapters
+    return Pool(specs, pool_limits(settings), on_progress, adapter_dirs=folders)
 
 
 def _middleware(server: ServerSettings) -> list[Middleware]:
@@ -201,9 +195,8 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
 @asynccontextmanager
 async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
     with nullcontext("") if settings.data_dir else TemporaryDirectory() as folder:
-        kept = settings if settings.data_dir else StoreSettings(data_dir=Path(folder))
-        retention = Retention(settings.days, settings.count, settings.bytes, settings.bytes_per_key)
-        store = await Store.open(kept.path, retention)
+        kept = settings if settings.data_dir else replace(settings, data_dir=Path(folder))
+        store = await Store.open(kept.path, kept)
         pruning = asyncio.create_task(_prune(store))
         try:
             yield store

@@ -126,7 +126,7 @@ SCHEMA_PROMPT_TOKENS           = _limit(2048,         "tokens",     "request",  
 
 _section("Schemas and grammars")
 SCHEMA_BYTES                   = _limit(256 << 10,     "bytes",      "request",    "a JSON schema", "400")
-SCHEMA_DEPTH                   = _limit(96,            "items",      "request",    "levels of objects and arrays within a schema", "400")
+SCHEMA_DEPTH                   = _limit(48,            "items",      "request",    "nested schemas", "400")
 SCHEMA_NODES                   = _limit(20_000,        "items",      "request",    "objects and arrays in a schema", "400")
 SCHEMA_PROPERTIES              = _limit(500,           "items",      "request",    "names in one `properties` or `required`", "400")
 SCHEMA_VALUES                  = _limit(10_000,        "items",      "request",    "values of one `enum`", "400")
@@ -172,7 +172,7 @@ GRAMMAR_SIZE                   = _limit(200_000,       "items",      "request", 
 
 _section("Answers")
 CONCURRENCY                    = _limit(16,            "rows",       "server",     "rows in one batch", "further rows wait in the queue", "server.concurrency")
-WAIT_SECONDS                   = _limit(300,           "seconds",    "request",    "how long a request waits for memory that other requests use", "503 with Retry-After", "server.wait_seconds")
+WAIT_SECONDS                   = _limit(300,           "seconds",    "request",    "how long a request waits for memory that other requests use", "503 with Retry-After")
 ANSWER_TOKENS                  = _limit(16_384,        "tokens",     "request",    "an answer for which neither the request nor models.yaml sets a limit", "it ends with the finish reason `length`")
 CORRECTION_TOKENS              = _limit(1024,         "tokens",     "request",    "the message that lists the errors of an answer when it is generated again", "it is not generated again")
 UNREAD_BYTES                   = _limit(128 << 10,     "bytes",      "request",    "tokens of an answer that its client has not read yet", "its rows pause until they are read")

@@ -9,9 +9,8 @@ import typer
 
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import CONTROL, safe
-from mlx_server.config.connectors import ConnectorSettings
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.specs import credentials, stored_login
+from mlx_server.config.settings import ConnectorSettings, credentials, stored_login
 from mlx_server.errors import SettingsError, served_names
 from mlx_server.mcp import StoredLogin
 

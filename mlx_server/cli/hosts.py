@@ -22,10 +22,9 @@ import msgspec
 
 from mlx_server.cli import host_probe
 from mlx_server.cli.machine_checks import Check, Status
-from mlx_server.config.distributed import DistributedSettings, rank_group
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.specs import model_specs
+from mlx_server.config.settings import DistributedSettings, model_specs
 from mlx_server.engine.rank_group import FIRST_PORT, RankGroup
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.errors import SettingsError
@@ -292,13 +291,13 @@ class HostFacts(msgspec.Struct):
 def examine_hosts(hostfile: Path, config: Path | None) -> Iterator[Check]:
     """The checks of all hosts, with those models of models.yaml that are split over them."""
     try:
-        over = DistributedSettings.model_construct(hosts=load_hostfile(hostfile))
+        over = DistributedSettings(hosts=load_hostfile(hostfile))
         settings = load_settings(config)
     except SettingsError as error:
         for line in error.message.splitlines():
             yield Check("fail", "settings", line)
         return
-    group = rank_group(over, FIRST_PORT)
+    group = over.group(FIRST_PORT)
     specs = [
         spec for spec in model_specs(settings) if spec.group and spec.group.hosts == group.hosts
     ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,7 @@ from mlx_server.cli.adapters import rows_of
 from mlx_server.cli.tables import printable
 from mlx_server.cli.transcripts import transcript_checks
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
-from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.config.settings import ServerSettings, Settings, values
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
@@ -223,7 +224,9 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
 
 def _changed_settings(server: ServerSettings) -> Iterator[Check]:
     """The settings that differ from their defaults; pydantic masks keys."""
-    changed = server.model_dump(mode="json", exclude_defaults=True)
+    default = ServerSettings()
+    changed = {name: v for name, v in values(server).items() if v != getattr(default, name)}
+    changed = to_jsonable_python(changed)
     if changed:
         yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
 

@@ -31,9 +31,8 @@ from mlx_server.api.transcript_recorder import (
 from mlx_server.app import create_app, run_app
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.clients.chat import JSON, checked_url, parsed_json
-from mlx_server.config.models_yaml import load_settings, upstream_model
+from mlx_server.config.models_yaml import load_settings, spec_named, upstream_model
 from mlx_server.config.settings import Settings
-from mlx_server.config.specs import spec_named
 from mlx_server.engine.messages import Token
 from mlx_server.errors import (
     BadRequest,
@@ -154,7 +153,7 @@ def recorded_settings(
         named = {model: upstream_model(model, upstream, api_key_env)}
     elif not named:
         named = dict(load_settings(None, models=[model], environ={}).models)
-    return settings.model_copy(update={"models": named})
+    return replace(settings, models=named)
 
 
 def secrets_of(settings: Settings) -> list[str]:

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlx_server.cli.machine_checks import budget_here
@@ -80,4 +81,4 @@ def with_local_models(settings: Settings) -> Settings:
         for model in local_models(upcast=sys.platform != "darwin")
         if not model.problem and model.nbytes <= budget and not {model.id, model.source} & taken
     }
-    return settings.model_copy(update={"models": {**listed, **found}})
+    return replace(settings, models={**listed, **found})

@@ -50,9 +50,7 @@ class StoreSummary:
 
 def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
     """Reads the store, also while a server has it open."""
-    path = settings.store.path
-    kept = settings.store
-    retention = Retention(kept.days, kept.count, kept.bytes, kept.bytes_per_key)
+    path, retention = settings.store.path, settings.store
     if not path.exists():
         return StoreSummary(path, retention, None)
     return asyncio.run(_visit(path, retention, prune=prune))

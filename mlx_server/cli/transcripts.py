@@ -8,7 +8,8 @@ from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import AnswerUnwritable, ServerError, SettingsError
 from mlx_server.families import family_named
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
-from mlx_server.sources.transcript import TranscriptEntry, TranscriptFile, read_file
+from mlx_server.sources.transcript_entry import TranscriptEntry
+from mlx_server.sources.transcript_file import TranscriptFile, read_file
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ def _problems_of_model(id: str, model: ModelSettings, file: TranscriptFile) -> I
             raise SettingsError("a replay model needs a `family:` in models.yaml.")
         family_named(model.family)
         if any(_depends_on_vocabulary(placed.entry) for placed in file.entries):
-            tokenizer = str(model.tokenizer) if model.tokenizer else None
-            spec = ModelSpec(id, model.source, family=model.family, tokenizer=tokenizer)
+            spec = ModelSpec(id, model.source, family=model.family, tokenizer=model.tokenizer)
             prepared = prepare(spec, lambda *progress: None, upcast=False)
             yield from _unwritable(prepared, Path(model.source).name, file)
     except ServerError as error:

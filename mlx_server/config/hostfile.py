@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from mlx_server.config.frozen import FROZEN
 from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, short, where
 from mlx_server.errors import SettingsError
 from mlx_server.system.regular_files import open_regular
+
+FROZEN = ConfigDict(
+    frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+)
 
 MAX_HOSTS = 64
 MAX_ADDRESSES = 16

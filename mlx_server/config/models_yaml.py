@@ -5,31 +5,32 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
-from mlx_server.config.distributed import DistributedSettings
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.settings import (
-    AdapterSettings,
-    KvCacheSettings,
+    DistributedSettings,
     ModelSettings,
-    PromptCacheSettings,
-    RepairSettings,
-    SamplingDefaults,
     ServerSettings,
     Settings,
     StoreSettings,
+    absolute,
+    fitting,
+    is_a_group,
     located,
+    model_spec,
+    validated,
+    values,
 )
-from mlx_server.config.upstream import CapabilitySettings, UpstreamSettings
-from mlx_server.config.values import absolute
 from mlx_server.config.yaml_lines import InvalidYaml, Loc, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
+from mlx_server.pool.prepare import ModelSpec
 
 DEFAULT_FILE = Path("models.yaml")
 ADAPTERS_DIR = "adapters"
@@ -69,15 +70,13 @@ def check_file(path: Path) -> list[YamlProblem]:
 
 
 _WORDS = {
+    "dataclass_type": "should be a mapping",
     "dict_type": "should be a mapping",
+    "extra_forbidden": "unknown key: remove it",
     "missing": "is missing",
     "model_type": "should be a mapping",
     "tuple_type": "should be a list",
 }
-
-# By depth: `server`, `server.port`, `models.ID.source`, `models.ID.defaults.top_p` and
-# `models.ID.repair.json`, `models.ID.adapters.NAME.path`.
-_SCHEMAS = (Settings, ServerSettings, ModelSettings, SamplingDefaults, AdapterSettings)
 
 
 def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
@@ -92,7 +91,7 @@ def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
 
 def _message_of(error: ErrorDetails) -> str:
     kind = error["type"]
-    if kind == "extra_forbidden":
+    if kind == "unexpected_keyword_argument":
         return _unknown_key(error["loc"])
     if kind != "missing" and error["input"] is None:
         return "has no value: give it one or remove the line"
@@ -101,32 +100,29 @@ def _message_of(error: ErrorDetails) -> str:
 
 
 def _unknown_key(loc: Loc) -> str:
-    schema: type[BaseModel] = _SCHEMAS[len(loc) - 1]
-    if loc[0] == "store":
-        schema = StoreSettings
-    elif loc[0] == "connectors" and loc[2:3] == ("oauth",) and len(loc) > 3:
-        schema = OAuthSettings
-    elif loc[0] == "connectors" and loc[2:3] == ("login",) and len(loc) > 3:
-        schema = LoginSettings
-    elif loc[0] == "connectors":
-        schema = ConnectorSettings
-    elif loc[:2] == ("server", "prompt_cache"):
-        schema = PromptCacheSettings
-    elif loc[2:3] == ("repair",):
-        schema = RepairSettings
-    elif loc[2:3] == ("kv_cache",):
-        schema = KvCacheSettings
-    elif loc[2:3] == ("capabilities",):
-        schema = CapabilitySettings
-    elif loc[2:3] == ("distributed",):
-        schema = DistributedSettings
-    elif loc[2:3] == ("upstream",):
-        schema = UpstreamSettings
-    known = [field.alias or name for name, field in schema.model_fields.items()]
+    known = [each.name for each in fields(_record_at(loc[:-1])) if each.name != "stated"]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:
         return f"unknown key: did you mean `{nearest[0]}`?"
     return f"unknown key: known here are {', '.join(known)}"
+
+
+def _record_at(loc: Loc) -> Any:
+    """The dataclass of the mapping at this place of the file."""
+    record, is_name = Settings, False
+    for part in loc:
+        if is_name:  # of a model, a connector or an adapter
+            is_name = False
+            continue
+        hint = get_type_hints(record)[str(part)]
+        record, is_name = _record_in(hint), get_origin(hint) is dict
+    return record
+
+
+def _record_in(hint: Any) -> Any:
+    if is_dataclass(hint):
+        return hint
+    return next(filter(None, map(_record_in, get_args(hint))), None)
 
 
 def _clashes(models: object) -> Iterator[tuple[Loc, str]]:
@@ -199,9 +195,9 @@ def load_settings(
 
     listed = _checked(data, file.parent if file else Path())
     keep = listed.models if _named_file(path, environ) or not models else {}
-    server = {**dict(listed.server), **environment, **flags}
+    server = {**values(listed.server), **environment, **flags}
     server["adapters_dir"] = listed.server.adapters_dir or _adapters_folder_of(file)
-    store = {**dict(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
+    store = {**values(listed.store), "data_dir": _data_dir_of(listed.store, environ)}
     served = _served(keep, models) or DEMO
     if hostfile:
         served = _split(served, ids_of(models), hostfile)
@@ -228,7 +224,7 @@ def _adapters_folder_of(file: Path | None) -> Path | None:
 
 
 def _checked(data: Data, folder: Path) -> Settings:
-    return Settings.model_validate(data, context=folder)
+    return validated(Settings, data, folder)
 
 
 def _problems_with(place: str, data: Data) -> list[str]:
@@ -287,7 +283,7 @@ def _served(
 def _split(
     served: Mapping[str, ModelSettings], named: Sequence[str], hostfile: Path
 ) -> dict[str, ModelSettings]:
-    over = DistributedSettings.model_validate({"hosts": load_hostfile(hostfile)})
+    over = validated(DistributedSettings, {"hosts": load_hostfile(hostfile)})
     wanted = named or [id for id, model in served.items() if model.has_weights]
     alone = {id: served[id] for id in wanted if not served[id].distributed}
     return {**served, **{id: _split_over(over, id, model) for id, model in alone.items()}}
@@ -295,10 +291,9 @@ def _split(
 
 def _split_over(over: DistributedSettings, id: str, model: ModelSettings) -> ModelSettings:
     try:
-        given = {name: getattr(model, name) for name in model.model_fields_set}
-        return ModelSettings.model_validate({**given, "distributed": over})
-    except ValidationError as error:
-        raise SettingsError(f"--hostfile: {id}: {_message_of(error.errors()[0])}") from None
+        return fitting(replace(model, distributed=is_a_group(over)))
+    except ValueError as error:
+        raise SettingsError(f"--hostfile: {id}: {error}") from None
 
 
 def _refuse_open_door(server: ServerSettings) -> None:
@@ -327,15 +322,27 @@ UPSTREAM_OPTIONS = {
 
 def upstream_model(model: str, upstream: str, api_key_env: str | None) -> ModelSettings:
     """A model on another server, as the command line names it. Raises SettingsError."""
-    fields = {
+    given = {
         "source": f"openai+{upstream.rstrip('/')}",
         "upstream_model": model,
         "api_key_env": api_key_env,
     }
     try:
-        return ModelSettings.model_validate(fields)
+        return fitting(validated(ModelSettings, given))
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)[0]
         option = UPSTREAM_OPTIONS.get(str(next(iter(details["loc"]), "")), "--upstream")
         message = details["msg"].removeprefix("Value error, ").replace("`openai+` followed by ", "")
         raise SettingsError(f"{option}: {message}.") from None
+
+
+def spec_named(config: Path | None, name: str) -> ModelSpec:
+    """The model of models.yaml with this id or alias; else `name` is a folder or a hub id."""
+    settings = load_settings(config)
+    folder = settings.server.adapters_dir
+    listed = {id: model_spec(id, model, folder) for id, model in settings.models.items()}
+    for spec in listed.values():
+        if name in (spec.id, *spec.aliases):
+            return spec
+    ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
+    return model_spec(id, model)

@@ -1,36 +1,105 @@
-"""The settings of the server, its store and its models; `models_yaml` loads them."""
+"""The settings of the server, its store, its models and its connectors; `models_yaml` loads them.
+
+A part that uses settings declares them, with their defaults and what they mean. Here are
+those of no part, and how texts become values such as paths and sizes.
+"""
 
 import os
 import re
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     SecretStr,
+    TypeAdapter,
     ValidationInfo,
-    model_validator,
 )
+from pydantic_core import CoreConfig, SchemaValidator
 
 from mlx_server import limits
-from mlx_server.config.connectors import ConnectorSettings
-from mlx_server.config.distributed import DistributedSettings
-from mlx_server.config.frozen import FROZEN
-from mlx_server.config.upstream import UpstreamFields, located_upstream
-from mlx_server.config.values import Bytes, BytesOrNone, absolute, size_in_bytes
+from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
+from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.engine.rank_group import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
+from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
+from mlx_server.pool.pool_limits import PoolLimits
+from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
+from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.requests import SamplingChoices
 from mlx_server.sources.kinds import SCHEME, why_impossible
-from mlx_server.upstream.spec import is_upstream
+from mlx_server.store import Retention
+from mlx_server.upstream.spec import (
+    DEFAULTS,
+    UpstreamCapabilities,
+    UpstreamPolicy,
+    UpstreamSpec,
+    is_upstream,
+    kind_and_url,
+)
 
 STORE_FILE = "responses.sqlite3"
 PROMPT_FOLDER = "prompts"
 """A file and a folder in the data directory."""
 
 REPLAY = "replay:"
+AT_LEAST = 2
+"""The machines over which a model is split."""
+
+T = TypeVar("T")
+
+# How values are read
+
+
+@lru_cache(maxsize=16)
+def _validator(kind: Hashable) -> SchemaValidator:
+    """Strict validation wants each record as an object; here it may be a mapping."""
+    schema = TypeAdapter(cast(type, kind)).core_schema
+    _take_mappings(schema)
+    return SchemaValidator(schema, CoreConfig(hide_input_in_errors=True))
+
+
+def _take_mappings(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "dataclass":
+            schema["strict"] = False
+        schema = list(schema.values())
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _take_mappings(part)
+
+
+def validated(kind: type[T], data: object, folder: Path = Path()) -> T:
+    """Makes a record of settings. folder: paths are relative to it. Raises ValidationError."""
+    record: T = _validator(cast(Hashable, kind)).validate_python(data, context=folder)
+    return record
+
+
+def values(record: Any, of: Any = None) -> dict[str, Any]:
+    """The values of a dataclass by their names. of: a dataclass that has those that are wanted."""
+    return {each.name: getattr(record, each.name) for each in fields(of or record)}
+
+
+def absolute(path: str, info: ValidationInfo | None) -> str:
+    folder = info.context if info and isinstance(info.context, Path) else Path()
+    return os.path.abspath(folder / os.path.expanduser(path))
+
+
+def size_in_bytes(size: object) -> object:
+    """Converts a size such as `12GB` to bytes."""
+    if not isinstance(size, str):
+        return size
+    if found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(MB|GB)", size):
+        return int(Decimal(found[1]) * {"MB": 10**6, "GB": 10**9}[found[2]])
+    raise ValueError("should be a size such as 12GB or 800MB")
 
 
 def _printable(text: str) -> str:
@@ -45,10 +114,13 @@ def _key(key: SecretStr) -> SecretStr:
     raise ValueError("a key should be one or more visible ASCII characters")
 
 
+URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?(/[\w./~%-]*)?", re.ASCII)
+
+
 def located(source: str, info: ValidationInfo | None) -> str:
     """Makes a path absolute; leaves `demo:...` and hub ids as they are."""
     if is_upstream(source):
-        return located_upstream(source)
+        return _located_upstream(source)
     if source.startswith(REPLAY):
         return REPLAY + absolute(source.removeprefix(REPLAY), info)
     path = absolute(source, info)
@@ -58,6 +130,19 @@ def located(source: str, info: ValidationInfo | None) -> str:
         return source
     is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", source) and not os.path.exists(path)
     return source if is_hub_id else path
+
+
+def _located_upstream(source: str) -> str:
+    kind, url = kind_and_url(source)
+    if URL.fullmatch(url):
+        return source
+    if "@" in url or "?" in url:  # the message must not show it
+        raise ValueError(
+            "the URL of another server should have no user, password or query; name the variable "
+            "that has the key as `api_key_env`"
+        )
+    prefix = "openai+" if kind == "openai" else "watsonx:"
+    raise ValueError(f"should be `{prefix}` followed by an http or https URL")
 
 
 def _number_or_off(value: object) -> object:
@@ -99,28 +184,32 @@ def _ahead(tokens: object) -> object:
 def _tokenizer(path: object, info: ValidationInfo) -> object:
     if not isinstance(path, str):
         return path
-    found = Path(absolute(path, info))
-    if os.path.isfile(found / "tokenizer.json"):
-        return found
-    raise ValueError(f"no tokenizer.json in {found.name!r}")
+    folder = Path(absolute(path, info))
+    if os.path.isfile(folder / "tokenizer.json"):
+        return str(folder)
+    raise ValueError(f"no tokenizer.json in {folder.name!r}")
 
 
 def _template(path: object, info: ValidationInfo) -> object:
+    """The text of the file."""
     if not isinstance(path, str):
         return path
-    found = Path(absolute(path, info))
-    if os.path.isfile(found):
-        return found
-    raise ValueError(f"no such file: {found.name!r}")
+    file = Path(absolute(path, info))
+    if not os.path.isfile(file):
+        raise ValueError(f"no such file: {file.name!r}")
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"the file {file.name!r} can't be read as UTF-8 text") from None
 
 
 def _folder(path: object, info: ValidationInfo) -> object:
     if not isinstance(path, str):
         return path
-    found = Path(absolute(path, info))
-    if os.path.isdir(found):
-        return found
-    raise ValueError(f"no such folder: {found.name!r}")
+    folder = Path(absolute(path, info))
+    if os.path.isdir(folder):
+        return folder
+    raise ValueError(f"no such folder: {folder.name!r}")
 
 
 def _data_dir(path: object, info: ValidationInfo) -> object:
@@ -140,6 +229,33 @@ def _adapter(entry: object) -> object:
     return {"path": entry} if isinstance(entry, str) else entry
 
 
+def _program(command: str, info: ValidationInfo) -> str:
+    return absolute(command, info) if "/" in command else command
+
+
+def _http_url(url: str) -> str:
+    if re.fullmatch(r"https?://[!-~]+", url):
+        return url
+    raise ValueError("should be an http or https URL")
+
+
+def _login(given: object) -> object:
+    """`true` is short for one without settings."""
+    return {} if given is True else given
+
+
+def _hosts(hosts: object, info: ValidationInfo) -> object:
+    """The path of a hostfile is read; a list is as in the file."""
+    if not isinstance(hosts, str):
+        return {"hosts": hosts} if isinstance(hosts, list | tuple) else hosts
+    try:
+        return load_hostfile(Path(absolute(hosts, info)))
+    except SettingsError as error:
+        raise ValueError(str(error)) from None
+
+
+Bytes = Annotated[int, Field(gt=0), BeforeValidator(size_in_bytes)]
+BytesOrNone = Annotated[int, Field(ge=0), BeforeValidator(size_in_bytes)]
 Name = Annotated[str, AfterValidator(_printable)]
 Source = Annotated[str, Field(min_length=1), AfterValidator(located)]
 Folder = Annotated[Path, BeforeValidator(_folder)]
@@ -147,36 +263,43 @@ TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
 """A tag's name, without its brackets."""
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
-Wired = Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)]
-ComputeAhead = Annotated[int, BeforeValidator(_ahead)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
+Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[!-~]+$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
 
 
-class _Frozen(BaseModel):
-    model_config = FROZEN
+class Strict:
+    """How all settings are validated."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # the input may be a key
+    )
 
 
-class PromptCacheSettings(_Frozen):
+# The server and its store
+
+
+@dataclass(frozen=True)
+class PromptCacheSettings(Strict):
     memory: BytesOrNone | None = None
     """The limit in bytes; None: what models and answers leave of the memory budget."""
     disk: BytesOrNone = limits.PROMPT_FILE_BYTES
     """The limit in bytes, as the disk counts them; 0: nothing is written."""
-    folder: Annotated[Path | None, BeforeValidator(_data_dir)] = None
-    """The folder of the files; None: one in the data directory."""
 
 
-class ServerSettings(_Frozen):
-    host: str = Field(default="127.0.0.1", min_length=1)
-    port: int = Field(default=8000, ge=0, le=65535)
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Strict):
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The port to listen on; 0 picks a free one."""
-    concurrency: int = Field(default=limits.CONCURRENCY, ge=1, le=256)
+    concurrency: Annotated[int, Field(ge=1, le=256)] = limits.CONCURRENCY
     """Rows decoded in one batch."""
-    queue: int = Field(default=limits.QUEUE, ge=0)
+    queue: Annotated[int, Field(ge=0)] = limits.QUEUE
     """How many answers of one client may wait for a place in the batch."""
-    prefill_share: float = Field(default=0.8, ge=0.1, le=0.95)
-    """Largest share of the time that prefill gets while answers stream."""
-    longest_gap: float = Field(default=0.3, ge=0.02, le=10)
-    """How many seconds a stream may pause while another prompt is prefilled."""
     api_keys: tuple[Key, ...] = ()
     allowed_hosts: tuple[Name, ...] = ()
     """Host headers, without a port, that are accepted in addition to the loopback names."""
@@ -184,23 +307,21 @@ class ServerSettings(_Frozen):
     """Web origins that may send requests; CORS is off if there are none."""
     allow_insecure: bool = False
     """Whether other machines are served without a key."""
-    drain_seconds: float = Field(default=10.0, ge=0)
-    max_body_bytes: int = Field(default=limits.BODY_BYTES, gt=0)
-    receive_seconds: float = Field(default=float(limits.RECEIVE_SECONDS), gt=0)
+    drain_seconds: Annotated[float, Field(ge=0)] = 10.0
+    """How long running answers may go on when the server stops."""
+    max_body_bytes: Annotated[int, Field(gt=0)] = limits.BODY_BYTES
+    """The most bytes of a request's body."""
+    receive_seconds: Annotated[float, Field(gt=0)] = float(limits.RECEIVE_SECONDS)
     """How long the head and body of a request may take to arrive."""
-    send_seconds: float = Field(default=float(limits.SEND_SECONDS), gt=0)
+    send_seconds: Annotated[float, Field(gt=0)] = float(limits.SEND_SECONDS)
     """How long a client may leave sent bytes unread before its connection is cut."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
-    wired: Wired = "auto"
+    wired: Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)] = "auto"
     """Bytes of weights that macOS must not page out; auto: weights that are large for the Mac."""
     keep_awake: bool = True
     """Whether a Mac stays awake while it generates."""
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
-    prompt_cache_bytes: BytesOrNone | None = None
-    """The older name of `prompt_cache.memory`."""
-    wait_seconds: float = Field(default=float(limits.WAIT_SECONDS), gt=0)
-    """How long a request may wait for memory that other requests hold."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     adapters_dir: Folder | None = None
@@ -224,146 +345,25 @@ class ServerSettings(_Frozen):
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
 
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        if self.prompt_cache_bytes is not None and self.prompt_cache.memory is not None:
-            raise ValueError("`prompt_cache_bytes` and `prompt_cache.memory` are the same setting")
-        return self
-
     @property
-    def prompt_cache_memory(self) -> int | None:
-        """Limit of the prompt cache in memory; None: what models and answers leave."""
-        own, older = self.prompt_cache.memory, self.prompt_cache_bytes
-        return older if own is None else own
+    def folders_of_adapters(self) -> tuple[Path, ...]:
+        """The folders from which clients may load adapters."""
+        own = (self.adapters_dir,) if self.adapters_dir else ()
+        return (*own, *self.adapter_dirs)
 
 
-class SamplingDefaults(_Frozen):
-    """Defaults for requests that leave a field unset; None: the model's own default."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    max_tokens: int | None = Field(default=None, gt=0)
-
-
-class AdapterSettings(_Frozen):
-    path: Source
-    """An absolute path or a hub id."""
-    pinned: bool = False
-    """Whether it is never evicted."""
-    allow_other_base: bool = False
-    """Whether it is served if its shapes fit, even if its config names another base model."""
-    description: Annotated[str, Field(max_length=1000)] | None = None
-    """A sentence for clients, in `/v1/models`."""
-
-
-class RepairSettings(_Frozen):
-    """See mlx_server.repair.allowed.RepairPolicy, which has the same fields."""
-
-    names: bool = True
-    json_: bool = Field(default=True, alias="json")  # pydantic has a `json` of its own
-    coerce: bool = True
-    promote_reasoning: bool = True
-    retries: int = Field(default=1, ge=0, le=4)
-    repeats: int | None = Field(default=None, ge=1, le=1000)
-    loops: Annotated[
-        Annotated[int, Field(ge=2, le=1000)] | None, BeforeValidator(_number_or_off)
-    ] = 6
-    continuations: int = Field(default=1, ge=0, le=4)
-    streaming: Literal["live", "accumulate"] = "live"
-
-
-class KvCacheSettings(_Frozen):
-    bits: Literal[4, 8, 16] = 16
-    """The bits in which keys and values are kept; 16: as they are computed. 4 is an experiment."""
-
-
-class ModelSettings(_Frozen, UpstreamFields):
-    source: Source
-    """An absolute path, a hub id, `demo:smollm2`, `replay:` followed by an absolute path, or the
-    URL of another server: `openai+https://...` or `watsonx:https://...`."""
-    revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
-    """Branch, tag or commit of a hub id."""
-    family: Annotated[Name, AfterValidator(_family)] | None = None
-    chat_template: Annotated[Path | None, BeforeValidator(_template)] = None
-    aliases: tuple[Name, ...] = ()
-    context_length: int | None = Field(default=None, gt=0)
-    tokenizer: Annotated[Path | None, BeforeValidator(_tokenizer)] = None
-    """A folder with a tokenizer.json, for a replay model."""
-    template_kwargs: dict[Name, Any] = {}
-    """Defaults for `chat_template_kwargs`."""
-    lead_on: bool = True
-    """Whether an answer that stops after its reasoning is continued to its text."""
-    constrain_calls: bool | None = None
-    """Whether a grammar makes calls that the model begins by itself follow their tool's schema.
-    None: yes, except for replay models, which play what was recorded."""
-    include_raw: Literal["auto", "always", "never"] = "auto"
-    """Whether answers have the model's raw output; auto: where a request sets `include_raw`."""
-    tools_in_prompt: Literal["auto", "never"] = "auto"
-    """Whether tools are described in the system prompt if the chat template has no place for
-    them."""
-    schema_in_prompt: Literal["auto", "never"] = "auto"
-    """Whether the prompt describes the schema that an answer must follow."""
-    json_whitespace: Literal["lines", "blanks"] = "lines"
-    """What may stand between the parts of JSON that has a schema: line breaks and indentation too,
-    or single blanks only."""
-    compute_ahead: ComputeAhead = limits.AHEAD_TOKENS
-    """How many tokens of a conversation's next prompt an idle engine computes at most."""
-    kv_cache: KvCacheSettings = KvCacheSettings()
-    images: Literal["describe", "refuse"] = "describe"
-    """Whether a question with images, or other media, that the model can't take is answered, with a
-    line of text in their place, or refused. Those of earlier turns are never refused."""
-    volatile_lines: Literal["drop", "keep"] = "drop"
-    """Whether lines that change with every request and mean nothing are taken out of the prompt."""
-    misplaced_calls: Literal["make", "text"] = "make"
-    """Whether calls that the model writes as JSON, instead of in its own format, are made."""
-    reasoning_tags: tuple[TagName, ...] | None = None
-    """Tags in which the model writes its reasoning, in addition to those of its family."""
-    repair: RepairSettings = RepairSettings()
-    task: Literal["generate", "embed", "rerank"] | None = None
-    """The task of the model; None takes the one that its files show."""
-    matryoshka: bool = False
-    """Whether `dimensions` may shorten its embeddings, even if its files do not say so."""
-    preload: bool = False
-    pinned: bool = False
-    """Whether it is never evicted."""
-    ttl: float | None = Field(default=None, gt=0)
-    """The model is unloaded after so many seconds without a request."""
-    defaults: SamplingDefaults = SamplingDefaults()
-    adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = {}
-    """Adapters of this model, in addition to those in `adapters_dir` that fit."""
-    distributed: DistributedSettings | None = None
-    """The machines over which the model is split; None keeps it on this one."""
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether this server loads weights for it."""
-        return not (is_upstream(self.source) or self.source.startswith(REPLAY))
-
-    @model_validator(mode="after")
-    def _can_be_split(self) -> Self:
-        if self.distributed and not self.has_weights:
-            raise ValueError("`distributed` needs a `source` that is a folder or a hub id")
-        if self.distributed and self.adapters:
-            raise ValueError("a model with `distributed` can't have `adapters` yet")
-        return self
-
-
-class StoreSettings(_Frozen):
-    data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
-    """Folder of the database; None: a temporary folder, deleted when the server ends."""
-    days: float = Field(default=30, gt=0)
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings(Retention, Strict):
+    days: Annotated[float, Field(gt=0)] = 30
     """How long responses and conversations are kept."""
-    count: int = Field(default=limits.STORED_RESPONSES, ge=1)
+    count: Annotated[int, Field(ge=1)] = limits.STORED_RESPONSES
     """How many responses, and how many conversations, are kept."""
     bytes: Bytes = limits.STORE_BYTES
     """The most bytes that are stored for all clients together."""
     bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY
     """The most bytes that are stored for the clients that share a key."""
+    data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
+    """Folder of the database; None: a temporary folder, deleted when the server ends."""
 
     @property
     def path(self) -> Path:
@@ -371,11 +371,243 @@ class StoreSettings(_Frozen):
         return self.data_dir / STORE_FILE
 
 
-class Settings(_Frozen):
+# Models
+
+
+@dataclass(frozen=True)
+class SamplingDefaults(Strict):
+    """Defaults for requests that leave a field unset; None: the model's own default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    def choices(self) -> SamplingChoices:
+        """Those that are set, without the length."""
+        chosen = {name: value for name, value in values(self).items() if value is not None}
+        chosen.pop("max_tokens", None)
+        return cast(SamplingChoices, chosen)
+
+
+@dataclass(frozen=True)
+class AdapterSettings(AdapterSource, Strict):
+    path: Source
+    """An absolute path or a hub id."""
+    description: Annotated[str, Field(max_length=1000)] | None = None
+    """A sentence for clients, in `/v1/models`."""
+
+
+@dataclass(frozen=True)
+class RepairSettings(RepairPolicy, Strict):
+    loops: Annotated[
+        Annotated[int, Field(ge=2, le=1000)] | None, BeforeValidator(_number_or_off)
+    ] = 6
+
+
+@dataclass(frozen=True)
+class DistributedSettings(Strict):
+    hosts: Annotated[Hostfile, BeforeValidator(_hosts)]
+    """The path of a hostfile of `mlx.launch`, or its list. This server runs on the first host."""
+    mode: Mode = "tensor"
+    """Whether each machine has a part of every layer, or some of the layers."""
+    port: Annotated[int, Field(ge=1024, le=65000)] | None = None
+    """The first port of the ranks' connections; None: from 32323 on, as `mlx.launch`."""
+    memory: Bytes | None = None
+    """The model's share of each machine's memory; None stands for an equal part of the budget."""
+    python: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[ -~]*$")] | None = None
+    """Python on the other machines; None: the path that it has here."""
+
+    def group(self, port: int) -> RankGroup:
+        """port: the first one if the settings name none."""
+        file = self.hosts
+        backend: Backend = file.backend or "ring"
+        variables = ((name, value) for name, _, value in (e.partition("=") for e in file.envs))
+        return RankGroup(
+            mode=self.mode,
+            hosts=tuple(RankHost(h.ssh, h.ips, h.rdma, h.is_local) for h in file.hosts),
+            port=self.port or port,
+            backend=backend,
+            python=self.python or "",
+            variables=tuple(variables),
+            memory=self.memory,
+        )
+
+
+def is_a_group(distributed: DistributedSettings) -> DistributedSettings:
+    hosts = distributed.hosts
+    if problem := next(mistakes(hosts), None):
+        raise ValueError(problem)
+    if len(hosts.hosts) < AT_LEAST:
+        raise ValueError(f"hosts: should list at least {AT_LEAST} hosts")
+    if not all(host.ips for host in hosts.hosts):
+        raise ValueError("hosts: each should have `ips`, the addresses of its link")
+    return distributed
+
+
+def _of_its_kind(given: object, info: ValidationInfo) -> object:
+    """Adds what a server of its kind can do, where models.yaml does not say."""
+    source = info.data.get("source", "")
+    if not isinstance(given, Mapping) or not is_upstream(source):
+        return given
+    if "stated" in given:
+        raise ValueError("`stated` is an unknown key")
+    known = DEFAULTS[kind_and_url(source)[0]]
+    return {**values(known), **given, "stated": frozenset(given)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(ModelOptions, Strict):
+    source: Source
+    """An absolute path, a hub id, `demo:smollm2`, `replay:` followed by an absolute path, or the
+    URL of another server: `openai+https://...` or `watsonx:https://...`."""
+    revision: Annotated[str, Field(pattern=r"^[\w][\w./-]*$", max_length=250)] | None = None
+    family: Annotated[Name, AfterValidator(_family)] | None = None
+    chat_template: Annotated[str | None, BeforeValidator(_template)] = None
+    aliases: tuple[Name, ...] = ()
+    context_length: Annotated[int, Field(gt=0)] | None = None
+    tokenizer: Annotated[str | None, BeforeValidator(_tokenizer)] = None
+    template_kwargs: dict[Name, Any] = field(default_factory=dict)
+    compute_ahead: Annotated[int, BeforeValidator(_ahead)] = limits.AHEAD_TOKENS
+    reasoning_tags: tuple[TagName, ...] | None = None
+    repair: RepairSettings = RepairSettings()
+    ttl: Annotated[float, Field(gt=0)] | None = None
+    adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = field(
+        default_factory=dict
+    )
+    """Adapters of this model, in addition to those in `adapters_dir` that fit."""
+    defaults: SamplingDefaults = SamplingDefaults()
+    distributed: Annotated[DistributedSettings, AfterValidator(is_a_group)] | None = None
+    """The machines over which the model is split; None keeps it on this one."""
+    upstream_model: Text | None = None
+    """The model's name on the other server; None: its name here."""
+    api_key_env: Variable | None = None
+    """The environment variable that has the other server's key."""
+    project_id: Text | None = None
+    space_id: Text | None = None
+    iam_url: Annotated[str, Field(pattern=URL.pattern + "$")] | None = None
+    """The source of watsonx's tokens, if it is not IBM's public cloud."""
+    capabilities: Annotated[UpstreamCapabilities | None, BeforeValidator(_of_its_kind)] = None
+    """None: what a server of its kind can do."""
+    upstream: UpstreamPolicy | None = None
+    fallback: tuple[Text, ...] = ()
+    """Models that are asked if the other server can't answer."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether this server loads weights for it."""
+        return not (is_upstream(self.source) or self.source.startswith(REPLAY))
+
+
+UPSTREAM_ONLY = (
+    "api_key_env", "capabilities", "fallback", "iam_url", "project_id", "space_id", "upstream",
+    "upstream_model",
+)  # fmt: skip
+
+
+def fitting(model: ModelSettings) -> ModelSettings:
+    """Raises ValueError if the model has settings that don't fit each other."""
+    if model.distributed and not model.has_weights:
+        raise ValueError("`distributed` needs a `source` that is a folder or a hub id")
+    if model.distributed and model.adapters:
+        raise ValueError("a model with `distributed` can't have `adapters` yet")
+    if not is_upstream(model.source):
+        for name in UPSTREAM_ONLY:
+            if getattr(model, name):
+                raise ValueError(f"`{name}` needs a `source` that is another server's URL")
+        return model
+    kind, _ = kind_and_url(model.source)
+    if kind == "watsonx" and (model.project_id is None) == (model.space_id is None):
+        raise ValueError("a watsonx model should have either a `project_id` or a `space_id`")
+    if kind == "watsonx" and model.api_key_env is None:
+        raise ValueError("a watsonx model should have an `api_key_env`")
+    return model
+
+
+# Connectors
+
+
+@dataclass(frozen=True)
+class OAuthSettings(Strict):
+    """OAuth's client credentials, with which a connector gets its tokens."""
+
+    issuer: HttpUrl
+    """The authorization server that knows the client. No other one gets the secret."""
+    client_id: Annotated[str, Field(min_length=1)]
+    client_secret: SecretStr
+
+
+@dataclass(frozen=True)
+class LoginSettings(Strict):
+    """The owner logs in with `mlx-server connectors login`. All of it may be left out where the
+    authorization server registers clients by itself."""
+
+    issuer: HttpUrl | None = None
+    """The authorization server that knows the client. No other one gets the secret."""
+    client_id: Annotated[str, Field(min_length=1)] | None = None
+    client_secret: SecretStr | None = None
+    port: Annotated[int, Field(ge=0, lt=65536)] = 0
+    """The port on this machine to which the browser returns; 0 stands for any free port."""
+
+
+def _of_a_client(login: LoginSettings) -> LoginSettings:
+    if login.client_secret and not (login.client_id and login.issuer):
+        raise ValueError("`client_secret` needs a `client_id` and an `issuer`")
+    return login
+
+
+def credentials(settings: OAuthSettings | LoginSettings) -> ClientCredentials:
+    secret = settings.client_secret
+    return ClientCredentials(
+        settings.issuer, settings.client_id or "", secret.get_secret_value() if secret else None
+    )
+
+
+@dataclass(frozen=True)
+class ConnectorSettings(Strict):
+    """An MCP server that requests can use: a URL, or a program that is started."""
+
+    url: HttpUrl | None = None
+    command: Annotated[str, Field(min_length=1), AfterValidator(_program)] | None = None
+    """A path, or a name that is looked up in PATH."""
+    args: tuple[str, ...] = ()
+    env: dict[str, SecretStr] = field(default_factory=dict)
+    headers: dict[str, SecretStr] = field(default_factory=dict)
+    allow_private: bool = False
+    """Whether the URL may be on this machine or its network."""
+    oauth: OAuthSettings | None = None
+    login: Annotated[
+        Annotated[LoginSettings, AfterValidator(_of_a_client)] | None, BeforeValidator(_login)
+    ] = None
+
+
+def _one_way(connector: ConnectorSettings) -> ConnectorSettings:
+    if (connector.url is None) == (connector.command is None):
+        raise ValueError("should have either a `url` or a `command`")
+    if connector.oauth and connector.login:
+        raise ValueError("should have either `oauth` or `login`")
+    of_programs, of_urls = ("args", "env"), ("headers", "allow_private", "oauth", "login")
+    for name in of_programs if connector.command is None else of_urls:
+        if getattr(connector, name):
+            raise ValueError(f"`{name}` needs a `{'command' if name in of_programs else 'url'}`")
+    return connector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Strict):
     server: ServerSettings = ServerSettings()
     store: StoreSettings = StoreSettings()
-    models: dict[Name, ModelSettings] = {}
-    connectors: dict[Name, ConnectorSettings] = {}
+    models: dict[Name, Annotated[ModelSettings, AfterValidator(fitting)]] = field(
+        default_factory=dict
+    )
+    connectors: dict[Name, Annotated[ConnectorSettings, AfterValidator(_one_way)]] = field(
+        default_factory=dict
+    )
     """MCP servers that requests may use by these names."""
 
     @property
@@ -387,4 +619,86 @@ class Settings(_Frozen):
     def kept_prompt_folder(self) -> Path | None:
         """The folder that has the prompt cache's files, also those that an earlier setting left."""
         data = self.store.data_dir
-        return self.server.prompt_cache.folder or (data / PROMPT_FOLDER if data else None)
+        return data / PROMPT_FOLDER if data else None
+
+
+# The records of other packages
+
+
+def pool_limits(settings: Settings) -> PoolLimits:
+    server, folder = settings.server, settings.prompt_folder
+    return PoolLimits(
+        concurrency=server.concurrency,
+        queue=server.queue,
+        budget=server.memory_budget,
+        wired=server.wired,
+        prompt_cache=server.prompt_cache.memory,
+        prompt_disk=PromptDisk(folder, server.prompt_cache.disk) if folder else NO_DISK,
+    )
+
+
+def model_specs(settings: Settings) -> list[ModelSpec]:
+    """All models. Groups of which the settings name no port listen on one port after the other."""
+    folder, port, specs = settings.server.adapters_dir, FIRST_PORT, []
+    for id, model in settings.models.items():
+        spec = model_spec(id, model, folder)
+        if model.distributed:
+            group = model.distributed.group(port)
+            port += 0 if model.distributed.port else group.ports
+            spec = replace(spec, group=group)
+        specs.append(spec)
+    return specs
+
+
+def model_spec(id: str, model: ModelSettings, adapters_dir: Path | None = None) -> ModelSpec:
+    options = values(model, ModelOptions)
+    return ModelSpec(
+        id=id,
+        source=model.source,
+        max_tokens=model.defaults.max_tokens,
+        choices=model.defaults.choices,
+        adapters_dir=adapters_dir,
+        upstream=_upstream(id, model),
+        **options,
+    )
+
+
+def _upstream(id: str, model: ModelSettings) -> UpstreamSpec | None:
+    if not is_upstream(model.source):
+        return None
+    kind, url = kind_and_url(model.source)
+    iam = {"iam_url": model.iam_url} if model.iam_url else {}
+    return UpstreamSpec(
+        kind=kind,
+        url=url,
+        model=model.upstream_model or id,
+        api_key_env=model.api_key_env,
+        project_id=model.project_id,
+        space_id=model.space_id,
+        capabilities=model.capabilities or DEFAULTS[kind],
+        policy=model.upstream or UpstreamPolicy(),
+        fallback=model.fallback,
+        **iam,
+    )
+
+
+def connector(name: str, settings: ConnectorSettings, data_dir: Path | None) -> Connector:
+    login = stored_login(data_dir, name) if settings.login else None
+    return Connector(
+        url=settings.url,
+        command=(settings.command, *settings.args) if settings.command else (),
+        env={name: value.get_secret_value() for name, value in settings.env.items()},
+        headers={name: value.get_secret_value() for name, value in settings.headers.items()},
+        allow_private=settings.allow_private,
+        oauth=credentials(settings.oauth) if settings.oauth else login,
+    )
+
+
+def stored_login(data_dir: Path | None, name: str) -> StoredLogin:
+    """Raises SettingsError if there is no folder that keeps it."""
+    if data_dir is None:
+        raise SettingsError(
+            f"The connector {name!r} has a `login`, which is kept in the data directory: set "
+            "`data_dir` under `store` in models.yaml."
+        )
+    return StoredLogin.in_folder(data_dir, name)

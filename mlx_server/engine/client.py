@@ -16,7 +16,6 @@ from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EarlyProcess, 
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
 from mlx_server.engine.messages import (
-    DEFAULT_SCHEDULE,
     Command,
     Embed,
     Generate,
@@ -62,7 +61,6 @@ class EngineClient:
         concurrency: int = 16,
         cache_bytes: int = 0,
         wired: str | int = "auto",
-        schedule: messages.Schedule = DEFAULT_SCHEDULE,
         disk: PromptDisk = NO_DISK,
         group: RankGroup | None = None,
         early: EarlyProcess | None = None,
@@ -72,7 +70,7 @@ class EngineClient:
         that runs already."""
         most, folder = disk.most_bytes, str(disk.folder)
         self._process = EngineProcess(
-            WorkerArguments(concurrency, cache_bytes, str(wired), schedule, most, folder, group),
+            WorkerArguments(concurrency, cache_bytes, str(wired), most, folder, group),
             early,
         )
         self._writer: asyncio.StreamWriter | None = None

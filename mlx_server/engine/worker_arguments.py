@@ -2,7 +2,6 @@
 
 import msgspec
 
-from mlx_server.engine.messages import DEFAULT_SCHEDULE, Schedule
 from mlx_server.engine.rank_group import RankGroup
 
 
@@ -11,7 +10,6 @@ class WorkerArguments(msgspec.Struct, frozen=True):
     cache_bytes: int = 0
     wired: str = "never"
     """auto, never or bytes: see `wiring`."""
-    schedule: Schedule = DEFAULT_SCHEDULE
     disk_bytes: int = 0
     """The most bytes of the prompt cache's files; 0: none are written."""
     disk_folder: str = ""

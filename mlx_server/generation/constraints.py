@@ -19,7 +19,6 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens
 from mlx_server.prompts.reasoning_effort import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt
-from mlx_server.schemas.grammar import on_one_line
 
 PROMPT_END = 64
 """The number of the prompt's last tokens whose text a parser gets, to see what is open there."""
@@ -60,7 +59,6 @@ def constrain_rows(
     for row in rows:
         if row is rows[0] or row.prompt != rows[0].prompt:
             left_out |= dict.fromkeys(_constrain(prepared, request, prompt, row))
-            _choose_white_space(prepared, row)
         else:
             _share_constraints(request, rows[0], row)
     return tuple(left_out)
@@ -98,13 +96,6 @@ def _constrain(
     return left_out
 
 
-def _choose_white_space(prepared: PreparedModel, row: Generate) -> None:
-    if prepared.spec.json_whitespace == "blanks":
-        row.grammar = row.grammar and on_one_line(row.grammar)
-        if row.thinking:
-            row.thinking.rest = row.thinking.rest and on_one_line(row.thinking.rest)
-
-
 def _share_constraints(request: GenerateRequest, first: Generate, row: Generate) -> None:
     """Copy the constraints that `_constrain` has set in the first row of the same prompt."""
     row.grammar, row.grammar_prefix = first.grammar, first.grammar_prefix
@@ -122,7 +113,6 @@ def constrain_continuation(
         conversation = replace(conversation, continue_final_message=False)
         spec = _output_spec(prepared, request, conversation, row)
         row.grammar, *_ = _grammar(prepared, request, spec)
-        _choose_white_space(prepared, row)
 
 
 def is_format_required(request: GenerateRequest) -> bool:

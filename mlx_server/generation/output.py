@@ -234,8 +234,7 @@ class OutputProcessor:
 
     @property
     def _wants_raw(self) -> bool:
-        wanted, owners = self._request.include_raw, self._prepared.spec.include_raw
-        return owners == "always" if wanted is None else wanted
+        return bool(self._request.include_raw)
 
     @property
     def is_unterminated(self) -> bool:

@@ -14,7 +14,6 @@ from mlx_server.generation.constraints import (
     budget_of,
     constrain_rows,
 )
-from mlx_server.generation.media import check_media
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.rendering import (
     check_text,
@@ -78,8 +77,6 @@ def plan(
     ServerError for what the model can't do."""
     check_task(prepared, "generate")
     check_text(prepared, request)
-    check_media(prepared.spec, request)
-    _check_raw(prepared, request)
     if request.format:
         check(request.format, request.format_param)
     check_wanted()
@@ -231,15 +228,6 @@ def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
         return False  # the begun message can't be taken back
     is_buffered = request.buffered or repair.streaming == "accumulate"
     return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
-
-
-def _check_raw(prepared: PreparedModel, request: GenerateRequest) -> None:
-    if request.include_raw and prepared.spec.include_raw == "never":
-        raise BadRequest(
-            f"`include_raw` is turned off for {prepared.id} (`include_raw: never` in models.yaml). "
-            "Leave it out.",
-            param="include_raw",
-        )
 
 
 def _ignored(

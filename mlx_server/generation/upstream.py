@@ -9,7 +9,6 @@ from functools import partial
 
 from mlx_server.errors import AdapterNotFound, ServerError
 from mlx_server.events import Event, Started, TokenCounts, total
-from mlx_server.generation.media import check_media
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.review import ReviewedAnswer
 from mlx_server.grammars.formats import check as check_format
@@ -81,7 +80,6 @@ def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
             f"{model.id} is served by another server and has no adapter {name[:100]!r}.",
             param="adapter" if request.adapter else "model",
         )
-    check_media(model.spec, request, model.can.takes)
     check(model.id, model.can, request, model.thoughts)
     if isinstance(request.format, JsonFormat):  # the answer is checked, so no grammar is needed
         check_format(replace(request.format, strict=False), request.format_param)
@@ -267,7 +265,6 @@ class UpstreamAnswer(ReviewedAnswer):
             holds_calls=True,
             continues=begun is not None,
         )
-        wanted, owners = request.include_raw, spec.include_raw
         return AnswerReader(
             ReadingOptions(
                 family=model.family,
@@ -278,7 +275,7 @@ class UpstreamAnswer(ReviewedAnswer):
                 parallel=request.parallel_calls and not isinstance(request.tool_choice, NamedTool),
                 expects_calls_as_text=not model.can.tools,
                 logprobs=request.logprobs,
-                keeps_raw=owners == "always" if wanted is None else wanted,
+                keeps_raw=bool(request.include_raw),
                 bills_prompt=self._index % request.n == 0,
             )
         )

@@ -150,7 +150,6 @@ class EngineModels:
             concurrency=self._limits.concurrency,
             cache_bytes=self.budget.nbytes if most is None else most,
             wired=self._limits.wired,
-            schedule=self._limits.schedule,
             disk=self._limits.prompt_disk,
             **arguments,
         )

@@ -4,17 +4,15 @@ from dataclasses import dataclass
 
 from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, PromptDisk
-from mlx_server.engine.messages import DEFAULT_SCHEDULE, Schedule
 
 
 @dataclass(frozen=True)
 class PoolLimits:
-    concurrency: int = 16
+    concurrency: int = limits.CONCURRENCY
     """The most rows of one model that are decoded in one batch."""
     queue: int = limits.QUEUE
     """The most answers of one client that may wait for a place in a batch."""
-    schedule: Schedule = DEFAULT_SCHEDULE
-    wait_seconds: float = 300.0
+    wait_seconds: float = float(limits.WAIT_SECONDS)
     """How long a request waits for memory before it is refused."""
     budget: int | None = None
     """The bytes for weights and caches; None: `budget_of` takes a default for this machine."""

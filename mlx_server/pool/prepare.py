@@ -12,7 +12,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.encoders import is_encoder, ranks
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.checkpoints.weights_files import weights_bytes, weights_on_disk
+from mlx_server.checkpoints.memory_estimate import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
 from mlx_server.engine.rank_group import RankGroup
 from mlx_server.errors import (
@@ -53,29 +53,22 @@ class AdapterSource:
     description: str | None = None
 
 
-RawOutput = Literal["auto", "always", "never"]
-"""When answers include the model's raw output; "auto" means if a request asks for it."""
-
-
 Task = Literal["generate", "embed", "rerank"]
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """One entry of models.yaml."""
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The settings of a model, apart from its source."""
 
-    id: str
-    source: str
     revision: str | None = None
     """A branch, tag or commit of the hub repository; None: the newest commit."""
     aliases: tuple[str, ...] = ()
     family: str | None = None
     chat_template: str | None = None
+    """The text of a template that overrides the checkpoint's own."""
     tokenizer: str | None = None
     """The folder of a replay model's tokenizer.json."""
     context_length: int | None = None
-    max_tokens: int | None = None
-    choices: SamplingChoices = field(default_factory=SamplingChoices)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values of chat template variables, unless a request sets them."""
     force_answer: bool = True
@@ -83,23 +76,17 @@ class ModelSpec:
     constrain_calls: bool | None = None
     """Whether a tool call that the model starts by itself is constrained to the tool's schema. None
     means yes, except for a replay model, which plays its recording as it is."""
-    include_raw: RawOutput = "auto"
     tools_in_prompt: Literal["auto", "never"] = "auto"
     """Whether tools are described in the system prompt if the chat template has no place for
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
-    json_whitespace: Literal["lines", "blanks"] = "lines"
-    """The whitespace that a schema's grammar allows between the parts of JSON."""
     compute_ahead: int = 0
     """The most tokens of a conversation's next prompt that an idle engine computes."""
-    images: Literal["describe", "refuse"] = "describe"
-    """Whether the newest question may have media that the model can't take: it gets a line of text
-    in their place."""
     volatile_lines: Literal["drop", "keep"] = "drop"
     """Whether meaningless lines that change with every request, and so defeat the prompt cache, are
     taken out of the prompt."""
-    kv_bits: int | None = None
+    kv_bits: Literal[4, 8] | None = None
     """The bits per value of a quantised KV cache; None: it is not quantised."""
     misplaced_calls: MisplacedCalls = "make"
     """What becomes of calls that the model writes as JSON instead of in its own format."""
@@ -116,6 +103,16 @@ class ModelSpec:
     ttl: float | None = None
     """The seconds without a request after which the model is unloaded; None: it stays."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSpec(ModelOptions):
+    """One entry of models.yaml."""
+
+    id: str
+    source: str
+    max_tokens: int | None = None
+    choices: SamplingChoices = field(default_factory=SamplingChoices)
     adapters_dir: Path | None = None
     """A folder of adapters, each of which is offered for every model that it fits."""
     recordings: Recordings | None = None

@@ -1,7 +1,9 @@
 """The repairs of a model's answers that models.yaml allows."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 Streaming = Literal["live", "accumulate"]
 
@@ -19,16 +21,16 @@ class RepairPolicy:
     """Whether arguments are converted to the types of the tool's schema if that is unambiguous."""
     promote_reasoning: bool = True
     """Whether the reasoning becomes the answer's text if the answer has nothing else."""
-    retries: int = 1
+    retries: Annotated[int, Ge(0), Le(4)] = 1
     """The number of times that an answer which breaks the required format is generated again. An
     answer that has been streamed in part is never generated again."""
-    repeats: int | None = None
+    repeats: Annotated[int, Ge(1), Le(1000)] | None = None
     """The number of identical calls in a row that are made; further ones are dropped. None makes
     all of them."""
     loops: int | None = 6
     """How often the same tokens come in a row until the answer is ended. Less than 256 tokens count
     as that many. None never ends it."""
-    continuations: int = 1
+    continuations: Annotated[int, Ge(0), Le(4)] = 1
     """The number of times that JSON which the server's token limit cut off is continued, by the
     same limit."""
     streaming: Streaming = "live"

@@ -26,10 +26,6 @@ write blanks until it reaches its token limit."""
 JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
 """llguidance's options. It reads `oneOf` as `anyOf`; the report names those that may overlap."""
 
-_FREE, _COMPACT = (
-    json.dumps({"whitespace_pattern": pattern})[1:-1] for pattern in (SPACE, r"\x20")
-)
-
 ESCAPES = 'nrbtf\\"'
 
 
@@ -50,11 +46,6 @@ def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> st
     # with \u the model could write a listed property's name in a form that avoids its schema
     escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
     return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
-
-
-def on_one_line(grammar: str) -> str:
-    """Returns the grammar with at most one blank between the parts of the JSON of its schemas."""
-    return grammar.replace(_FREE, _COMPACT)
 
 
 def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:

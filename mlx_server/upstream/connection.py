@@ -138,7 +138,9 @@ class UpstreamConnection:
             return
         listed = values[0] if values and response.status_code == 200 else None
         self.learnt = found = facts_in(listed, self.spec.model)
-        learnt = {k: v for k, v in found.capabilities.items() if k not in self.spec.stated}
+        learnt = {
+            k: v for k, v in found.capabilities.items() if k not in self.spec.capabilities.stated
+        }
         known = cast(dict[str, Any], {**self._seen, **learnt})
         self.capabilities = replace(self.spec.capabilities, **known)
         log.debug("%s: its server says %s", self.id, learnt)
@@ -146,7 +148,7 @@ class UpstreamConnection:
     def saw_reasoning(self, name: str | None) -> None:
         """Records that an answer had reasoning in the field `name`. Then the upstream accepts
         earlier reasoning there, and may refuse the results of calls without it."""
-        is_known = self._seen or "reasoning_messages" in self.spec.stated
+        is_known = self._seen or "reasoning_messages" in self.spec.capabilities.stated
         takes = name in get_args(ReasoningField) and self.spec.kind == "openai"
         if name and takes and not is_known:
             self._seen = {"reasoning_messages": "tool_rounds", "reasoning_field": name}

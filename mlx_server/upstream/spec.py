@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
+
+from annotated_types import Ge, Gt, Le
 
 from mlx_server import limits
 from mlx_server.messages import Media, MediaKind
 
 Kind = Literal["openai", "watsonx"]
+
+Seconds = Annotated[float, Gt(0), Le(86400)]
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
@@ -88,6 +92,8 @@ class UpstreamCapabilities:
     developer_role: bool = False
     """Whether messages may have the role `developer`; if not, they are sent as `system`."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    stated: frozenset[str] = frozenset()
+    """The names of those that models.yaml sets, which an answer of the upstream can't change."""
 
     def takes(self, medium: Media) -> bool:
         return bool(medium.part and getattr(self, SEEN.get(medium.kind, ""), False))
@@ -115,16 +121,16 @@ DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
 class UpstreamPolicy:
     """Limits of the time that an upstream may take, and of repeated requests."""
 
-    connect_seconds: float = float(limits.UPSTREAM_CONNECT_SECONDS)
-    first_seconds: float = float(limits.UPSTREAM_FIRST_SECONDS)
+    connect_seconds: Seconds = float(limits.UPSTREAM_CONNECT_SECONDS)
+    first_seconds: Seconds = float(limits.UPSTREAM_FIRST_SECONDS)
     """The most seconds until the answer begins."""
-    idle_seconds: float = float(limits.UPSTREAM_IDLE_SECONDS)
+    idle_seconds: Seconds = float(limits.UPSTREAM_IDLE_SECONDS)
     """The most seconds in which an answer that has begun may not grow."""
-    answer_seconds: float = float(limits.UPSTREAM_ANSWER_SECONDS)
+    answer_seconds: Seconds = float(limits.UPSTREAM_ANSWER_SECONDS)
     """The most seconds from the request to the answer's end, retries included."""
-    retries: int = limits.UPSTREAM_RETRIES
+    retries: Annotated[int, Ge(0), Le(10)] = limits.UPSTREAM_RETRIES
     """How often a request is sent again if it failed before its answer began."""
-    empty_retries: int = 1
+    empty_retries: Annotated[int, Ge(0), Le(4)] = 1
     """How often an answer without text or calls is requested again."""
 
 
@@ -143,8 +149,6 @@ class UpstreamSpec:
     iam_url: str = "https://iam.cloud.ibm.com"
     """The server that issues tokens for watsonx."""
     capabilities: UpstreamCapabilities = field(default_factory=UpstreamCapabilities)
-    stated: frozenset[str] = frozenset()
-    """The names of the capabilities that models.yaml sets, which the upstream can't change."""
     policy: UpstreamPolicy = field(default_factory=UpstreamPolicy)
     fallback: tuple[str, ...] = ()
     """Models that get the request, one after the other, if this one can't answer."""

@@ -38,7 +38,7 @@ def cache_cost(
     it, and ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
     if is_encoder(config):
         if kv_bits:
-            raise ValueError("`kv_cache` has no effect: it keeps no keys and values. Leave it out.")
+            raise ValueError("`kv_bits` has no effect: it keeps no keys and values. Leave it out.")
         return _activations_of(encoder_classes(config)[1].from_dict(config))
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
@@ -86,10 +86,10 @@ def _check_kv_bits(model: nn.Module, bits: int) -> None:
     try:
         caches = _caches(model, SHORT)
     except Exception as error:
-        raise ValueError(f"`kv_cache: {{bits: {bits}}}` does not fit it: {error}") from None
+        raise ValueError(f"`kv_bits: {bits}` does not fit it: {error}") from None
     if not any(isinstance(cache, QuantizedKVCache) for cache in caches):
         raise ValueError(
-            f"`kv_cache: {{bits: {bits}}}` has no effect: it has no layers that keep all keys and "
+            f"`kv_bits: {bits}` has no effect: it has no layers that keep all keys and "
             "values. Leave it out."
         )
 

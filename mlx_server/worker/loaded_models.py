@@ -2,7 +2,7 @@
 
 Models with rows get the same time. Two rules bound how long a row waits for a token, however many
 models work: no row waits for a second piece of a prompt, of whichever model, and a row that has
-waited for `longest_gap` goes first.
+waited for the longest gap goes first.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,6 @@ def engine_of(
         concurrency=arguments.concurrency,
         cache_bytes=arguments.cache_bytes,
         wired=arguments.wired,
-        schedule=arguments.schedule,
         clock=inputs.clock,
         is_done=inputs.is_done,
         wake=inputs.wake,

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 from fastapi import FastAPI
@@ -114,10 +114,9 @@ def client(
     model: Path,
     engine: ScriptedEngine,
     store: StoreSettings | None = None,
-    images: Literal["describe", "refuse"] = "describe",
     **server: Any,
 ) -> Iterator[TestClient]:
-    made = app(model, engine, store, images, **server)
+    made = app(model, engine, store, **server)
     with TestClient(made, base_url="http://localhost", raise_server_exceptions=False) as found:
         yield found
 
@@ -126,13 +125,12 @@ def app(
     model: Path,
     engine: ScriptedEngine,
     store: StoreSettings | None = None,
-    images: Literal["describe", "refuse"] = "describe",
     **server: Any,
 ) -> FastAPI:
     settings = Settings(
         server=ServerSettings(**server),
         store=store or StoreSettings(),
-        models={MODEL: ModelSettings(source=str(model), images=images)},
+        models={MODEL: ModelSettings(source=str(model))},
     )
     made = create_app(settings)
     made.state.pool.make_engine = lambda **limits: engine

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server.cli.startup import checked_settings, with_local_models
 from mlx_server.cli.transcripts import check_transcripts
-from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.config.settings import ModelSettings, Settings, validated
 from mlx_server.errors import SettingsError
 from tests.live.server import serving
 
@@ -82,7 +82,7 @@ def test_names_that_are_taken_are_not_taken_again(studio: Path) -> None:
 def test_what_is_damaged_or_too_large_is_not_offered(studio: Path) -> None:
     (studio / "one/tokenizer.json").unlink()
     assert list(with_local_models(Settings()).models) == ["org/two"]
-    small = Settings.model_validate({"server": {"memory_budget": 10}})
+    small = validated(Settings, {"server": {"memory_budget": 10}})
     assert with_local_models(small).models == {}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.config.connectors import LoginSettings
+from mlx_server.config.settings import LoginSettings
 from tests.config.loading import load, problem, written
 
 pytestmark = pytest.mark.usefixtures("folder")

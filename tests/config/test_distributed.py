@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.config.models_yaml import check_file, load_settings
-from mlx_server.config.specs import model_specs
+from mlx_server.config.settings import model_specs
 from mlx_server.engine.rank_group import FIRST_PORT
 from mlx_server.errors import SettingsError
 

@@ -2,17 +2,29 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import SecretStr
 
-from mlx_server.config.connectors import ConnectorSettings, LoginSettings, OAuthSettings
 from mlx_server.config.models_yaml import check_file
-from mlx_server.config.upstream import CapabilitySettings
+from mlx_server.config.settings import (
+    AdapterSettings,
+    ConnectorSettings,
+    DistributedSettings,
+    LoginSettings,
+    ModelSettings,
+    OAuthSettings,
+    PromptCacheSettings,
+    RepairSettings,
+    SamplingDefaults,
+    ServerSettings,
+    StoreSettings,
+)
 from mlx_server.errors import SettingsError
-from mlx_server.upstream.spec import UpstreamCapabilities
+from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamPolicy
 from tests.config.loading import MINIMAL, load, problem, problems_of, written
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -97,7 +109,7 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
     """
     models = load(written(text, "conf/models.yaml")).models
     assert models["folder"].source == str(folder / "conf/org/here")
-    assert models["folder"].chat_template == folder / "conf/t.jinja"
+    assert models["folder"].chat_template == "{{ messages }}"
     assert models["missing"].source == str(folder / "models/x/y")
     assert models["home"].source == str(Path.home() / "m")
     assert models["hub"].source == "org/elsewhere"
@@ -149,8 +161,6 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
         ("server:\n  drain_seconds: .nan\n", 2, "server.drain_seconds: should be a finite number"),
         ("server:\n  port: 65536\n", 2, "server.port: should be less than or equal to 65535"),
         ("server:\n  concurrency: 0\n", 2, "server.concurrency: should be greater than or equal"),
-        ("server:\n  prefill_share: 1.0\n", 2, "server.prefill_share: should be less than or eq"),
-        ("server:\n  longest_gap: 0\n", 2, "server.longest_gap: should be greater than or equal"),
         ("server:\n  log_level: loud\n", 2, "server.log_level: should be 'debug', 'info'"),
         ("server:\n  allow_insecure: 1\n", 2, "server.allow_insecure: should be a valid boolean"),
         ("server:\n  api_keys: one\n", 2, "server.api_keys: should be a list"),
@@ -283,11 +293,13 @@ def test_loopback_needs_no_key(host: str) -> None:
     assert load(overrides={"host": host}).server.host == host
 
 
-def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
-    text = (ROOT / "models.yaml").read_text()
-    assert problems_of(text) == []
+def test_the_file_that_ships_is_right() -> None:
+    assert problems_of((ROOT / "models.yaml").read_text()) == []
     assert load().models["smollm2-135m"].source == "demo:smollm2"
 
+
+def test_all_settings_are_shown(folder: Path) -> None:
+    text = (ROOT / "mlx_server" / "config" / "all_settings.yaml").read_text()
     written("", "qwen3.jinja")
     (folder / "models" / "qwen3").mkdir(parents=True)
     written("", "models/qwen3/tokenizer.json")
@@ -297,35 +309,31 @@ def test_the_file_that_ships_is_right_and_shows_every_key(folder: Path) -> None:
     written(json.dumps(hosts), "hosts.json")
     shown = re.sub(r"^( *)# ( *[\w-]+:)", r"\1\2", text, flags=re.MULTILINE)
     assert problems_of(shown) == []
-    settings = load()
-    qwen, fake = settings.models["qwen3"], settings.models["fake"]
-    assert settings.server.model_fields_set == set(type(settings.server).model_fields)
-    cached = settings.server.prompt_cache
-    assert cached.model_fields_set == set(type(cached).model_fields)
-    cloud, granite = settings.models["gpt-oss-cloud"], settings.models["granite-cloud"]
-    big = settings.models["big"]
-    assert big.distributed
-    assert big.distributed.model_fields_set == set(type(big.distributed).model_fields)
-    shown_keys = {
-        key for each in (qwen, fake, big, cloud, granite) for key in each.model_fields_set
+    given = yaml.safe_load(shown)
+    models = {key: value for model in given["models"].values() for key, value in model.items()}
+    connectors = {
+        key: value for each in given["connectors"].values() for key, value in each.items()
     }
-    shown_keys |= {"preload", "space_id", "iam_url"}
-    assert shown_keys == set(type(qwen).model_fields)
-    for group in (cloud.capabilities, cloud.upstream):
-        assert group.model_fields_set == set(type(group).model_fields)
-    assert cloud.capabilities == CapabilitySettings.model_validate(asdict(UpstreamCapabilities()))
-    assert fake.source == f"replay:{folder / 'answers.yaml'}"
-    assert fake.tokenizer == folder / "models" / "qwen3"
-    assert qwen.defaults.model_fields_set == set(type(qwen.defaults).model_fields)
-    assert settings.store.model_fields_set == set(type(settings.store).model_fields)
-    shown_keys = {key for each in settings.connectors.values() for key in each.model_fields_set}
-    assert shown_keys == set(ConnectorSettings.model_fields)
-    oauth = settings.connectors["tickets"].oauth
-    assert oauth
-    assert oauth.model_fields_set == set(OAuthSettings.model_fields)
-    login = settings.connectors["drive"].login
-    assert login
-    assert login.model_fields_set == set(LoginSettings.model_fields)
-    legal, support = qwen.adapters["legal"], qwen.adapters["support"]
-    assert legal.model_fields_set == set(type(legal).model_fields)
+    for record, keys in {
+        ServerSettings: given["server"],
+        PromptCacheSettings: given["server"]["prompt_cache"],
+        StoreSettings: given["store"],
+        ModelSettings: {**models, "space_id": "", "iam_url": ""},
+        RepairSettings: models["repair"],
+        SamplingDefaults: models["defaults"],
+        AdapterSettings: models["adapters"]["legal"],
+        DistributedSettings: models["distributed"],
+        UpstreamPolicy: models["upstream"],
+        UpstreamCapabilities: {**models["capabilities"], "stated": ()},
+        ConnectorSettings: connectors,
+        OAuthSettings: connectors["oauth"],
+        LoginSettings: connectors["login"],
+    }.items():
+        assert set(keys) == {each.name for each in fields(record)}, record
+    settings = load()
+    stated = settings.models["gpt-oss-cloud"].capabilities
+    assert stated
+    assert replace(stated, stated=frozenset()) == UpstreamCapabilities()
+    assert settings.models["fake"].tokenizer == str(folder / "models" / "qwen3")
+    support = settings.models["qwen3"].adapters["support"]
     assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)

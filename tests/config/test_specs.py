@@ -3,16 +3,20 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from mlx_server import limits
-from mlx_server.config.settings import PROMPT_FOLDER, ModelSettings, Settings
-from mlx_server.config.specs import (
-    adapter_dirs,
+from mlx_server.config.models_yaml import spec_named
+from mlx_server.config.settings import (
+    PROMPT_FOLDER,
+    ModelSettings,
+    RepairSettings,
+    Settings,
     connector,
     model_spec,
-    prompt_disk,
-    spec_named,
+    pool_limits,
     stored_login,
+    validated,
 )
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.errors import SettingsError
@@ -24,22 +28,17 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 
 def spec_of(**settings: object) -> ModelSpec:
-    return model_spec("m", ModelSettings.model_validate({"source": "org/name", **settings}))
+    return model_spec("m", validated(ModelSettings, {"source": "org/name", **settings}))
 
 
 def test_an_entry_with_nothing_but_its_source_has_the_records_defaults() -> None:
     ahead = limits.AHEAD_TOKENS
-    assert spec_of() == ModelSpec("m", "org/name", compute_ahead=ahead)
+    assert spec_of() == ModelSpec("m", "org/name", compute_ahead=ahead, repair=RepairSettings())
 
 
 def test_defaults_of_sampling_are_apart_from_the_length_and_only_what_is_set() -> None:
     found = spec_of(defaults={"temperature": 0, "max_tokens": 9})
     assert (found.choices, found.max_tokens) == ({"temperature": 0}, 9)
-
-
-@pytest.mark.parametrize(("bits", "found"), [(16, None), (8, 8), (4, 4)])
-def test_sixteen_bits_are_no_quantisation(bits: int, found: int | None) -> None:
-    assert spec_of(kv_cache={"bits": bits}).kv_bits == found
 
 
 @pytest.mark.parametrize(("loops", "found"), [("4", 4), ("off", None), ("'off'", None)])
@@ -50,7 +49,7 @@ def test_loops_are_counted_or_left_alone(loops: str, found: int | None) -> None:
 
 
 def test_what_has_another_name_in_the_record() -> None:
-    found = spec_of(lead_on=False, repair={"json": False, "retries": 3}, adapters={"x": "./x"})
+    found = spec_of(force_answer=False, repair={"json": False, "retries": 3}, adapters={"x": "./x"})
     assert found.force_answer is False
     assert (found.repair.json, found.repair.names, found.repair.retries) == (False, True, 3)
     assert found.adapters["x"].path.endswith("/x")
@@ -58,10 +57,10 @@ def test_what_has_another_name_in_the_record() -> None:
 
 def test_a_template_is_the_text_of_its_file(folder: Path) -> None:
     template = written("{{ 'é' }}", "t.jinja")
-    assert spec_of(chat_template=template.absolute()).chat_template == "{{ 'é' }}"
+    assert spec_of(chat_template=str(template.absolute())).chat_template == "{{ 'é' }}"
     template.write_bytes(b"\xff")
-    with pytest.raises(SettingsError, match=r"'t\.jinja' can't be read as UTF-8"):
-        spec_of(chat_template=template.absolute())
+    with pytest.raises(ValidationError, match=r"'t\.jinja' can't be read as UTF-8"):
+        spec_of(chat_template=str(template.absolute()))
 
 
 def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path) -> None:
@@ -84,18 +83,18 @@ def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path)
 
 
 def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
-    assert prompt_disk(Settings()) == NO_DISK
+    assert pool_limits(Settings()).prompt_disk == NO_DISK
     kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
-    assert prompt_disk(kept) == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
+    assert pool_limits(kept).prompt_disk == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
-    assert prompt_disk(off) == NO_DISK
+    assert pool_limits(off).prompt_disk == NO_DISK
 
 
 def test_clients_may_load_adapters_from_the_folder_of_adapters_too(folder: Path) -> None:
     for name in ("own", "more"):
         (folder / name).mkdir()
     both = load(written("server: {adapters_dir: own, adapter_dirs: [more]}\n" + MINIMAL)).server
-    assert adapter_dirs(both) == (folder / "own", folder / "more")
+    assert both.folders_of_adapters == (folder / "own", folder / "more")
 
 
 def test_secrets_of_a_connector_reach_its_server_alone(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from mlx_server.config.values import Bytes, BytesOrNone, absolute, size_in_bytes
+from mlx_server.config.settings import Bytes, BytesOrNone, absolute, size_in_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from mlx_server.generation.constraints import is_format_required
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import on_one_line
 from tests.generation.scripted import ASKED, rows_of
 
 HI = Conversation((Message("user", "Hi"),))
@@ -23,15 +22,6 @@ def test_rows_of_one_prompt_share_their_grammar(spec: ModelSpec) -> None:
     assert first.grammar
     assert second.grammar is first.grammar
     assert [row.grammar for row in rows_of(spec, CHAT)] == [None]
-
-
-def test_the_owner_chooses_the_white_space(spec: ModelSpec) -> None:
-    request = replace(CHAT, format=LIST)
-    [lines], [blanks] = (
-        rows_of(replace(spec, json_whitespace=kind), request) for kind in ("lines", "blanks")
-    )
-    assert lines.grammar
-    assert blanks.grammar == on_one_line(lines.grammar) != lines.grammar
 
 
 @pytest.mark.parametrize("prompt", [HI, "Hi"])

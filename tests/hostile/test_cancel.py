@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, validated
 from mlx_server.mcp.server import McpConnection
 from tests.hostile.inside import Inside, request, reset, serving
 from tests.live.server import eventually
@@ -34,12 +34,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     said = folder / "said.jsonl"
     said.write_text("\n".join(map(json.dumps, SAID)), "utf-8")
     model = {"source": f"replay:{said}", "family": "qwen3"}
-    settings = Settings.model_validate(
+    settings = validated(
+        Settings,
         {
             "server": {"port": 0, "concurrency": CONCURRENCY},
             "models": {"warm": {**model, "preload": True}, **dict.fromkeys(COLD, model)},
             "connectors": {"hangs": {"command": sys.executable, "args": HANGS}},
-        }
+        },
     )
     with serving(settings) as found:
         yield found

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import LoadModel, UnloadModel
 from mlx_server.worker.worker import Engine
 from tests.hostile.inside import Inside, serving
@@ -61,10 +61,8 @@ def _nothing_logged() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    settings = Settings.model_validate(soaked(tmp_path_factory.mktemp("soak")))
-    settings = settings.model_copy(
-        update={"server": settings.server.model_copy(update={"port": 0})}
-    )
+    settings = validated(Settings, soaked(tmp_path_factory.mktemp("soak")))
+    settings = replace(settings, server=replace(settings.server, port=0))
     with serving(settings) as found:
         yield found
 

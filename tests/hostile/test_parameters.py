@@ -3,7 +3,7 @@
 import ast
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,8 +21,7 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
 from mlx_server.api.responses.tool_selection import select_tools
 from mlx_server.api.thinking import ThinkingBody
-from mlx_server.config.settings import ModelSettings
-from mlx_server.config.specs import spec_named
+from mlx_server.config.models_yaml import spec_named
 from mlx_server.lora.catalog import AdapterLocation
 from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
@@ -74,7 +73,7 @@ from tests.worker.lora_files import mlx_adapter
 Wire = type[BaseModel]
 
 REPOSITORY = Path(__file__).parents[2]
-SHOWN: Mapping[Wire, Mapping[str, Any]] = {
+SHOWN: Mapping[type, Mapping[str, Any]] = {
     **CHATTING,
     **MESSAGING,
     **OLLAMAS,
@@ -85,7 +84,7 @@ SHOWN: Mapping[Wire, Mapping[str, Any]] = {
     **EMBEDDING,
     **RANKING,
 }
-ROOTS: tuple[Wire, ...] = (*(route.wire_type for route in ROUTES), ModelSettings)
+ROOTS: tuple[Wire, ...] = tuple(route.wire_type for route in ROUTES)
 
 PATHS: Mapping[Wire, tuple[str, ...]] = {
     SamplingBody: (CHAT, COMPLETIONS, NATIVE, RESPONSES, MESSAGES),
@@ -162,14 +161,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
         yield server
 
 
-def shown(kind: Any) -> Iterator[tuple[Wire, str, Any]]:
-    for wire, fields in SHOWN.items():
-        for name, entry in fields.items():
+def shown(kind: Any) -> Iterator[tuple[type, str, Any]]:
+    for wire, entries in SHOWN.items():
+        for name, entry in entries.items():
             if isinstance(entry, kind):
                 yield wire, name, entry
 
 
-def paths(wire: Wire) -> tuple[str, ...]:
+def paths(wire: type) -> tuple[str, ...]:
     own = (CHAT,) if wire in CHATTING else (MESSAGES,) if wire in MESSAGING else (RESPONSES,)
     return PATHS.get(wire, own)
 
@@ -314,7 +313,13 @@ def functions(file: str) -> set[str]:
 
 def test_every_parameter_is_shown() -> None:
     there_are = {(wire, name) for root in ROOTS for wire, name in parameters(root)}
-    assert {(wire, name) for wire, fields in SHOWN.items() for name in fields} >= there_are
+    assert {(wire, name) for wire, names in SHOWN.items() for name in names} >= there_are
+
+
+@pytest.mark.parametrize("record", [each for each in SHOWN if is_dataclass(each)])
+def test_every_setting_is_shown(record: Any) -> None:
+    inside = {"adapters", "capabilities", "defaults", "distributed", "repair", "upstream"}
+    assert {each.name for each in fields(record)} - {"stated", *inside} == set(SHOWN[record])
 
 
 def test_there_are_parameters_everywhere() -> None:

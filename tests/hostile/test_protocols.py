@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mlx_server.api.responses.web_socket import Socket
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, validated
 from tests.hostile.inside import request, serving
 from tests.live.server import eventually
 
@@ -33,7 +33,7 @@ def settings(folder: Path, **more: Any) -> Settings:
     said.write_text(json.dumps({"match": "regex:.", "output": "word " * 20, "delay_ms": 20}))
     model = {"source": f"replay:{said}", "family": "plain", "preload": True}
     server = {"port": 0, "drain_seconds": 20, **more}
-    return Settings.model_validate({"server": server, "models": {MODEL: model}})
+    return validated(Settings, {"server": server, "models": {MODEL: model}})
 
 
 def chat() -> bytes:

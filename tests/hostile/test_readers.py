@@ -14,7 +14,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.api.transport.slow_clients import LEAST_BYTES
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Command,
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     said.write_text("\n".join(lines), "utf-8")
     model = {"source": f"replay:{said}", "family": "plain", "preload": True}
     limits = {"port": 0, "send_seconds": LONG}
-    settings = Settings.model_validate({"server": limits, "models": {MODEL: model}})
+    settings = validated(Settings, {"server": limits, "models": {MODEL: model}})
     with serving(settings) as found:
         yield found
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from mlx_server.app import create_app, server_of
-from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, validated
 from tests.hostile.test_loop import TRIES, Watch, is_short, running
 from tests.hostile.upstreams import ATTACKS, HostileServer
 
@@ -40,7 +40,7 @@ def url(watch: Watch) -> Iterator[str]:
     }
     settings = Settings(
         server=ServerSettings(port=0, drain_seconds=0),
-        models={name: ModelSettings.model_validate(model) for name, model in models.items()},
+        models={name: validated(ModelSettings, model) for name, model in models.items()},
     )
     server = server_of(settings, create_app(settings))
     server.config.loop = "asyncio"

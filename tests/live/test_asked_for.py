@@ -38,8 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     models = {
         **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in pairs.KINDS},
         CALLER: {**caller, "context_length": 5000},
-        LOUD: {**caller, "include_raw": "always"},
-        QUIET: {**caller, "include_raw": "never"},
+        LOUD: caller,
+        QUIET: caller,
         TINY: {
             "source": str(tiny_path),
             "adapters": {"none": {"path": "./none", "description": "Says nothing."}},
@@ -98,19 +98,12 @@ def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str)
     assert "mlx_server" not in http.post("/v1/chat/completions", json=body(model)).json()
 
 
-def test_the_owner_decides_about_raw_output(http: httpx.Client) -> None:
-    def asked(model: str, **more: Any) -> Any:
-        return http.post("/v1/chat/completions", json=body(model, **more)).json()
-
+def test_the_raw_output_of_several_answers(http: httpx.Client) -> None:
     said = f"{THOUGHT}{ANSWER}{END}"
-    assert raw_of(asked(LOUD)) == [said]
-    assert raw_of(asked(LOUD, include_raw=False)) == []
-    assert raw_of(asked(QUIET)) == []
-    error = asked(QUIET, include_raw=True)["error"]
-    assert (error["param"], "`include_raw: never`" in error["message"]) == ("include_raw", True)
-    native = http.post("/generate", json=body(LOUD)).json()
+    native = http.post("/generate", json=body(LOUD, include_raw=True)).json()
     assert raw_of(native) == [said]
-    several = asked(LOUD, n=2)["mlx_server"]["raw"]
+    asked = body(LOUD, n=2, include_raw=True)
+    several = http.post("/v1/chat/completions", json=asked).json()["mlx_server"]["raw"]
     assert several == [{"index": 0, "text": said}, {"index": 1, "text": said}]
 
 

@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         name: {
             "source": f"replay:{name}.jsonl",
             "family": name,
-            "lead_on": False,
+            "force_answer": False,
             "repair": {"promote_reasoning": False},
         }
         for name in NAMES

@@ -33,8 +33,8 @@ def config(tmp_path_factory: pytest.TempPathFactory, demo_path: Path, shallow_pa
     def model() -> Json:  # a new one each time: YAML would write the same one as a reference
         return {"source": str(shallow_path), "adapters": {"other": {"path": str(adapter)}}}
 
-    real = {"source": str(demo_path), "kv_cache": {"bits": 8}}
-    return {"models": {FULL: model(), HALF: {**model(), "kv_cache": {"bits": 8}}, REAL: real}}
+    real = {"source": str(demo_path), "kv_bits": 8}
+    return {"models": {FULL: model(), HALF: {**model(), "kv_bits": 8}, REAL: real}}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_restart_finds_the_prompt_on_disk(tmp_path: Path, config: Json) -> Non
 
 
 def test_other_bits_are_refused_at_the_start(tmp_path: Path, demo_path: Path) -> None:
-    model = {"source": str(demo_path), "kv_cache": {"bits": 3}}
+    model = {"source": str(demo_path), "kv_bits": 3}
     with pytest.raises(AssertionError, match="did not start") as caught:
         start(tmp_path, {"models": {HALF: model}})
-    assert "kv_cache" in str(caught.value)
+    assert "kv_bits" in str(caught.value)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import PrefillProgress
 from mlx_server.pool.entry import PrefillView
 from tests.hostile.inside import Inside, serving
@@ -14,8 +14,9 @@ PROMPT = "a " * 700
 
 
 def test_prompts_under_way_are_shown(tiny_path: Path) -> None:
-    settings = Settings.model_validate(
-        {"server": {"port": 0}, "models": {"tiny": {"source": str(tiny_path), "preload": True}}}
+    settings = validated(
+        Settings,
+        {"server": {"port": 0}, "models": {"tiny": {"source": str(tiny_path), "preload": True}}},
     )
     with serving(settings) as server:
         seen = watched(server)

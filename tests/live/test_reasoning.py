@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         NOT_LED: {
             "source": "replay:said.jsonl",
             "family": "qwen3",
-            "lead_on": False,
+            "force_answer": False,
             "repair": {"promote_reasoning": False},
         },
         SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},

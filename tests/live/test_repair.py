@@ -87,7 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder: Path = tmp_path_factory.mktemp("repair")
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, SAID)), "utf-8")
     (folder / "insists.jsonl").write_text(json.dumps({"output": SAID[0]["output"]}), "utf-8")
-    model = {"source": "replay:said.jsonl", "family": "qwen3", "lead_on": False}
+    model = {"source": "replay:said.jsonl", "family": "qwen3", "force_answer": False}
     models: dict[str, Any] = {
         "live": model,
         "free": {**model, "constrain_calls": False},

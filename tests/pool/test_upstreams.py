@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_server.config.settings import ModelSettings
-from mlx_server.config.specs import model_spec
+from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.errors import SettingsError
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.pool.upstreams import UpstreamModel, upstream_model
 
 
 def model(**entry: object) -> UpstreamModel:
-    settings = ModelSettings.model_validate({"source": "openai+http://127.0.0.1:9/v1", **entry})
+    settings = validated(ModelSettings, {"source": "openai+http://127.0.0.1:9/v1", **entry})
     found = upstream_model(model_spec("up", settings))
     assert found
     return found

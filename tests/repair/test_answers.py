@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from mlx_server.config.settings import RepairSettings
+from mlx_server.config.settings import RepairSettings, values
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
-    CheckFailed,
     RawAnswer,
     Requirements,
     check_answer,
     retry_conversation,
     retry_message,
 )
+from mlx_server.repair.conforming import CheckFailed
 from mlx_server.requests import ChoiceFormat, JsonFormat, NamedTool
 
 ANY = JsonFormat()
@@ -49,9 +49,7 @@ def test_reasoning_is_no_answer(
 
 
 def test_the_settings_are_those_of_models_yaml() -> None:
-    names = [field.alias or name for name, field in RepairSettings.model_fields.items()]
-    assert names == list(RepairPolicy.__dataclass_fields__)
-    assert RepairPolicy(**RepairSettings().model_dump(by_alias=True)) == ALL_REPAIRS
+    assert values(RepairSettings()) == values(ALL_REPAIRS)
 
 
 def test_reasoning_that_is_all_there_is_becomes_the_text() -> None:

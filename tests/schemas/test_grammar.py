@@ -5,11 +5,10 @@ import json
 import jsonschema
 import pytest
 
-from mlx_server.grammars.lark import Lark
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import on_one_line, text_of
+from mlx_server.schemas.grammar import text_of
 from mlx_server.schemas.view import Schema
-from tests.grammars.matching import compiled, matcher_of, matches
+from tests.grammars.matching import matcher_of, matches
 
 
 @pytest.mark.parametrize("text", [r'{"\u0061": "x"}', '{"b": "x", "\\u0061": "x"}'])
@@ -22,22 +21,6 @@ def test_a_member_can_not_be_spelled_around_its_schema(text: str) -> None:
 def test_what_llguidance_would_leave_out_of_old_and_new_spellings_mixed_is_kept() -> None:
     found = {"prefixItems": [{"type": "string"}], "additionalItems": False}
     assert not matches(matcher_of(JsonFormat(found)), "[1]")
-
-
-@pytest.mark.parametrize(
-    ("text", "is_on_one_line"),
-    [
-        ('{"a":1}', True),
-        ('{"a": 1 }', True),
-        ('{\n  "a": 1\n}', False),
-        ('{"a":  1}', False),
-    ],
-)
-def test_white_space_is_the_owners_choice(text: str, is_on_one_line: bool) -> None:
-    lark = Lark()
-    source = lark.source(lark.json({"properties": {"a": {"type": "integer"}}, "type": "object"}))
-    assert matches(compiled(source), text) is (is_on_one_line or "\n" in text)
-    assert matches(compiled(on_one_line(source)), text) is is_on_one_line
 
 
 NAMED = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}

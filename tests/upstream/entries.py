@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.specs import model_spec
+from mlx_server.config.settings import model_spec
 from mlx_server.upstream.spec import UpstreamSpec
 
 

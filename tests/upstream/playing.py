@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from mlx_server.app import create_app
-from mlx_server.config.settings import ModelSettings, Settings
+from mlx_server.config.settings import ModelSettings, Settings, validated
 from mlx_server.pool.pool import AnswerRecorder
 
 Json = dict[str, Any]
@@ -158,8 +158,8 @@ class PlayingServer:
 
 def settings(url: str, models: Mapping[str, Mapping[str, Any]]) -> Settings:
     made = {
-        name: ModelSettings.model_validate(
-            {"source": f"openai+{url}/v1", "upstream": {"retries": 0}, **model}
+        name: validated(
+            ModelSettings, {"source": f"openai+{url}/v1", "upstream": {"retries": 0}, **model}
         )
         for name, model in models.items()
     }

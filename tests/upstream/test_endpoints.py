@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
-from mlx_server.config.settings import Settings, StoreSettings
+from mlx_server.config.settings import Settings, StoreSettings, validated
 from tests.upstream.playing import (
     USAGE,
     Json,
@@ -35,8 +35,9 @@ HI = [{"role": "user", "content": "hi"}]
 def client(upstream: PlayingServer, tmp_path: Path) -> Iterator[TestClient]:
     made = settings(upstream.url, {"up": {"family": "qwen3"}})
     quiet: Any = {"quiet": {"command": sys.executable, "args": (HOSTILE, "quiet")}}
-    whole = Settings.model_validate(
-        {"models": made.models, "connectors": quiet, "store": StoreSettings(data_dir=tmp_path)}
+    whole = validated(
+        Settings,
+        {"models": made.models, "connectors": quiet, "store": StoreSettings(data_dir=tmp_path)},
     )
     app = create_app(whole)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:

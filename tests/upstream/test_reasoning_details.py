@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.app import create_app
-from mlx_server.config.settings import Settings, StoreSettings
+from mlx_server.config.settings import Settings, StoreSettings, validated
 from tests.upstream.playing import (
     USAGE,
     Json,
@@ -82,8 +82,12 @@ def client(upstream: PlayingServer, tmp_path: Path) -> Iterator[TestClient]:
         "all": {"capabilities": {"reasoning_messages": True}},
         "named": {"capabilities": {"reasoning_messages": True, "reasoning_field": "reasoning"}},
     }
-    kept = Settings.model_validate(
-        {"models": settings(upstream.url, models).models, "store": StoreSettings(data_dir=tmp_path)}
+    kept = validated(
+        Settings,
+        {
+            "models": settings(upstream.url, models).models,
+            "store": StoreSettings(data_dir=tmp_path),
+        },
     )
     app = create_app(kept)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.cli.replay import record_model
-from mlx_server.config.settings import ModelSettings
-from mlx_server.config.specs import model_spec
+from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.requests import GenerateRequest
 from tests.upstream.playing import KEY, KEY_VARIABLE, USAGE, PlayingServer, delta, says, streamed
@@ -23,7 +22,7 @@ def test_answers_are_read_and_secrets_are_taken_out(
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     found: dict[str, Any] = {"source": f"openai+{upstream.url}/v1", "api_key_env": KEY_VARIABLE}
-    spec = model_spec("up", ModelSettings.model_validate({**found, "family": "qwen3"}))
+    spec = model_spec("up", validated(ModelSettings, {**found, "family": "qwen3"}))
     leaked = f"<think>Paris.</think><tool_call>\n{CALL_JSON}\n</tool_call>"
     upstream.plays(
         says(leaked), streamed(delta("stop"), USAGE), says(f"The key is {KEY}."), says("unused")

@@ -277,6 +277,6 @@ def test_a_model_whose_cache_has_no_such_form_is_refused(
     (found,) = Engine().handle(MeasureCache("m", str(tmp_path), 8))
     assert isinstance(found, CacheNotMeasured)
     assert why in found.message
-    assert "kv_cache: {bits: 8}" in found.message
+    assert "kv_bits: 8" in found.message
     (found,) = Engine().handle(MeasureCache("m", str(tmp_path)))
     assert isinstance(found, CacheMeasured)

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel
-
-from mlx_server.config import distributed, hostfile, upstream
+from mlx_server.config import hostfile, settings
+from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamPolicy
 
 REQUESTS, FAILURES = "tests/upstream/test_request_body.py", "tests/upstream/test_failures.py"
 CONNECTION = "tests/upstream/test_connection_limits.py"
@@ -20,17 +19,18 @@ GROUPS, HOSTFILE = "tests/config/test_distributed.py", "tests/config/test_hostfi
 OF_A_GROUP = f"{GROUPS}::test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other"
 ITS_FORM = f"{HOSTFILE}::test_the_object_form_has_a_backend_variables_and_devices"
 
-ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
-    upstream.UpstreamFields: {
-        "source": f"{REQUESTS}::test_only_what_was_said",
-        "upstream_model": f"{REQUESTS}::test_only_what_was_said",
-        "api_key_env": f"{FAILURES}::test_the_key_is_sent_and_nothing_of_the_client",
-        "project_id": f"{WATSONX}::test_one_token_serves_many_requests",
-        "space_id": f"{WATSONX}::test_a_space_and_a_choice_of_tools",
-        "iam_url": f"{WATSONX}::test_one_token_serves_many_requests",
-        "fallback": f"{FAILURES}::test_the_first_fallback_that_answers",
-    },
-    upstream.UpstreamSettings: {
+OF_UPSTREAMS: Mapping[str, str] = {
+    "upstream_model": f"{REQUESTS}::test_only_what_was_said",
+    "api_key_env": f"{FAILURES}::test_the_key_is_sent_and_nothing_of_the_client",
+    "project_id": f"{WATSONX}::test_one_token_serves_many_requests",
+    "space_id": f"{WATSONX}::test_a_space_and_a_choice_of_tools",
+    "iam_url": f"{WATSONX}::test_one_token_serves_many_requests",
+    "fallback": f"{FAILURES}::test_the_first_fallback_that_answers",
+}
+"""Of ModelSettings."""
+
+ELSEWHERE: Mapping[type, Mapping[str, str]] = {
+    UpstreamPolicy: {
         "connect_seconds": WAITING,
         "first_seconds": SILENCE,
         "idle_seconds": SILENCE,
@@ -38,7 +38,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "retries": f"{CONNECTION}::test_so_many_attempts",
         "empty_retries": f"{REQUESTS}::test_an_empty_answer_is_asked_for_again",
     },
-    upstream.CapabilitySettings: {
+    UpstreamCapabilities: {
         **dict.fromkeys(
             ("images", "audio", "video"),
             "tests/upstream/test_messages.py::test_images_are_passed_on_to_a_model_that_sees",
@@ -68,7 +68,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "stream_usage": f"{REQUESTS}::test_only_what_was_said",
         "max_tokens_field": f"{REQUESTS}::test_what_the_owner_says_where_the_client_does_not",
     },
-    distributed.DistributedSettings: {
+    settings.DistributedSettings: {
         "hosts": OF_A_GROUP,
         "mode": OF_A_GROUP,
         "port": OF_A_GROUP,

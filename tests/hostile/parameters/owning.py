@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
 from mlx_server.config import settings
 from tests.hostile.parameters.case import DEAF, REPORTED, SAID, THINKS, Case, Json
 from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered, schema
+from tests.hostile.parameters.elsewhere import OF_UPSTREAMS
 
 TYPED = offered(
     {**FUNCTION, "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -49,7 +48,7 @@ def repaired(name: str, text: str) -> Setting:
     return Setting({"repair": {name: False}}, asked(text, **TYPED), SAID)
 
 
-OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] = {
+OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
     settings.ModelSettings: {
         "source": Setting({"source": "replay:other.jsonl"}, asked(THINKS), SAID),
         "family": Setting({"family": "mistral"}, asked(THINKS), SAID),
@@ -59,24 +58,13 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
         "context_length": Setting({"context_length": 64}, {"max_tokens": 100}),
         "tokenizer": Setting({"tokenizer": "checkpoint"}, asked(THINKS), SAID),
         "template_kwargs": Setting({"template_kwargs": {"color": "red"}}),
-        "lead_on": Setting({"lead_on": False}, asked(FORGETS), SAID),
+        "force_answer": Setting({"force_answer": False}, asked(FORGETS), SAID),
         "constrain_calls": Setting({"constrain_calls": True}, asked(QUOTES, **TYPED), SAID),
-        "include_raw": "tests/live/test_asked_for.py::test_the_owner_decides_about_raw_output",
         "tools_in_prompt": Setting(
             {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
         ),
         "schema_in_prompt": Setting({"schema_in_prompt": "never"}, schema({"const": "x"})),
-        "json_whitespace": Setting(
-            {"json_whitespace": "blanks"},
-            {
-                **schema({"type": "array", "items": {"type": "boolean"}, "minItems": 20}),
-                "max_tokens": 120,
-                "temperature": 1,
-                "seed": 1,
-            },
-        ),
         "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
-        "images": "tests/api/test_histories.py::test_the_owner_may_have_new_images_refused",
         "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
         "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
@@ -85,13 +73,12 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
         "pinned": ReportedSetting({"pinned": True}, "pinned", True),
         "ttl": ReportedSetting({"ttl": 3600.0}, "ttl", 3600.0),
-    },
-    settings.KvCacheSettings: {
-        "bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",
+        "kv_bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",
+        **OF_UPSTREAMS,
     },
     settings.RepairSettings: {
         "names": repaired("names", MISNAMES),
-        "json_": repaired("json", SLIPS),
+        "json": repaired("json", SLIPS),
         "coerce": repaired("coerce", QUOTES),
         "promote_reasoning": f"{REPAIR}::test_unless_its_owner_does_not_want_that",
         "retries": f"{REPAIR}::test_where_nobody_allows_it_the_answer_is_told_as_it_is",
@@ -103,7 +90,7 @@ OWNING: Mapping[type[BaseModel], Mapping[str, Setting | ReportedSetting | str]] 
     settings.SamplingDefaults: {
         **{
             name: default(name)
-            for name in settings.SamplingDefaults.model_fields
+            for name in settings.SamplingDefaults.__dataclass_fields__
             if name != "max_tokens"
         },
         "max_tokens": Setting(
