@@ -26,6 +26,7 @@ from mlx_server.prompt_files.names import (
     state_file,
 )
 from mlx_server.prompt_files.next_files import NextFiles
+from mlx_server.system.own_files import own_path
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -106,6 +107,7 @@ class PromptFolder:
 
     def open(self) -> None:
         """Makes the folder, or reads what it has. Raises FolderInUse or OSError."""
+        self.path = own_path(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -8,17 +8,24 @@ import atexit
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
 
 from mlx_server import limits
 from mlx_server.errors import SettingsError
-from mlx_server.system.own_files import own_path
+from mlx_server.system.own_files import not_linked, own_path
 
 CHUNK_BYTES = 1 << 16
 LAST_LINES_SECONDS = 1.0
 """The time that the process waits at its end for its final lines to be written."""
+
+
+class _LogFile(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        """Opens the file, also after each rotation."""
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=not_linked)
 
 
 def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES) -> None:
@@ -28,7 +35,7 @@ def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = RotatingFileHandler(
+        file = _LogFile(
             own_path(path),
             maxBytes=rotate_bytes,
             backupCount=limits.LOG_FILES,

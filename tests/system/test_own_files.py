@@ -14,6 +14,7 @@ from mlx_server.clients.connect.clients import ClientFile, ClientRecord
 from mlx_server.clients.connect.template import Connection
 from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import SettingsError
+from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.system import log_file, service
 from mlx_server.system.own_files import not_linked, own_path
@@ -96,7 +97,13 @@ def _visit(path: Path) -> None:
     SharedFile(path).open()
 
 
-@pytest.mark.parametrize("writes", [_store, _visit, _connect, _install, _record, log_file.write_to])
+def _prompts(path: Path) -> None:
+    PromptFolder(path, 1 << 30).open()
+
+
+@pytest.mark.parametrize(
+    "writes", [_prompts, _store, _visit, _connect, _install, _record, log_file.write_to]
+)
 def test_no_command_writes_where_another_user_points(
     writes: Callable[[Path], None], tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,3 +181,25 @@ def test_a_key_that_another_user_planted_is_not_used(
     give(path)
     assert known != secret_key(tmp_path) != secret_key(tmp_path)
     assert "can't be used" in caplog.text
+
+
+def test_a_log_is_not_rotated_into_a_link(tmp_path: Path) -> None:
+    """Which somebody makes at the moment in which the old log has been renamed."""
+    code = """
+import os, sys
+from logging import handlers
+from mlx_server.system import log_file
+rotate = handlers.RotatingFileHandler.rotate
+def rotate_and_link(self, source, target):
+    rotate(self, source, target)
+    os.symlink(sys.argv[2], source)
+handlers.RotatingFileHandler.rotate = rotate_and_link
+from pathlib import Path
+log_file.write_to(Path(sys.argv[1]), rotate_bytes=100)
+for _ in range(5):
+    print("x" * 60, flush=True)
+"""
+    files = [tmp_path / "server.log", tmp_path / "victim"]
+    subprocess.run([sys.executable, "-c", code, *map(str, files)], check=False, timeout=60)
+    assert (tmp_path / "server.log.1").exists()
+    assert not (tmp_path / "victim").exists()
