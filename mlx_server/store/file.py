@@ -185,7 +185,7 @@ def _prepare(db: Connection) -> None:
     if version > VERSION:
         raise StoreUnavailable(
             f"The store of responses was written by a newer mlx-server (format {version}, not "
-            f"{VERSION}). Update mlx-server, or use another data directory."
+            f"{VERSION}). Update mlx-server, or name another folder by MLX_SERVER_DATA."
         )
     for pragma in PRAGMAS:
         db.execute(pragma).fetchall()
@@ -248,7 +248,7 @@ def _lock(path: Path) -> int:
             raise
         raise StoreUnavailable(
             "The store of responses is in use by another mlx-server. "
-            "Stop that server, or use another data directory for this one."
+            "Stop that server, or set MLX_SERVER_DATA to another folder for this one."
         ) from error
     return lock
 
