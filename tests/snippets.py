@@ -280,7 +280,7 @@ def app_test_name(block: Block) -> str:
 
 def runs_app_tests(snippet: Snippet) -> None:
     """What is in the block before it."""
-    assert snippet.block.code == ".venv/bin/pytest test_app.py\n"
+    assert snippet.block.code.endswith("\n.venv/bin/pytest test_app.py\n")
 
 
 def family(snippet: Snippet) -> None:
