@@ -126,7 +126,7 @@ SCHEMA_PROMPT_TOKENS           = _limit(2048,         "tokens",     "request",  
 
 _section("Schemas and grammars")
 SCHEMA_BYTES                   = _limit(256 << 10,     "bytes",      "request",    "a JSON schema", "400")
-SCHEMA_DEPTH                   = _limit(48,            "items",      "request",    "nested schemas", "400")
+SCHEMA_DEPTH                   = _limit(96,            "items",      "request",    "levels of objects and arrays within a schema", "400")
 SCHEMA_NODES                   = _limit(20_000,        "items",      "request",    "objects and arrays in a schema", "400")
 SCHEMA_PROPERTIES              = _limit(500,           "items",      "request",    "names in one `properties` or `required`", "400")
 SCHEMA_VALUES                  = _limit(10_000,        "items",      "request",    "values of one `enum`", "400")

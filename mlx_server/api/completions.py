@@ -11,7 +11,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.accumulator import Accumulator, prompt_logprobs_body, prompt_progress
 from mlx_server.api.body import documented, read
-from mlx_server.api.fields import GenerationBody, Items, check_stream_options
+from mlx_server.api.fields import WHOLE, GenerationBody, Items, check_stream_options
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.handlers import respond
 from mlx_server.api.overflow import prompt_too_long
@@ -33,11 +33,11 @@ class CompletionBody(ConstrainedBody):
     }
 
     prompt: str | TokenIds | Texts | TokenLists
-    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
     """-1 stands for as many tokens as fit the context."""
-    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     skip_special_tokens: bool | None = None
     """vLLM's: if false, the text has the special tokens that the model wrote."""
 

@@ -41,6 +41,14 @@ Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=
 pydantic keeps a report of each."""
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+"""Takes whole numbers with a point too, `40.0`, as sliders, Lua and proxies write them."""
+
+
 def _no_limit(value: Any) -> Any:
     return None if _is_minus_one(value) else value
 
@@ -50,12 +58,14 @@ def _every_token(value: Any) -> Any:
 
 
 def _is_minus_one(value: Any) -> bool:
-    return type(value) is int and value == -1
+    return type(value) in (int, float) and value == -1
 
 
-MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_no_limit)]
+MaxTokens = Annotated[Annotated[int, Field(ge=1), WHOLE] | None, BeforeValidator(_no_limit)]
 """-1 sets no limit, as in LM Studio and llama.cpp."""
-TopK = Annotated[Annotated[int, Field(ge=0, le=1_000_000)] | None, BeforeValidator(_every_token)]
+TopK = Annotated[
+    Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None, BeforeValidator(_every_token)
+]
 """-1 and 0 allow every token, as in vLLM."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -63,8 +73,8 @@ StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_CHARACTER
 Biases = Annotated[dict[str, Bias], Field(max_length=limits.LOGIT_BIASES, fail_fast=True)]
 StopStrings = Annotated[Items[StopString], Field(max_length=limits.STOP_STRINGS)]
 
-ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53)]
-ResponseTokens = Annotated[int, Field(ge=1, lt=2**53)]
+ThinkingTokens = Annotated[int, Field(ge=0, lt=2**53), WHOLE]
+ResponseTokens = Annotated[int, Field(ge=1, lt=2**53), WHOLE]
 
 
 def as_text(value: Any) -> Any:
@@ -214,7 +224,7 @@ class SamplingBody(WireModel):
     stop: StopString | StopStrings | None = None
     include_raw: bool | None = None
     """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     store: bool | None = None
     """If false, the prompt cache does not write the request to disk. If true, a chat completion is
     stored."""
@@ -295,8 +305,8 @@ class GenerationBody(SamplingBody):
     stream_options: UsageStreamOptions | None = None
     return_progress: bool | None = None
     """llama.cpp's name for `include_progress`."""
-    n: Annotated[int, Field(ge=1, le=limits.ANSWERS)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    n: Annotated[int, Field(ge=1, le=limits.ANSWERS), WHOLE] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
     """vLLM's: the log probabilities of the prompt's tokens, with so many alternatives."""
     return_token_ids: bool | None = None
     """vLLM's: the ids of the tokens of prompt and answer."""

@@ -23,7 +23,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.sources.given_answers import GivenAnswers
-from mlx_server.sources.transcript_entry import RecordedAnswer, RecordedCall, TranscriptEntry
+from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry
 
 GIVEN = "/v1/replay/given"
 

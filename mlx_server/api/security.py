@@ -59,6 +59,9 @@ UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
+CONTAINER_HOSTS = {"host.docker.internal", "host.containers.internal"}
+"""The names that containers have for this machine. No public DNS server answers for `.internal`."""
+
 
 class SecurityMiddleware:
     """Outer ASGI middleware: a request that it refuses never reaches the app.
@@ -121,7 +124,7 @@ class SecurityMiddleware:
         )
 
     def _is_ours(self, name: str) -> bool:
-        if name in self._hosts or _is_loopback(name):
+        if name in self._hosts or _is_loopback(name) or name in CONTAINER_HOSTS:
             return True
         return self._any_address and _address(name) is not None
 
@@ -200,15 +203,17 @@ def _limited(receive: Receive, limit: int) -> Receive:
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency for routers that require one of these keys; without keys everyone is allowed.
 
-    It sets three strings in the connection's state. `owner` is a digest of the client's key, or
-    empty. `client` identifies the client for fair queueing: the owner or else the peer's address.
-    `cache_scope` is the owner if there are several keys: whether a prompt is in the prompt cache
-    shows in the time to the first token, and is no other user's business.
+    It sets four strings in the connection's state. `owner` is a digest of the client's key, or
+    empty. `seal_owner` is another one, which the store does not have: without the key, no one can
+    open what was sealed for it. `client` identifies the client for fair queueing: the owner or else
+    the peer's address. `cache_scope` is the owner if there are several keys: whether a prompt is in
+    the prompt cache shows in the time to the first token, and is no other user's business.
     """
-    digests = [_digest(key.encode()) for key in keys]
+    seal_owners = {_digest(key.encode()): _digest(b"seals:" + key.encode()).hex() for key in keys}
+    digests = [*seal_owners]
 
     async def check_key(connection: HTTPConnection) -> None:
-        connection.state.owner = connection.state.cache_scope = ""
+        connection.state.owner = connection.state.cache_scope = connection.state.seal_owner = ""
         connection.state.client = _peer(connection.scope)
         client_of_request.set(connection.state.client)
         if not digests:
@@ -224,6 +229,7 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
         connection.state.owner = connection.state.client = matches[0].hex()
         client_of_request.set(connection.state.client)
+        connection.state.seal_owner = seal_owners[matches[0]]
         connection.state.cache_scope = connection.state.owner if len(digests) > 1 else ""
 
     return check_key
@@ -232,7 +238,7 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
 def signer_of(connection: HTTPConnection) -> Signer:
     """The signer for the client's key, which `authorise` found."""
     signer: Signer = connection.app.state.signer
-    return signer.of(connection.state.owner)
+    return signer.of(connection.state.seal_owner)
 
 
 def with_client(request: GenerateRequest, connection: HTTPConnection) -> GenerateRequest:

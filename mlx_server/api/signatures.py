@@ -21,7 +21,7 @@ class Signer:
     def of(self, owner: str) -> "Signer":
         """The signer for one API key: what it seals can be opened with this key only.
 
-        owner: the key's digest; empty without keys, where all clients share one signer.
+        owner: made from the key; empty without keys, where all clients share one signer.
         """
         return Signer(hmac.digest(self._key, b"owner:" + owner.encode(), hashlib.sha256))
 

@@ -8,8 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from mlx_server.checkpoints.file_kind import read_own
-from mlx_server.checkpoints.token_text import bytes_to_unicode
+from mlx_server.checkpoints.control_tokens import bytes_to_unicode
+from mlx_server.checkpoints.files import read_own
 from mlx_server.errors import ModelUnusable
 
 KIMI_CLASS = "TikTokenTokenizer"

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2 as sentencepiece
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
-from mlx_server.checkpoints.file_kind import read_own
+from mlx_server.checkpoints.files import read_own
 from mlx_server.errors import ModelUnusable
 
 SPACE = "▁"

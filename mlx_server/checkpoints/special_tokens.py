@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from mlx_server.checkpoints.json_file import read_optional_json
+from mlx_server.checkpoints.files import read_optional_json
 
 MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 

@@ -10,9 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-from mlx_server.checkpoints.control_pattern import pattern_of
-from mlx_server.checkpoints.control_token_escape import ControlTokenEscape
-from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
+from mlx_server.checkpoints.control_tokens import (
+    ControlTokenEscape,
+    bytes_to_unicode,
+    is_control,
+    pattern_of,
+)
 from mlx_server.checkpoints.tokenizer_file import (
     BEFORE_ENTRY,
     PROBE,

@@ -14,8 +14,8 @@ import msgspec
 import tokenizers
 
 from mlx_server import limits
-from mlx_server.checkpoints.file_kind import read_own
-from mlx_server.checkpoints.token_text import is_control, is_letter
+from mlx_server.checkpoints.control_tokens import is_control, is_letter
+from mlx_server.checkpoints.files import read_own
 from mlx_server.errors import ModelUnusable, ServerError, public_message
 
 PROBE = "Hello, 123 wörld!\n"

@@ -8,8 +8,7 @@ from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import AnswerUnwritable, ServerError, SettingsError
 from mlx_server.families import family_named
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
-from mlx_server.sources.transcript_entry import TranscriptEntry
-from mlx_server.sources.transcript_file import TranscriptFile, read_file
+from mlx_server.sources.transcript import TranscriptEntry, TranscriptFile, read_file
 
 
 @dataclass(frozen=True)

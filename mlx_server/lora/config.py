@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_server import limits
-from mlx_server.checkpoints.file_kind import other_kind
+from mlx_server.checkpoints.files import other_kind
 from mlx_server.errors import AdapterInvalid
 
 CONFIG = "adapter_config.json"

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from mlx_server import limits
 from mlx_server.checkpoints.folder_check import is_own
-from mlx_server.checkpoints.safetensors_headers import (
+from mlx_server.checkpoints.weights_files import (
     BadHeader,
     NoWeights,
     Tensor,

@@ -21,7 +21,7 @@ from mlx_server.repair.call_shapes import (
     read_arguments,
     read_calls,
 )
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas.fitting import fits, is_made_of
 from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls

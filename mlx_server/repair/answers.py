@@ -1,15 +1,40 @@
 """Checks a finished answer that no grammar constrained: it is accepted, repaired or retried."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlx_server import limits
+from mlx_server.errors import CompilerUnavailable
 from mlx_server.events import FinishReason, RepairKind
 from mlx_server.messages import Conversation, Message
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.repair.conforming import CheckFailed, schema_errors
-from mlx_server.repair.json_text import json_text, parsed
+from mlx_server.repair.model_json import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
+from mlx_server.sandbox.parent import Stopped
+from mlx_server.schemas.compiled import ask
+from mlx_server.schemas.messages import CheckedValue, CheckValue
+
+
+class CheckFailed(Exception):
+    """The validation took too long, or the schema is invalid."""
+
+
+def schema_errors(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS) -> list[str]:
+    """Returns the errors, each as "path: what". Blocks up to `seconds`; raises CheckFailed.
+
+    A schema can make validation take for ever (a pattern that backtracks, references that double at
+    every level), so the process that compiles schemas does it.
+    """
+    try:
+        reply = ask(CheckValue(json.dumps(value), json.dumps(schema), seconds))
+    except (Stopped, CompilerUnavailable) as why:
+        raise CheckFailed(str(why)) from None
+    if not isinstance(reply, CheckedValue):
+        raise CheckFailed("the schema can't be followed")
+    return reply.errors
+
 
 Check = Callable[[Any, Any], Sequence[str]]
 """A function like `schema_errors`: returns what is wrong with a value by its schema; may raise

@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.jsonish import loads_arguments
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, loads, loads_arguments, loads_exactly
 
 NAME_KEYS = ("name", "tool", "tool_name", "function", "function_name", "recipient_name", "action")
 ARGUMENT_KEYS = (
@@ -120,3 +118,26 @@ def _calls_of_object(
 def _id(value: Mapping[str, Any]) -> str | None:
     found = next((value[key] for key in ("id", "tool_call_id", "call_id") if key in value), None)
     return found if isinstance(found, str) and found else None
+
+
+WRAPPERS = frozenset((*ARGUMENT_KEYS, "properties"))
+"""Words that call formats and schemas have for the arguments as a whole."""
+
+
+def unwrapped(key: str, value: Any, known: Collection[str]) -> Mapping[str, Any] | None:
+    """The arguments that are the value of `key`; None if it is an argument like any other.
+
+    known: the parameters that the tool's schema names, to which all of the arguments must belong.
+    """
+    if not known or key in known or key not in WRAPPERS:
+        return None
+    if isinstance(value, str):
+        value = _json_of(value)
+    return value if isinstance(value, Mapping) and value.keys() <= set(known) else None
+
+
+def _json_of(text: str) -> Any:
+    try:
+        return loads(text) if text.lstrip().startswith("{") else None
+    except Malformed:
+        return None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.repair.exact import ExactFloat, loads_exactly
-from mlx_server.repair.jsonish import loads_value
+from mlx_server.repair.model_json import ExactFloat, loads_exactly, loads_value
 from mlx_server.schemas.lenient import items, member, types_of_member
 from mlx_server.schemas.types import type_of, types_of
 from mlx_server.schemas.view import View

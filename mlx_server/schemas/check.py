@@ -84,7 +84,7 @@ def written(schema: Any) -> str:
     except UnicodeEncodeError:
         raise refused((), "has half of a surrogate pair in a text") from None
     except RecursionError:
-        raise refused((), f"is nested deeper than {limits.SCHEMA_DEPTH} schemas") from None
+        raise refused((), f"is nested deeper than {limits.SCHEMA_DEPTH} levels") from None
     if size > limits.SCHEMA_BYTES:
         raise refused((), f"has {size} bytes, more than {limits.SCHEMA_BYTES}")
     return text
@@ -117,8 +117,8 @@ def measure(schema: Any) -> None:
             nodes += 1
             if nodes > limits.SCHEMA_NODES:
                 raise refused((), f"has more than {limits.SCHEMA_NODES} objects and arrays in it")
-            if len(path) > 2 * limits.SCHEMA_DEPTH:
-                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH} schemas")
+            if len(path) > limits.SCHEMA_DEPTH:
+                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH} levels")
             inner = value.items() if isinstance(value, Mapping) else enumerate(value)
             waiting += [(item, (*path, str(key))) for key, item in inner]
         elif isinstance(value, (int, float)) and not _is_finite(value):
@@ -132,7 +132,7 @@ def _is_small(schema: Any) -> bool:
     while waiting:
         value, depth = waiting.pop()
         nodes += 1
-        if nodes > limits.SCHEMA_NODES or depth > 2 * limits.SCHEMA_DEPTH:
+        if nodes > limits.SCHEMA_NODES or depth > limits.SCHEMA_DEPTH:
             return False
         inner = value.values() if type(value) is dict else value if type(value) is list else None
         if inner is None:

@@ -46,7 +46,7 @@ def readable(schema: Mapping[str, Any]) -> ReadableSchema:
 
 
 def _schema(schema: Mapping[str, Any], path: Path, lost: list[str]) -> dict[str, Any]:
-    if len(path) > 2 * limits.SCHEMA_DEPTH:
+    if len(path) > limits.SCHEMA_DEPTH:
         raise InvalidGrammar("The schema is nested too deeply.")
     found: dict[str, Any] = {}
     for key, value in schema.items():

@@ -9,10 +9,10 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
+from mlx_server.checkpoints.files import read_json
 from mlx_server.checkpoints.folder_check import check_model
-from mlx_server.checkpoints.json_file import read_json
-from mlx_server.checkpoints.memory_estimate import tensor_names
 from mlx_server.checkpoints.tokenizer import read_tokenizer
+from mlx_server.checkpoints.weights_files import tensor_names
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from mlx_server.sources.tokenizer_conversion import TOKENIZERS

@@ -9,8 +9,7 @@ from mlx_server import limits
 from mlx_server.errors import NoRecording
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
-from mlx_server.sources.transcript import Recording
-from mlx_server.sources.transcript_entry import RequestFacts, TranscriptEntry, facts_of
+from mlx_server.sources.transcript import Recording, RequestFacts, TranscriptEntry, facts_of
 
 SHOWN = 80
 """Characters of a message that are shown."""

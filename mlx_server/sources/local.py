@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.errors import ServerError, public_message
 from mlx_server.families import family_of
 from mlx_server.sources.checkpoint_files import check_architecture

@@ -14,8 +14,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_server.checkpoints.byte_level import kimi_tokenizer
-from mlx_server.checkpoints.file_kind import BOM
-from mlx_server.checkpoints.json_file import read_optional_json
+from mlx_server.checkpoints.files import BOM, read_optional_json
 from mlx_server.checkpoints.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.errors import ServerError
 from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit

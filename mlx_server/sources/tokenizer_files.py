@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from mlx_server import limits
-from mlx_server.checkpoints.json_file import read_optional_json
+from mlx_server.checkpoints.files import read_optional_json
 from mlx_server.checkpoints.special_tokens import read_special_tokens
 from mlx_server.errors import ModelUnusable, TokenizerUnavailable, public_message
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess

@@ -2,21 +2,414 @@
 
 A transcript is a YAML or JSON list, or JSON Lines. Every entry holds raw output as a model writes
 it, including special tokens. Entries with conditions answer the requests that meet them; the others
-answer the remaining requests in order, starting again after the last.
+answer the remaining requests in order, starting again after the last. Every mistake in the file is
+reported with its line and how to fix it.
 """
 
+import difflib
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from mlx_server.errors import NoRecording, TranscriptBroken
-from mlx_server.messages import Conversation
+import msgspec
+import yaml
+
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.errors import NoRecording, TranscriptBroken, public_message
+from mlx_server.families.answer_writer import write_answer
+from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import Prompt
-from mlx_server.sources.transcript_entry import RequestFacts, TranscriptEntry, facts_of
-from mlx_server.sources.transcript_file import PlacedEntry, read_file
+
+REGEX = "regex:"
+SURROGATE = re.compile("[\ud800-\udfff]")
+ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})++")
+"""Characters as JSON escapes them, such as an emoji in a tool's result."""
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """The facts about a request that entries are compared with."""
+
+    user: str
+    """The last user message."""
+    last: tuple[str, ...]
+    """The latest message; the results of the latest calls, if it is one of them."""
+    turn: int
+    """1 for the conversation's first answer, 2 for its second."""
+    step: int
+    """The number of answers since the latest user message, such as calls with their results."""
+    system: str
+    models: tuple[str, ...]
+    """The model's name in the request, and its id."""
+    tools: frozenset[str]
+
+
+def facts_of(prompt: Prompt, models: tuple[str, ...]) -> RequestFacts:
+    if not isinstance(prompt, Conversation):
+        text = prompt if isinstance(prompt, str) else ""
+        return RequestFacts(text, (text,), 1, 0, "", models, frozenset())
+    messages = prompt.messages
+    # an answer at the end is continued, so it is not one of the earlier answers
+    earlier = messages[:-1] if messages and messages[-1].role == "assistant" else messages
+    asked = max((at for at, m in enumerate(messages) if m.role == "user"), default=-1)
+    return RequestFacts(
+        user=messages[asked].content if asked >= 0 else "",
+        last=tuple(_last(messages)),
+        turn=1 + _answers(earlier),
+        step=_answers(earlier[asked + 1 :]),
+        system="\n".join(m.content for m in messages if m.role in ("system", "developer")),
+        models=models,
+        tools=frozenset(tool.name for tool in prompt.tools),
+    )
+
+
+def _answers(messages: tuple[Message, ...]) -> int:
+    return sum(message.role == "assistant" for message in messages)
+
+
+def _last(messages: tuple[Message, ...]) -> Iterator[str]:
+    for at, message in enumerate(reversed(messages)):
+        if at and not message.role == "tool" == messages[-1].role:
+            return
+        yield message.content
+
+
+class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An answer in words, which each family writes in its own way."""
+
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[RecordedCall, ...] = ()
+
+    def message(self) -> Message:
+        calls = (
+            ToolCall("", call.name, msgspec.json.encode(call.arguments).decode())
+            for call in self.calls
+        )
+        return Message("assistant", self.text, None, self.reasoning or None, tuple(calls))
+
+
+class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A condition that is text is the entire text, or `regex:` and a pattern to search for."""
+
+    output: str | None = None
+    output_token_ids: tuple[int, ...] | None = None
+    answer: RecordedAnswer | None = None
+    match: str | None = None
+    """The last user message."""
+    last: str | None = None
+    """The last message of any role, such as a tool's result."""
+    turn: int | None = None
+    """1 for the conversation's first answer, 2 for its second."""
+    system: str | None = None
+    """The system and developer messages, joined by line breaks."""
+    model: str | None = None
+    """The model's name in the request, or its id."""
+    tools: tuple[str, ...] | None = None
+    """Names of tools that the request offers; an empty list: it offers none."""
+    finish: Literal["stop", "length"] = "stop"
+    """`stop`: a stop token follows the output; `length`: the output was cut off there."""
+    off_grammar: Literal["error", "noise"] = "error"
+    """The continuation where the request's grammar refuses the recorded token: an error, or any
+    tokens that it allows, as from a model that would never write them by itself."""
+    delay_ms: float = 0.0
+    """The delay before each further token."""
+    generation_prompt: str = ""
+    """The end of the prompt, for families whose template leaves the model inside a block."""
+
+    def __post_init__(self) -> None:
+        if [self.output, self.output_token_ids, self.answer].count(None) != 2:
+            raise ValueError("it needs one of `output`, `output_token_ids` and `answer`")
+        if self.finish == "length" and not (self.output or self.output_token_ids):
+            raise ValueError("with `finish: length` the `output` can't be empty")
+        _check_answer(self.answer)
+        for name in ("output", "generation_prompt"):
+            if SURROGATE.search(getattr(self, name) or ""):
+                raise ValueError(f"`{name}` has half a surrogate pair")
+        if not 0 <= self.delay_ms <= 60_000:
+            raise ValueError("`delay_ms` should be from 0 to 60000")
+        if self.turn is not None and self.turn < 1:
+            raise ValueError("`turn` should be 1 or more: 1 is the first answer")
+        for name in ("match", "last", "system", "model"):
+            _check_pattern(name, getattr(self, name))
+
+    @property
+    def has_conditions(self) -> bool:
+        names = ("match", "last", "turn", "system", "model", "tools")
+        return any(getattr(self, name) is not None for name in names)
+
+    @property
+    def names_its_place(self) -> bool:
+        """Whether it says itself which step of a loop it answers."""
+        return self.last is not None or self.turn is not None
+
+    def mismatch(self, facts: RequestFacts) -> str | None:
+        """The name of the first condition that the request does not meet."""
+        offered = facts.tools
+        met = {
+            "match": _holds(self.match, facts.user),
+            "last": any(_holds(self.last, text) for text in facts.last),
+            "turn": self.turn in (None, facts.turn),
+            "system": _holds(self.system, facts.system),
+            "model": self.model is None or any(_holds(self.model, n) for n in facts.models),
+            "tools": self.tools is None
+            or (offered.issuperset(self.tools) if self.tools else not offered),
+        }
+        return next((name for name, is_met in met.items() if not is_met), None)
+
+    def tokens(self, tokenizer: Tokenizer, family: ModelFamily) -> list[int]:
+        """Raises AnswerUnwritable."""
+        if self.answer is not None:
+            return tokenizer.encode(write_answer(family, tokenizer, self.answer.message()))
+        if self.output is not None:
+            return tokenizer.encode(self.output)
+        return list(self.output_token_ids or ())
+
+
+def _check_answer(answer: RecordedAnswer | None) -> None:
+    try:
+        written = json.dumps(msgspec.to_builtins(answer), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise ValueError("`answer` has a number that is not finite") from None
+    if SURROGATE.search(written):
+        raise ValueError("`answer` has half a surrogate pair")
+
+
+def _check_pattern(name: str, text: str | None) -> None:
+    if text is not None and text.startswith(REGEX):
+        try:
+            re.compile(text.removeprefix(REGEX))
+        except re.error as error:
+            raise ValueError(f"`{name}` is not a regular expression: {error}") from None
+
+
+def _holds(wanted: str | None, text: str) -> bool:
+    if wanted is None:
+        return True
+    if wanted.startswith(REGEX):
+        pattern = re.compile(wanted.removeprefix(REGEX))
+        return any(pattern.search(each) for each in dict.fromkeys((text, comparable(text))))
+    return wanted == text or comparable(wanted) == comparable(text)
+
+
+def comparable(text: str) -> str:
+    """The text without white space at its end and without JSON's escapes of characters."""
+    return ESCAPE.sub(lambda found: _unescaped(found[0]), text).rstrip()
+
+
+def _unescaped(escapes: str) -> str:
+    units = b"".join(bytes.fromhex(unit) for unit in escapes.split("\\u")[1:])
+    return units.decode("utf-16-be", "surrogatepass")
+
+
+MAX_BYTES = 64 << 20
+SHOWN = 10
+"""The number of a file's mistakes that are reported."""
+
+PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+TEXTS = {"output", "match", "last", "system", "model", "generation_prompt"}
+
+
+@dataclass(frozen=True)
+class PlacedEntry:
+    """An entry with its number in the file, from 1, and the line where it begins."""
+
+    number: int
+    line: int
+    entry: TranscriptEntry
+
+
+@dataclass(frozen=True)
+class TranscriptFile:
+    entries: list[PlacedEntry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Each with the file's name and the line, such as `answers.yaml:7: entry 2: ...`."""
+
+
+class _Malformed(Exception):
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def read_file(path: Path, vocabulary: int | None = None) -> TranscriptFile:
+    """vocabulary: the number of token ids, which those in the file must be below; None: any."""
+    try:
+        return _checked(path.name, list(_placed(path, _content(path))), vocabulary)
+    except _Malformed as error:
+        return TranscriptFile(problems=[f"{path.name}:{error.line}: {error}"])
+
+
+def _checked(name: str, found: list[tuple[int, Any]], vocabulary: int | None) -> TranscriptFile:
+    if not found:
+        raise _Malformed(1, "the transcript has no entries: add one, such as `- output: Hello.`")
+    file = TranscriptFile()
+    for number, (line, raw) in enumerate(found, 1):
+        try:
+            file.entries.append(PlacedEntry(number, line, _entry(raw, vocabulary)))
+        except ValueError as error:
+            file.problems.append(f"{name}:{line}: entry {number}: {error}")
+    more = len(file.problems) - SHOWN
+    file.problems[SHOWN:] = [f"{name}: {more} more entries are malformed"] if more > 0 else []
+    return file
+
+
+def _content(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise _Malformed(1, f"the file is larger than {MAX_BYTES >> 20} MiB: split it")
+        raw = path.read_bytes()
+        return raw.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise _Malformed(
+            1, "there is no such file: correct `source:` in models.yaml, or make the file"
+        ) from None
+    except OSError as error:
+        raise _Malformed(1, f"the file can't be read: {public_message(error)}") from None
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _Malformed(line, "this is not UTF-8: save the file as UTF-8") from None
+
+
+def _placed(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Each entry as plain data, with its line."""
+    if path.suffix in (".jsonl", ".ndjson"):
+        yield from _json_lines(text)
+    elif path.suffix == ".json":
+        yield from _json_list(text)
+    else:
+        yield from _yaml_list(text)
+
+
+def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    # splitlines() would also split at characters that a JSON string may contain
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _Malformed(number, f"this is not JSON: {_of_json(error)}") from None
+
+
+def _json_list(text: str) -> Iterator[tuple[int, Any]]:
+    try:
+        whole = json.loads(text) if text.strip() else []
+    except json.JSONDecodeError as error:
+        raise _Malformed(error.lineno, f"this is not JSON: {_of_json(error)}") from None
+    except RecursionError as error:
+        raise _Malformed(1, f"this is not JSON: {_of_json(error)}") from None
+    at = text.find("[") + 1
+    decoder = json.JSONDecoder()
+    for item in _listed(whole):
+        at = _past(text, at)
+        yield text.count("\n", 0, at) + 1, item
+        _, at = decoder.raw_decode(text, at)
+
+
+def _past(text: str, at: int) -> int:
+    """The place of the next item, past white space and a comma."""
+    while text[at] in " \t\r\n,":
+        at += 1
+    return at
+
+
+def _of_json(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply"
+
+
+def _yaml_list(text: str) -> Iterator[tuple[int, Any]]:
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.SequenceNode):
+            yield from (
+                (1, item) for item in _listed(loader.construct_document(node) if node else [])
+            )
+            return
+        for item in node.value:
+            yield item.start_mark.line + 1, loader.construct_document(item)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        hint = "text with `: `, `#`, quotes or brackets is safest after `|-`, indented on new lines"
+        raise _Malformed(line, f"this is not YAML: {error.problem} ({hint})") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Malformed(line, "this has a control character: remove it") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _Malformed(1, f"this is not YAML: {public_message(error)}") from None
+
+
+def _listed(found: Any) -> list[Any]:
+    if found is None:
+        return []
+    if isinstance(found, list):
+        return found
+    raise _Malformed(1, "the transcript should be a list of entries: begin each with `- `")
+
+
+def _entry(raw: Any, vocabulary: int | None) -> TranscriptEntry:
+    if not isinstance(raw, dict):
+        raise ValueError("it should be an object with at least an `output`")
+    for name, value in raw.items():
+        _check_field(name, value)
+    try:
+        entry = msgspec.convert(_with_pairs_joined(raw), TranscriptEntry)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(str(error))) from None
+    for id in entry.output_token_ids or ():
+        if id < 0 or (vocabulary is not None and id >= vocabulary):
+            raise ValueError(
+                f"`output_token_ids` has {id}; the ids of this vocabulary go from 0 to "
+                f"{'its end' if vocabulary is None else vocabulary - 1}"
+            )
+    return entry
+
+
+def _check_field(name: Any, value: Any) -> None:
+    known = TranscriptEntry.__struct_fields__
+    if name not in known:
+        nearest = difflib.get_close_matches(str(name), known, n=1)
+        meant = f"did you mean `{nearest[0]}`?" if nearest else f"known are {', '.join(known)}"
+        raise ValueError(f"unknown key `{str(name)[:60]}`: {meant}")
+    if name in TEXTS and not isinstance(value, str | None):
+        raise ValueError(f"`{name}` should be text: put it in quotes, or after `|-`")
+
+
+def _in_words(message: str) -> str:
+    """msgspec's message, with its path as the name of the key."""
+    what, _, path = message.partition(" - at ")
+    name = path.strip("`").removeprefix("$.")
+    return f"`{name}`: {what[:1].lower()}{what[1:]}" if name else message
+
+
+def _with_pairs_joined(found: Any) -> Any:
+    """The data with each escaped surrogate pair as the one character that it stands for: YAML
+    reads `"\\ud83d\\ude42"` as two characters."""
+    match found:
+        case str():
+            return joined(found)
+        case list():
+            return [_with_pairs_joined(item) for item in found]
+        case dict():
+            return {name: _with_pairs_joined(value) for name, value in found.items()}
+    return found
+
+
+def joined(text: str) -> str:
+    return PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+
 
 log = logging.getLogger("mlx_server.replay")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.repair.coerce import coerced
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 
 HALVES = re.compile("[\ud800-\udfff]")
 """Matches one half of a surrogate pair."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from mlx_server.grammars import schema
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.schemas.values import MemberSchema, arguments_of

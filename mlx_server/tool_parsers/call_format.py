@@ -9,7 +9,7 @@ from mlx_server.events import Event, RepairKind, ToolCallFinished, folded
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.schemas.grammar import SPACE
 from mlx_server.schemas.report import UnsupportedKeyword
 from mlx_server.tool_parsers.calls import ToolCallEmitter

@@ -14,9 +14,9 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair.call_shapes import unwrapped
 from mlx_server.repair.coerce import read_as, read_tree, takes_text
-from mlx_server.repair.malformed import Malformed
-from mlx_server.repair.wrapped import unwrapped
+from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas.lenient import properties_in, required, types_of_member
 from mlx_server.tool_parsers.argument_check import argument_errors
 from mlx_server.tool_parsers.arguments import coerce_arguments, json_of

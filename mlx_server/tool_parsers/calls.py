@@ -19,9 +19,7 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.jsonish import loads_arguments
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool, loads_arguments, loads_exactly
 from mlx_server.repair.names import match_tool_name
 from mlx_server.schemas.fitting import is_made_of
 from mlx_server.schemas.lenient import properties_in, required

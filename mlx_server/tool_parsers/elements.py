@@ -13,7 +13,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas.unsupported_arguments import unsupported_as_text
 from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of, members
 from mlx_server.tool_parsers.bare_text import bare_value_rule

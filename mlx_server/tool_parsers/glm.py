@@ -13,7 +13,7 @@ from functools import partial
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.values import MemberSchema, arguments_of
 from mlx_server.tool_parsers import marked_json, values

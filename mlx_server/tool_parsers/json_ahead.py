@@ -4,7 +4,7 @@ strings may contain these, or where only the whole shows what it is."""
 import json
 
 from mlx_server import limits
-from mlx_server.repair.exact import bounded
+from mlx_server.repair.model_json import bounded
 from mlx_server.tool_parsers.source import Source, Steps
 
 

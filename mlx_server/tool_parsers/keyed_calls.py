@@ -6,7 +6,7 @@ from functools import partial
 
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas.unsupported_arguments import unsupported_as_text
 from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
 from mlx_server.tool_parsers import marked_json

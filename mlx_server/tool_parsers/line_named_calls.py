@@ -9,8 +9,7 @@ from typing import Any
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair.jsonish import loads
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, loads
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter

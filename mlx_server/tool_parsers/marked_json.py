@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import GAP, JsonCallForm, call_object, repaired

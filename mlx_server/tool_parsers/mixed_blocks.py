@@ -7,7 +7,7 @@ from typing import Any
 from mlx_server.events import Event, Repaired, RepairKind
 from mlx_server.messages import Tool
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.call_format import CallFormat, finished_calls, read_block
 from mlx_server.tool_parsers.source import complete_source
 

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from mlx_server.events import RepairKind
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.jsonish import loads
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, loads
 from mlx_server.schemas.grammar import SPACE
 from mlx_server.tool_parsers import marked_json, values
 from mlx_server.tool_parsers.call_arguments import JSON, LEFT_OUT, CallArguments, LiteralArguments

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from mlx_server import limits
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 
 T = TypeVar("T")
 

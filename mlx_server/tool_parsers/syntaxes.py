@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from mlx_server.repair.coerce import read_as
-from mlx_server.repair.exact import loads_exactly
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, loads_exactly
 from mlx_server.tool_parsers import python_strings
 from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps

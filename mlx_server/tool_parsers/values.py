@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from mlx_server import limits
-from mlx_server.repair.exact import ExactFloat
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import ExactFloat, Malformed
 from mlx_server.tool_parsers.call_writer import ToolCallWriter
 from mlx_server.tool_parsers.source import Into, Source, Steps
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from mlx_server.checkpoints.json_file import read_json, read_optional_json
+from mlx_server.checkpoints.files import read_json, read_optional_json
 from mlx_server.checkpoints.quantization import MLX, OTHERS, quantization_of
 
 NVIDIA = "hf_quant_config.json"

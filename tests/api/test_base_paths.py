@@ -30,7 +30,10 @@ from tests.api.test_routes import routes
         ("/v1", "/v1"),
         ("/v1/v1", "/v1/v1"),
         ("/v1/v1/v1/models", "/v1/v1/models"),
-        ("//models", "//models"),
+        ("//models", "/v1/models"),
+        ("//v1///chat/completions/", "/v1/chat/completions"),
+        ("/v1/models//q3", "/v1/models/q3"),
+        ("//", "/"),
         ("/modelsx", "/modelsx"),
         ("/page/models", "/page/models"),
     ],
@@ -44,6 +47,18 @@ def test_no_route_is_hidden_and_all_of_v1_is_found_without_it() -> None:
     assert {served_path(path) for path in paths} == paths
     below = {path.split("/")[2] for path in paths if path.startswith("/v1/")}
     assert below - {"pool", "adapters"} == VERSIONED
+
+
+def test_head_asks_whether_the_server_answers(client: TestClient) -> None:
+    for path in ("/health", "/v1/models", "//models/", "/metrics", f"/v1/models/{wire.MODEL}"):
+        assert client.head(path).status_code == client.get(path).status_code == 200
+    assert client.head("/v1/responses").status_code == 405
+
+
+@pytest.mark.parametrize("host", ["host.docker.internal:8000", "host.containers.internal"])
+def test_containers_reach_the_server(client: TestClient, host: str) -> None:
+    assert client.get("/v1/models", headers={"host": host}).status_code == 200
+    assert client.get("/v1/models", headers={"host": f"{host[:4]}.example"}).status_code == 403
 
 
 def test_every_client_s_way_to_answer(client: TestClient) -> None:

@@ -1,4 +1,6 @@
 import base64
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 
 from mlx_server.api.signatures import Signer
 from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.config.settings import StoreSettings
+from mlx_server.system.secret_key import secret_key
 from tests.api import wire
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")
@@ -89,3 +93,25 @@ def test_what_is_sealed_for_one_key_opens_in_no_other_ones_prompt(by: str, tiny_
         turns = [*said, {"role": "assistant", "content": [thinking]}, *said]
         ignored = post("/v1/messages/count_tokens", by, messages=turns).headers.get(IGNORED)
         assert ignored == (None if by == "one" else "messages.content.signature")
+
+
+def test_who_reads_the_folder_and_has_no_key_opens_nothing(tmp_path: Path, tiny_path: Path) -> None:
+    said = [{"role": "user", "content": "hi"}]
+    store = StoreSettings(data_dir=tmp_path)
+    with wire.client(
+        tiny_path, wire.ScriptedEngine(), store, api_keys=(wire.key("one"),)
+    ) as client:
+
+        def output(path: str) -> Any:
+            body = {"model": wire.MODEL, "input": said}
+            headers = {"authorization": "Bearer one"}
+            return wire.ok(client.post(path, json=body, headers=headers))["output"]
+
+        output("/v1/responses")  # so that the store has something of this key
+        sealed = output("/v1/responses/compact")[-1]["encrypted_content"]
+    signer = Signer(secret_key(tmp_path))
+    (file,) = tmp_path.glob("*.sqlite3")
+    with closing(sqlite3.connect(file)) as db:
+        owners = {owner for (owner,) in db.execute("SELECT owner FROM records")}
+    assert owners - {""}
+    assert [signer.of(owner).opened(sealed) for owner in owners] == [None] * len(owners)

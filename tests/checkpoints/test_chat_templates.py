@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.chat_templates import FILES, read_chat_templates
+from mlx_server.checkpoints.checkpoint import FILES, read_chat_templates
 
 TEXTS = st.sampled_from(["", "x", "default", "tool_use", "name", "template"])
 VALUES = st.recursive(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.control_pattern import pattern_of
+from mlx_server.checkpoints.control_tokens import pattern_of
 from mlx_server.errors import ModelUnusable
 from tests.slowness import slowness
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.checkpoints.file_kind import other_kind, other_than_weights
+from mlx_server.checkpoints.files import other_kind, other_than_weights
 
 OTHERS = {
     b"version https://git-lfs.github.com/spec/v1\noid sha256:1": "Git LFS pointer",

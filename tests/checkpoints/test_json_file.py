@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.json_file import read_json, read_optional_json
+from mlx_server.checkpoints.files import read_json, read_optional_json
 from mlx_server.errors import ModelUnusable
 
 VALUE = {"a": "é", "b": [1, None]}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.errors import ModelUnusable
 from mlx_server.worker import weights
 

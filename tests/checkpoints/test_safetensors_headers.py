@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_server.checkpoints.safetensors_headers import (
+from mlx_server.checkpoints.weights_files import (
     SIZES,
     BadHeader,
     Tensor,

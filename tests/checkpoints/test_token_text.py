@@ -3,7 +3,7 @@
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from mlx_server.checkpoints.token_text import bytes_to_unicode, is_control
+from mlx_server.checkpoints.control_tokens import bytes_to_unicode, is_control
 
 
 @pytest.mark.parametrize(

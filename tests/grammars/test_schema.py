@@ -132,7 +132,7 @@ _WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
     ("within_limit", "beyond", "named"),
     [
         ({"const": "x" * 262_000}, {"const": "x" * 262_200}, "bytes"),
-        (_deep(48), _deep(49), "deeper than 48"),
+        (_deep(48), _deep(49), "deeper than 96"),
         ({"examples": [[]] * 19_990}, {"examples": [[]] * 20_000}, "20000 objects"),
         (
             {"properties": {str(n): {} for n in range(500)}},

@@ -17,7 +17,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.checkpoints.folder_check import check_model, stamp_of_model
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable, ServerError
 from mlx_server.lora import catalog as catalogs
 from mlx_server.lora import reader
@@ -290,7 +290,7 @@ def test_templates_render_within_a_lower_limit() -> None:
 def test_answers_are_checked_within_a_lower_limit() -> None:
     kilobytes = limits.SCHEMA_MEMORY // 1024 + 600_000  # its code and its stack
     code = (
-        "from mlx_server.repair.conforming import schema_errors\n"
+        "from mlx_server.repair.answers import schema_errors\n"
         "print(schema_errors(5, {'type': 'string'}))"
     )
     assert "5 is not of type" in limited(f"-v {kilobytes}", code=code).stdout

@@ -34,8 +34,8 @@ from mlx_server.api.responses.web_socket import UnstoredContext
 from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.framing import StrictConnection
 from mlx_server.api.transport.slow_clients import SlowClientGuard
-from mlx_server.checkpoints.safetensors_headers import BadHeader, read_header_of
 from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.checkpoints.weights_files import BadHeader, read_header_of
 from mlx_server.engine.messages import Generate, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
@@ -45,9 +45,8 @@ from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.prompts.text_size import memory_of
-from mlx_server.repair import jsonish
-from mlx_server.repair.json_text import json_text
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair import model_json
+from mlx_server.repair.model_json import Malformed, json_text
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
 from mlx_server.schemas import lenient, patterns
 from mlx_server.schemas.check import check, measure
@@ -128,7 +127,7 @@ def prompt_text(size: int) -> None:
 def nested(depth: int) -> Any:
     found: Any = {}
     for _ in range(depth):
-        found = {"properties": {"a": found}}
+        found = {"items": found}
     return found
 
 
@@ -212,9 +211,9 @@ def coerced_parts(count: int) -> bool:
 
 
 def repaired_json(steps: int) -> None:
-    ends = len(jsonish.ENDS.findall('{"a": 1,}'))
+    ends = len(model_json.ENDS.findall('{"a": 1,}'))
     room = -(-steps // ends) - len('{"a":1,}')
-    jsonish.loads(f'{{"a":{" " * room}1,}}')
+    model_json.loads(f'{{"a":{" " * room}1,}}')
 
 
 def harmony_depth(levels: int) -> bool:

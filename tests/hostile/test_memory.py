@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.engine.messages import LimitMemory
 from mlx_server.pool.footprint import footprint
 from mlx_server.worker.worker import Engine

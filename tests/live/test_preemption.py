@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.memory_estimate import weights_bytes
+from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.generation.generate import generate

@@ -9,13 +9,13 @@ from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
+    CheckFailed,
     RawAnswer,
     Requirements,
     check_answer,
     retry_conversation,
     retry_message,
 )
-from mlx_server.repair.conforming import CheckFailed
 from mlx_server.requests import ChoiceFormat, JsonFormat, NamedTool
 
 ANY = JsonFormat()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server.repair.call_shapes import FoundCall, read_arguments, read_calls
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 
 TOOLS = {"f", "arguments"}
 CALL = FoundCall("f", {"a": 1})

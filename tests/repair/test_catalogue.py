@@ -9,8 +9,13 @@ import yaml
 
 from mlx_server.families import family_named
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.repair.answers import CheckedAnswer, RawAnswer, Requirements, check_answer
-from mlx_server.repair.conforming import schema_errors
+from mlx_server.repair.answers import (
+    CheckedAnswer,
+    RawAnswer,
+    Requirements,
+    check_answer,
+    schema_errors,
+)
 from mlx_server.requests import JsonFormat
 from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 

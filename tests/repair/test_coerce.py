@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.repair.coerce import coerced, read_as, takes_text
-from mlx_server.repair.exact import ExactFloat
+from mlx_server.repair.model_json import ExactFloat
 from tests.slowness import slowness
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.repair.conforming import CheckFailed, schema_errors
+from mlx_server.repair.answers import CheckFailed, schema_errors
 
 PERSON = {
     "type": "object",

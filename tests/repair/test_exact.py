@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mlx_server.repair.exact import ExactFloat, loads_exactly
+from mlx_server.repair.model_json import ExactFloat, loads_exactly
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.json_text import json_text, text_around_json
+from mlx_server.repair.model_json import json_text, text_around_json
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server import limits
-from mlx_server.repair.jsonish import loads
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, loads
 from tests.slowness import slowness
 
 NO_VALUES = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool
 
 
 @pytest.mark.parametrize("name", ["launch", "", "a b", "it's", "\x1b[31m\n"])

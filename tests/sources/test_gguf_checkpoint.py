@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from mlx_server.sources.demo import Wheel, demo_checkpoint
-from mlx_server.sources.gguf_checkpoint import tokenizer
+from mlx_server.sources.demo import Wheel, demo_checkpoint, tokenizer
 from tests.sources.tiny_gguf import CONTROL, MERGES, TOKENS, nothing
 
 pytestmark = pytest.mark.live

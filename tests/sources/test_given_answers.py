@@ -6,7 +6,7 @@ from mlx_server import limits
 from mlx_server.errors import NoRecording
 from mlx_server.messages import Conversation, Message
 from mlx_server.sources.given_answers import GivenAnswers
-from mlx_server.sources.transcript_entry import TranscriptEntry
+from mlx_server.sources.transcript import TranscriptEntry
 
 ASKED = Conversation((Message("user", "Hi"), Message("assistant", "Yes?"), Message("user", "Go")))
 

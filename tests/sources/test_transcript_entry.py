@@ -10,7 +10,7 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.families.plain import PLAIN
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.requests import Prompt
-from mlx_server.sources.transcript_entry import RecordedAnswer, RecordedCall, TranscriptEntry
+from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry
 from tests.families import byte_level
 from tests.sources.recorded_entries import CALL, outputs, read, result, said
 

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import TranscriptBroken
-from mlx_server.sources import transcript_file
-from mlx_server.sources.transcript import read_transcript
-from mlx_server.sources.transcript_entry import TranscriptEntry
-from mlx_server.sources.transcript_file import read_file
+from mlx_server.sources import transcript
+from mlx_server.sources.transcript import TranscriptEntry, read_file, read_transcript
 from tests.sources.recorded_entries import VOCABULARY, outputs, read, said, written
 
 
@@ -122,7 +120,7 @@ def test_every_mistake_is_reported_with_its_line(tmp_path: Path) -> None:
     (problem,) = read_file(written(tmp_path, text, ".json")).problems
     assert problem.startswith("said.json:5: entry 3: it needs one of")
     many = [{"outptu": "a"}] * 30
-    assert len(read_file(written(tmp_path, many)).problems) == transcript_file.SHOWN + 1
+    assert len(read_file(written(tmp_path, many)).problems) == transcript.SHOWN + 1
 
 
 @pytest.mark.parametrize("field", ["output", "generation_prompt"])
@@ -183,13 +181,13 @@ def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
 
 
 def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert transcript_file.MAX_BYTES == 64 << 20
+    assert transcript.MAX_BYTES == 64 << 20
     path = tmp_path / "said.jsonl"
     with path.open("wb") as file:
-        file.truncate(transcript_file.MAX_BYTES + 1)
+        file.truncate(transcript.MAX_BYTES + 1)
     with pytest.raises(TranscriptBroken, match="larger than 64 MiB"):
         read_transcript(path, VOCABULARY)
     entry = json.dumps({"output": "a"})
-    monkeypatch.setattr(transcript_file, "MAX_BYTES", len(entry))
+    monkeypatch.setattr(transcript, "MAX_BYTES", len(entry))
     assert outputs(read(tmp_path, entry, ".jsonl"), "x") == ["a"]
     assert "larger" in refused(tmp_path, entry + " ", ".jsonl")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server.events import ToolCallDelta, ToolCallFinished
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from tests.tool_parsers.heard import Heard
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.events import Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.formats import GEMMA4
 from tests.tool_parsers.heard import TOOLS, Heard

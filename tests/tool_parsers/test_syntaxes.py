@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.formats import LFM2

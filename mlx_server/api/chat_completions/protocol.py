@@ -10,6 +10,7 @@ from mlx_server.api.content import Content, unused_thoughts
 from mlx_server.api.continuation import ContinuationBody
 from mlx_server.api.fields import (
     USUAL_VERBOSITY,
+    WHOLE,
     Arguments,
     Effort,
     GenerationBody,
@@ -231,7 +232,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None

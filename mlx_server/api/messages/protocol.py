@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.fields import Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
+from mlx_server.api.fields import WHOLE, Items, SamplingBody, StopStrings, ThinkingTokens, WireModel
 from mlx_server.api.messages.blocks import AnthropicEffort, AnthropicMessageParam, Texts
 from mlx_server.api.messages.errors import NO_THREADS
 from mlx_server.api.messages.tool_params import Name, ToolParam
@@ -87,7 +87,7 @@ class PromptBody(SamplingBody):
 
 class MessagesBody(PromptBody):
     compaction: CompactionConfig | None = None
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[int, Field(ge=0), WHOLE]
     """0 computes the prompt for the prompt cache and answers nothing."""
     stream: bool | None = None
 

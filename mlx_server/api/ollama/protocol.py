@@ -9,7 +9,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.content import Content
 from mlx_server.api.embeddings import Dimensions
-from mlx_server.api.fields import Arguments, Items, SamplingBody, Text, WireModel
+from mlx_server.api.fields import WHOLE, Arguments, Items, SamplingBody, Text, WireModel
 from mlx_server.api.ollama.keep_alive import KeepAlive, seconds_of
 from mlx_server.api.roles import ROLES, RoleName, role_of
 from mlx_server.errors import BadRequest
@@ -24,7 +24,7 @@ Images = Items[str]
 class Options(SamplingBody):
     """Ollama's names of the sampling parameters, besides those of the other endpoints."""
 
-    num_predict: Annotated[int, Field(ge=-2, lt=2**53)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, lt=2**53), WHOLE] | None = None
     """A value that is not positive stands for as many tokens as fit the context."""
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
 
@@ -64,7 +64,7 @@ class AnswerBody(WireModel):
     keep_alive: KeepAlive | None = None
     think: Think | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
 
     @property
     def streams(self) -> bool:

@@ -7,7 +7,7 @@ from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, Events, OutputItem
 from mlx_server.api.responses.tools import HostedTools
 from mlx_server.events import BuiltInCall
-from mlx_server.repair.json_text import parsed
+from mlx_server.repair.model_json import parsed
 
 NO_CONTAINER = "auto"
 """OpenAI's value for a container that does not exist yet; `container_id` is required."""

@@ -9,6 +9,7 @@ from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.fields import (
     USUAL_VERBOSITY,
+    WHOLE,
     Effort,
     Items,
     ResponseTokens,
@@ -98,9 +99,9 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     tools: Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = None
 
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = None
     max_response_tokens: ResponseTokens | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
@@ -108,7 +109,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     truncation: Literal["auto", "disabled"] | None = None
 
     include: Items[Include] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,7 +9,7 @@ from openai_harmony import Message as HarmonyMessage
 
 from mlx_server.events import BuiltInCall, Event
 from mlx_server.parsers.harmony.header import HarmonyHeader
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Into, Source, Steps

@@ -47,8 +47,7 @@ from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.whitespace import PieceSeparator
 from mlx_server.repair.call_shapes import FoundCall
-from mlx_server.repair.json_text import json_text, parsed, text_around_json
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed, json_text, parsed, text_around_json
 from mlx_server.schemas.members import lists_properties
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps

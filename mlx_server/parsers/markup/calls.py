@@ -11,8 +11,7 @@ from mlx_server.parsers.markup.layout import MarkupLayout
 from mlx_server.parsers.markup.mentions import Mentions
 from mlx_server.parsers.markup.output import MarkupOutput
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.json_text import json_range
-from mlx_server.repair.malformed import Malformed, UnknownTool
+from mlx_server.repair.model_json import Malformed, UnknownTool, json_range
 from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.mixed_blocks import mixed_block

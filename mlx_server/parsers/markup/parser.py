@@ -22,7 +22,7 @@ from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.reasoning_tags import THINK, is_tag
 from mlx_server.parsers.whitespace import WhitespaceTrimmer
-from mlx_server.repair.malformed import Malformed
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]

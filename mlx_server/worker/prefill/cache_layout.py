@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.checkpoints.safetensors_headers import SIZES
+from mlx_server.checkpoints.weights_files import SIZES
 from mlx_server.prompt_files.contents import DamagedFile, TensorShape
 from mlx_server.worker.mlx_lm_internals import (
     ArraysCache,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_server.checkpoints.safetensors_headers import SIZES
+from mlx_server.checkpoints.weights_files import SIZES
 from mlx_server.prompt_files.contents import (
     HEADER_BYTES,
     WIDTHS,

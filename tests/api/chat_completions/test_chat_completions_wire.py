@@ -194,9 +194,10 @@ def test_required_fields(client: TestClient, name: str, value: Any) -> None:
 def test_numbers_within_and_without_their_limits(client: TestClient, name: str) -> None:
     asked = {"logprobs": True} if name == "top_logprobs" else {}
     inside, outside = NUMBERS[name]
-    for value in inside:
+    with_point = [float(inside[0])] if name in WHOLE else []
+    for value in [*inside, *with_point]:
         ok(post(client, **asked, **{name: value}))
-    fractions = [0.5, 1.0] if name in WHOLE else []
+    fractions = [0.5, 1.5] if name in WHOLE else []
     for wrong in [*outside, *fractions, *NO_NUMBERS]:
         assert refused(client, **asked, **{name: wrong})["param"] == name, wrong
 

@@ -1,12 +1,16 @@
-"""What a file is that has the name of a model's file: a failed download leaves others in its place.
+"""Reads a checkpoint's small files, and says what a file is that only has the name of one: a failed
+download leaves others in its place.
 
 The sentences continue one that begins with the file's name, and lack the full stop.
 """
 
+import json
+import logging
 import re
 from pathlib import Path
+from typing import Any
 
-from mlx_server.errors import ModelUnusable
+from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.system.regular_files import read_regular
 
 BYTES = 128
@@ -65,3 +69,46 @@ def read_own(path: Path) -> bytes:
     if what := other_kind(content[: BYTES + len(BOM)]):
         raise ModelUnusable(f"{path.name} {what}.")
     return content
+
+
+log = logging.getLogger("mlx_server.families")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, with or without a byte order mark. Raises ModelUnusable."""
+    try:
+        found = json.loads(read_own(existing(path)), object_pairs_hook=_made)
+    except OSError as error:
+        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelUnusable(f"{path.name} is not valid JSON: {error}. {AGAIN}.") from None
+    if not isinstance(found, dict):
+        raise ModelUnusable(f"{path.name} must contain a JSON object. {AGAIN}.")
+    return found
+
+
+def _made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object as `json` does, but in Python, where other threads get their turn."""
+    return dict(pairs)
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Like `read_json`; empty if there is no such file, or with a warning if it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        return read_json(path)
+    except ModelUnusable as error:
+        folder = path.parent.name
+        log.warning("%s The model in %r is used without this file.", error.message, folder)
+        return {}
+
+
+def existing(path: Path) -> Path:
+    """The path of a file. Raises ModelUnusable if there is none."""
+    if not path.is_file():
+        raise ModelUnusable(
+            f"{path.name} is missing from the model's folder {path.parent.name!r}. "
+            "Download the model again, or convert it with `mlx_lm.convert`."
+        )
+    return path

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints import control_token_escape
-from mlx_server.checkpoints.control_token_escape import WINDOW, ControlTokenEscape
+from mlx_server.checkpoints import control_tokens
+from mlx_server.checkpoints.control_tokens import WINDOW, ControlTokenEscape
 
 MARK = "\0"
 TOKENS = ("<|end|>", "</s>", "[INST]", "system", "sys-", "tool_")
@@ -63,7 +63,7 @@ def test_the_windows_of_a_long_text_do_not_show(text: str) -> None:
     assert not any(token in whole for token in TOKENS)
     with pytest.MonkeyPatch.context() as patch:
         for window in (1, 2, 7):
-            patch.setattr(control_token_escape, "WINDOW", window)
+            patch.setattr(control_tokens, "WINDOW", window)
             assert ControlTokenEscape(TOKENS)(text, MARK) == whole
 
 

@@ -1,15 +1,72 @@
-"""Reads JSON with mistakes: wrong commas, other quotes, comments, Python's words."""
+"""The JSON that a model wrote: with mistakes, with text around it, and read without losing anything
+silently.
+"""
 
 import json
 import re
-from collections.abc import Iterator, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Set
+from typing import Any, Self
 
 import json_repair
 
 from mlx_server import limits
-from mlx_server.repair.exact import ExactFloat, loads_exactly
-from mlx_server.repair.malformed import Malformed
+from mlx_server.events import RepairKind
+from mlx_server.json_bounds import check_bounds
+
+
+class Malformed(Exception):
+    """The text looked like markup but is not, or is broken beyond repair; it stays text."""
+
+
+class UnknownTool(Malformed):
+    """A call of a tool that the request does not offer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no tool {name!r}")
+        self.name = name
+
+
+MOST_VALUES = limits.JSON_NODES
+
+
+class ExactFloat(float):
+    """A float that keeps its text, which may carry more: 3.10 can also be a version."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
+def loads_exactly(text: str, constant: Callable[[str], Any] | None = None) -> Any:
+    """As `json.loads`, but a duplicate key is a ValueError because its value is ambiguous.
+
+    constant: converts NaN and the infinities.
+    """
+    return json.loads(
+        bounded(text),
+        parse_float=ExactFloat,
+        parse_constant=constant,
+        object_pairs_hook=_each_key_once,
+    )
+
+
+def bounded(text: str) -> str:
+    """The text. Raises ValueError if it has more lists and objects than a request may have, since
+    the interpreter would be held while they are parsed."""
+    if len(text) > MOST_VALUES:
+        check_bounds(text.encode("utf-8", "surrogatepass"), MOST_VALUES)
+    return text
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
 
 # A possessive repetition (`*+`) takes no memory for each character of a long string.
 # The alternative for escapes keeps a quote after a backslash from opening a string: with many of
@@ -209,3 +266,57 @@ def _end_of_occurrence(string: str, text: str, at: int) -> bool:
         return True
     is_text = UNQUOTED.fullmatch(string) and string.casefold() not in NO_TEXT
     return not around & QUOTES and bool(is_text)
+
+
+THINK_DELIMITERS = re.compile(r"```\w*|</?think>")
+
+
+def json_text(text: str) -> tuple[str, tuple[RepairKind, ...]] | None:
+    """Returns the JSON and its repairs; None if any of it would have to be guessed.
+
+    A single object or array is found in prose or code fences, if there are no other brackets. A
+    mistake inside is repaired by `jsonish.loads`, so nothing is added, lost or closed.
+    """
+    if _is_json(text):
+        return text, ()
+    begin, end = json_range(text)
+    inside = text[begin:end]
+    around: tuple[RepairKind, ...] = ("fences",) if inside != text.strip() else ()
+    if _is_json(inside):
+        return inside, around
+    try:
+        return json.dumps(loads(inside), ensure_ascii=False, allow_nan=False), (*around, "json")
+    except (Malformed, ValueError):
+        return None
+
+
+def text_around_json(text: str) -> str:
+    """The text that `json_text` leaves out, without code fences and think tags."""
+    begin, end = json_range(text)
+    return THINK_DELIMITERS.sub("", text[:begin] + text[end:]).strip()
+
+
+def json_range(text: str) -> tuple[int, int]:
+    """The range from the first opening to the last closing bracket."""
+    begin = min((at for at in map(text.find, "{[") if at >= 0), default=0)
+    return begin, max(begin, *(text.rfind(bracket) + 1 for bracket in "}]"))
+
+
+def parsed(text: str) -> Any:
+    """Parses JSON. Raises ValueError if it is invalid or an object has a duplicate key."""
+    try:
+        return loads_exactly(text, _refused)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parsed(text[: limits.READ_JSON_CHARACTERS + 1])
+    except ValueError:
+        return False
+    return len(text) <= limits.READ_JSON_CHARACTERS
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
