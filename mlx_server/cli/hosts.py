@@ -25,8 +25,13 @@ from mlx_server.cli.machine_checks import Check, Status
 from mlx_server.config.hostfile import load_hostfile
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import DistributedSettings, model_specs
-from mlx_server.engine.rank_group import FIRST_PORT, RankGroup
-from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
+from mlx_server.engine.worker_arguments import (
+    FIRST_PORT,
+    RankArguments,
+    RankGroup,
+    WorkerArguments,
+    encode_arguments,
+)
 from mlx_server.errors import SettingsError
 from mlx_server.mcp.addresses import is_public
 from mlx_server.pool.memory_budget import size

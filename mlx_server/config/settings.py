@@ -28,7 +28,7 @@ from pydantic_core import CoreConfig, SchemaValidator
 from mlx_server import limits
 from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
 from mlx_server.engine.client import NO_DISK, PromptDisk
-from mlx_server.engine.rank_group import FIRST_PORT, Backend, Mode, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
 from mlx_server.pool.pool_limits import PoolLimits

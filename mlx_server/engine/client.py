@@ -2,32 +2,127 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mlx_server import limits
 from mlx_server.engine import messages
-from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EarlyProcess, EngineProcess
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.liveness import LOOK_SECONDS, Liveness, is_stuck_in_step
+from mlx_server.engine.liveness import (
+    LOOK_SECONDS,
+    EngineActivity,
+    Liveness,
+    is_stuck_in_step,
+    vitals,
+)
 from mlx_server.engine.messages import (
     Command,
     Embed,
     Generate,
     Report,
 )
-from mlx_server.engine.outbox import Outbox
-from mlx_server.engine.process_status import vitals
-from mlx_server.engine.rank_group import RankGroup
-from mlx_server.engine.replies import PendingReplies
 from mlx_server.engine.row_stream import Item, RowStream, error_of
-from mlx_server.engine.worker_arguments import WorkerArguments
-from mlx_server.errors import EngineDied, ServerError
+from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
+from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
+
+
+class Outbox:
+    """The commands that the server sends in one turn of its event loop. They arrive together, so
+    that the engine takes no step between them."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        """write: called with one frame at the end of a turn in which commands were sent."""
+        self._write = write
+        self._encoded: list[msgspec.Raw] = []
+
+    def send(self, command: Command) -> None:
+        payload = messages.encode_command(command)
+        messages.decode_command(payload)  # an unreadable command would end the engine
+        if not self._encoded:
+            asyncio.get_running_loop().call_soon(self._write_all)
+        self._encoded.append(msgspec.Raw(payload))
+
+    def _write_all(self) -> None:
+        encoded, self._encoded = self._encoded, []
+        self._write(messages.frame(messages.encode_commands(encoded)))
+
+
+class PendingReplies:
+    """Futures of replies, by a key: the command's type, and the names of its model and adapter.
+
+    The replies to one key come in the order of its commands. No two commands share a reply: what
+    one of them loaded may be unloaded by the next.
+    """
+
+    def __init__(self) -> None:
+        self._futures: dict[Hashable, deque[asyncio.Future[Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    async def next(self, key: Hashable, send: Callable[[], None]) -> Any:
+        """Sends a command and waits for its reply, which comes even if the caller is cancelled."""
+        send()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # A cancelled caller never reads the exception; reading it here avoids a warning.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._futures.setdefault(key, deque()).append(future)
+        return await asyncio.shield(future)
+
+    def settle(self, report: messages.Report) -> None:
+        """Gives a report to the command that it replies to, if it replies to one."""
+        match report:
+            case messages.ModelLoaded(model):
+                self._succeed((messages.LoadModel, model), report)
+            case messages.ModelLoadFailed(model, message, of_files):
+                error = _unusable(model, message)
+                error.of_files = of_files
+                self._fail((messages.LoadModel, model), error)
+            case messages.ModelUnloaded(model):
+                self._succeed((messages.UnloadModel, model))
+            case messages.CacheMeasured(model, cost):
+                self._succeed((messages.MeasureCache, model), cost)
+            case messages.CacheNotMeasured(model, message):
+                self._fail((messages.MeasureCache, model), _unusable(model, message))
+            case messages.AdapterLoaded(model, adapter):
+                self._succeed((messages.LoadAdapter, model, adapter), report)
+            case messages.AdapterFailed(model, adapter, message):
+                invalid = AdapterInvalid(f"The adapter can't be used: {message}")
+                self._fail((messages.LoadAdapter, model, adapter), invalid)
+            case messages.AdapterUnloaded(model, adapter):
+                self._succeed((messages.UnloadAdapter, model, adapter))
+
+    def _succeed(self, key: Hashable, reply: Any = None) -> None:
+        self._pop(key).set_result(reply)
+
+    def _fail(self, key: Hashable, error: ServerError) -> None:
+        self._pop(key).set_exception(error)
+
+    def fail_all(self, error: ServerError) -> None:
+        for futures in self._futures.values():
+            for future in futures:
+                future.set_exception(error)
+        self._futures.clear()
+
+    def _pop(self, key: Hashable) -> asyncio.Future[Any]:
+        futures = self._futures[key]
+        future = futures.popleft()
+        if not futures:
+            del self._futures[key]
+        return future
+
+
+def _unusable(model: str, message: str) -> ModelUnusable:
+    return ModelUnusable(f"Model {model!r} can't be loaded: {message}")
+
 
 log = logging.getLogger("mlx_server.engine")
 

@@ -7,11 +7,16 @@ and freeing memory use processor time, and reading pages from disk counts as pag
 that does any of these is not still.
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from mlx_server.engine.messages import IMPORTING, Heartbeat
+import psutil
+
+from mlx_server.engine.messages import IDLE, IMPORTING, Heartbeat
 
 LOOK_SECONDS = 0.7
 """Interval of the checks, a little longer than that of heartbeats: a process that sends those is
@@ -125,3 +130,59 @@ class Liveness:
         if looping or self.silent >= max(FIRST_STEP_SECONDS, quiet):
             return "is stuck"
         return None
+
+
+RUNNABLE = frozenset("RD")
+"""Linux's state letters of a runnable thread and of one that waits for the disk."""
+
+
+def vitals(pid: int) -> Vitals | None:
+    """Returns None if there is no such process, or no free descriptor to look at it."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            times = process.cpu_times()
+            pageins = getattr(process.memory_info(), "pageins", 0)  # on a Mac
+        runnable = sys.platform == "linux" and _is_runnable(pid)
+    except (psutil.Error, OSError):
+        return None
+    processor = times.user + times.system
+    return Vitals("stopped" if stopped else "running", processor + pageins, processor, runnable)
+
+
+def _is_runnable(pid: int) -> bool:
+    """Whether any thread is runnable or waits for the disk; psutil knows the first thread only."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # a thread that has ended
+            if stat.read_text().rpartition(")")[2].split()[0] in RUNNABLE:
+                return True
+    return False
+
+
+LONG_SECONDS = 2.0
+
+USUAL = frozenset({IDLE, "generating"})
+
+
+class EngineActivity:
+    def __init__(self) -> None:
+        self.what = "starting"
+        self._since: float | None = None
+        self._reported = False
+
+    def seconds(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
+    def report(self, what: str, now: float) -> str | None:
+        """Returns a line to log when `what` has taken long, or when a long activity has ended."""
+        if self._since is None:
+            self._since = now
+        if what == self.what:
+            if self._reported or what in USUAL or self.seconds(now) < LONG_SECONDS:
+                return None
+            self._reported = True
+            return f"the engine has been {what} for {self.seconds(now):.0f} s"
+        line = f"{self.what} took {self.seconds(now):.1f} s" if self._reported else None
+        self.what, self._since, self._reported = what, now, False
+        return line

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from mlx_server.engine.activity import EngineActivity
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.liveness import EngineActivity
 from mlx_server.engine.messages import Ready
 from mlx_server.errors import EngineDied, ServerError, public_message
 

@@ -1,8 +1,72 @@
-"""The arguments of an engine process, as one JSON argument of its command line."""
+"""The arguments of an engine process, as one JSON argument of its command line.
+
+Several processes, on one machine each, may hold one model together. The engine process is rank 0.
+It starts the others, over ssh where they are on another machine.
+"""
+
+import json
+from typing import Literal
 
 import msgspec
 
-from mlx_server.engine.rank_group import RankGroup
+Mode = Literal["tensor", "pipeline"]
+"""tensor: each rank has a part of every layer. pipeline: each rank has some of the layers."""
+
+Backend = Literal["ring", "jaccl", "jaccl-ring"]
+
+FIRST_PORT = 32323
+"""The first port that ranks listen on, as in `mlx.launch`."""
+
+
+class RankHost(msgspec.Struct, frozen=True):
+    ssh: str
+    ips: tuple[str, ...]
+    """The addresses of this host on which its rank listens."""
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
+    """The RDMA devices that connect this host to each rank, in the order of the ranks. Only JACCL
+    uses them."""
+    is_local: bool = False
+    """Whether this is the server's own machine, which is reached without ssh."""
+
+
+class RankGroup(msgspec.Struct, frozen=True):
+    mode: Mode
+    hosts: tuple[RankHost, ...]
+    port: int = FIRST_PORT
+    """The first of the ports to listen on: each address of each rank gets the next one."""
+    backend: Backend = "ring"
+    python: str = ""
+    """The interpreter of the other machines; empty: the same path as here."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables that all ranks get."""
+    memory: int | None = None
+    """Bytes of each machine's memory that the model may take; None: see `group_budget`."""
+
+    @property
+    def ports(self) -> int:
+        """The number of ports that a rank listens on."""
+        return sum(len(host.ips) for host in self.hosts)
+
+    def backend_files(self) -> dict[str, str]:
+        """Returns the text of each file that the backend reads, by the environment variable for its
+        path."""
+        if self.backend == "ring":
+            return {"MLX_HOSTFILE": json.dumps(self.addresses())}
+        return {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in self.hosts])}
+
+    def backend_variables(self) -> dict[str, str]:
+        if self.backend == "ring":
+            return {}
+        coordinator = {"MLX_JACCL_COORDINATOR": f"{self.hosts[0].ips[0]}:{self.port}"}
+        return coordinator | ({"MLX_JACCL_RING": "1"} if self.backend == "jaccl-ring" else {})
+
+    def addresses(self) -> list[list[str]]:
+        """Returns the addresses on which each rank listens, as `address:port`."""
+        port, found = self.port, []
+        for host in self.hosts:
+            found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])
+            port += len(host.ips)
+        return found
 
 
 class WorkerArguments(msgspec.Struct, frozen=True):

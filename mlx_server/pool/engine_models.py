@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from mlx_server.engine.client import NO_DISK, EngineClient
 from mlx_server.engine.messages import StepOutput
-from mlx_server.engine.rank_group import RankGroup
 from mlx_server.engine.supervisor import Supervisor
+from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from mlx_server.pool.actions import ModelFacts
 from mlx_server.pool.background import cancelled

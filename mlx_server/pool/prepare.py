@@ -14,7 +14,7 @@ from mlx_server.checkpoints.encoders import is_encoder, ranks
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.weights_files import weights_bytes, weights_on_disk
 from mlx_server.engine.kv_cost import NOTHING, KvCost
-from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import (
     AdapterInvalid,
     ModelReplaced,

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 
-from mlx_server.engine.rank_group import Mode
+from mlx_server.engine.worker_arguments import Mode
 from mlx_server.errors import public_message
 from mlx_server.worker.quantized_kv import make_caches
 from mlx_server.worker.step_bytes import OneGroup, StepBytes

@@ -24,7 +24,7 @@ from mlx_server.cli.hosts import (
     unreached,
 )
 from mlx_server.cli.machine_checks import Check
-from mlx_server.engine.rank_group import FIRST_PORT, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import FIRST_PORT, RankGroup, RankHost
 from tests.live.ranks import free_ports
 
 ROOT = Path(__file__).parents[2]

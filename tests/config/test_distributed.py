@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import model_specs
-from mlx_server.engine.rank_group import FIRST_PORT
+from mlx_server.engine.worker_arguments import FIRST_PORT
 from mlx_server.errors import SettingsError
 
 HOSTS = [{"ssh": "one.local", "ips": ["10.0.0.1"]}, {"ssh": "two.local", "ips": ["10.0.0.2"]}]

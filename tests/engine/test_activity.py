@@ -1,6 +1,6 @@
 """Work that takes long is reported once, and its end."""
 
-from mlx_server.engine.activity import LONG_SECONDS, EngineActivity
+from mlx_server.engine.liveness import LONG_SECONDS, EngineActivity
 
 
 def test_what_takes_long_is_told_once_and_when_it_is_over() -> None:

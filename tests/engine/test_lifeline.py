@@ -11,8 +11,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from mlx_server.engine import lifeline
-from mlx_server.engine.lifeline import Lifeline
+from mlx_server.engine import engine_process
+from mlx_server.engine.engine_process import Lifeline
 from tests.live.server import eventually
 
 SLEEPS = """
@@ -82,7 +82,7 @@ def test_it_ends_without_a_kill_when_it_is_released(group: subprocess.Popen[byte
 def test_a_shell_that_was_killed_or_stopped_is_released_too(
     group: subprocess.Popen[bytes], blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "RELEASE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_process, "RELEASE_SECONDS", 0.05)
 
     async def release() -> None:
         line = await Lifeline.start(group.pid)

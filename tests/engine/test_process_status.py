@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mlx_server.engine.liveness import Vitals
-from mlx_server.engine.process_status import vitals
+from mlx_server.engine.liveness import Vitals, vitals
 from tests.live.server import eventually
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from mlx_server.engine.rank_group import RankGroup, RankHost
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 
 HOSTS = (
     RankHost("one.local", ("10.0.0.1", "10.0.1.1"), (None, "rdma_en2")),

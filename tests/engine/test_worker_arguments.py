@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mlx_server.engine.rank_group import RankGroup, RankHost
 from mlx_server.engine.worker_arguments import (
     RankArguments,
+    RankGroup,
+    RankHost,
     WorkerArguments,
     decode_rank_arguments,
     decode_worker_arguments,

@@ -4,7 +4,7 @@ import random
 import socket
 from contextlib import ExitStack
 
-from mlx_server.engine.rank_group import Mode, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import Mode, RankGroup, RankHost
 
 LOOPBACK = RankHost("127.0.0.1", ("127.0.0.1",), is_local=True)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlx_server.engine.rank_group import Mode, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import Mode, RankGroup, RankHost
 from mlx_server.errors import EngineDied
 from tests.live.ranks import free_ports
 from tests.live.test_ranks import asynchronous, running, the_others, up_to

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Embed, Embedded, Generate, PromptLogprobs, Token
-from mlx_server.engine.rank_group import Mode, RankGroup
 from mlx_server.engine.row_stream import RowStream
+from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams
 from tests.live.ranks import loopback_group

@@ -20,7 +20,7 @@ PROGRAM = """
 import json, sys
 import mlx.core as mx, mlx.nn as nn, msgspec
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.worker.ranks.join import joined
 
 rank = int(sys.argv[1])

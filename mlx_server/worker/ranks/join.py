@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
-from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.worker.share import Share
 
 

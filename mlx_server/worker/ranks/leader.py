@@ -15,9 +15,10 @@ import msgspec
 
 from mlx_server.engine import messages
 from mlx_server.engine.messages import Report
-from mlx_server.engine.rank_group import RankGroup, RankHost
 from mlx_server.engine.worker_arguments import (
     RankArguments,
+    RankGroup,
+    RankHost,
     WorkerArguments,
     encode_arguments,
 )

@@ -5,8 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import Embed, Generate, LoadModel, Thinking
-from mlx_server.engine.messages.commands import Command, padded_tokens
+from mlx_server.engine.messages import Command, Embed, Generate, LoadModel, Thinking, padded_tokens
 from mlx_server.requests import SamplingParams
 
 

@@ -6,15 +6,14 @@ import msgspec
 import pytest
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import reports
-from mlx_server.engine.messages.reports import Admitted, Heartbeat, Report, RowFailed, Token
+from mlx_server.engine.messages import Admitted, Command, Heartbeat, Report, RowFailed, Token
 from tests.structs import broken, filled, tagged
 
 REPORTS = get_args(Report)
 
 
 def test_every_report_can_be_decoded_and_has_a_tag_of_its_own() -> None:
-    assert tagged(reports) == set(REPORTS)
+    assert tagged(messages) == {*REPORTS, *get_args(Command)}
     assert len({each.__struct_config__.tag for each in REPORTS}) == len(REPORTS)
 
 
@@ -53,4 +52,4 @@ def test_what_is_no_report_is_refused(sent: object) -> None:
 
 def test_a_token_without_an_end_or_logprobs_is_sent_in_a_few_bytes() -> None:
     assert len(messages.encode_reports(Token(1, 2))) <= 6
-    assert Heartbeat(0.0, 0.0).doing == reports.IDLE
+    assert Heartbeat(0.0, 0.0).doing == messages.IDLE

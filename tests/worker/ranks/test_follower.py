@@ -6,8 +6,13 @@ import sys
 import pytest
 
 from mlx_server.engine import messages
-from mlx_server.engine.rank_group import RankGroup, RankHost
-from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
+from mlx_server.engine.worker_arguments import (
+    RankArguments,
+    RankGroup,
+    RankHost,
+    WorkerArguments,
+    encode_arguments,
+)
 from mlx_server.worker.ranks.reports import (
     REPORT_BYTES,
     RankFailed,

@@ -15,7 +15,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import msgspec
-from mlx_server.engine.rank_group import RankGroup
+from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.worker.ranks.join import joined
 
 try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.rank_group import RankGroup, RankHost
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.worker.ranks.leader import MODULE, _command
 
 HERE, THERE = RankHost("localhost", ("127.0.0.1",), is_local=True), RankHost("mac2", ("10.0.0.2",))
@@ -44,7 +44,7 @@ def test_the_owner_names_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LEADER = """
 import sys, time
-from mlx_server.engine.rank_group import RankGroup, RankHost
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.worker.ranks.leader import Leader
 
