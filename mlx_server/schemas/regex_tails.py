@@ -56,7 +56,7 @@ class RegexTails(NamedTuple):
 
 
 class NoShortestText(ValueError):
-    """An expression or a grammar uses a construct that is not read here."""
+    """An expression uses a construct that is not read here."""
 
 
 @lru_cache(256)
@@ -83,7 +83,7 @@ def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
         if piece["close"]:
             break
         if piece["other"] == "|":
-            options.append(joined(sequence))
+            options.append(_joined(sequence))
             sequence = []
         elif piece["open"]:
             if piece["open"].startswith(("(?=", "(?!", "(?<=", "(?<!")):
@@ -92,10 +92,10 @@ def _alternatives(pieces: Iterator[re.Match[str]]) -> RegexTails:
         elif piece["many"] or piece["times"]:
             if sequence:
                 least = int(piece["least"] or 0) if piece["times"] else int(piece["many"] == "+")
-                sequence.append(repeated(sequence.pop(), least))
+                sequence.append(_repeated(sequence.pop(), least))
         else:
             sequence.append(_single(piece))
-    return any_of([*options, joined(sequence)])
+    return _any_of([*options, _joined(sequence)])
 
 
 def _single(piece: re.Match[str]) -> RegexTails:
@@ -128,34 +128,32 @@ def _escaped(item: re.Match[str]) -> str:
     return "-".join(f"\\{end}" if end in _OPERATORS else end for end in item.groups() if end)
 
 
-def repeated(one: RegexTails, least: int, most: int = MOST_TAILS) -> RegexTails:
+def _repeated(one: RegexTails, least: int) -> RegexTails:
     if len(one.shortest) * least > MOST_CHARACTERS:
         raise NoShortestText
-    times = min(max(least, 1), MOST_REPEATS, 1 + 10 * most // len(one.tails))
+    times = min(max(least, 1), MOST_REPEATS, 1 + 10 * MOST_TAILS // len(one.tails))
     after = [one.shortest * n for n in range(times)]
-    tails = _some((tail + rest for rest in after for tail in one.tails), most)
+    tails = _some(tail + rest for rest in after for tail in one.tails)
     whole = one.shortest * least
     return RegexTails(whole, tails | {whole})
 
 
-def joined(
-    sequence: list[RegexTails], most: int = MOST_TAILS, longest: int = MOST_CHARACTERS
-) -> RegexTails:
+def _joined(sequence: list[RegexTails]) -> RegexTails:
     rest, tails = "", frozenset(("",))
     for one in reversed(sequence):
-        if len(tails) < most:
+        if len(tails) < MOST_TAILS:
             tails |= {tail + rest for tail in one.tails}
         rest = one.shortest + rest
-        if len(rest) > longest:
+        if len(rest) > MOST_CHARACTERS:
             raise NoShortestText
-    return RegexTails(rest, _some(tails, most))
+    return RegexTails(rest, _some(tails))
 
 
-def any_of(options: list[RegexTails], most: int = MOST_TAILS) -> RegexTails:
+def _any_of(options: list[RegexTails]) -> RegexTails:
     tails = (tail for option in options for tail in option.tails)
     shortest = min((option.shortest for option in options), key=len)
-    return RegexTails(shortest, _some(tails, most) | {option.shortest for option in options})
+    return RegexTails(shortest, _some(tails) | {option.shortest for option in options})
 
 
-def _some(tails: Iterable[str], most: int = MOST_TAILS) -> frozenset[str]:
-    return frozenset(sorted(set(tails), key=lambda tail: (len(tail), tail))[:most])
+def _some(tails: Iterable[str]) -> frozenset[str]:
+    return frozenset(sorted(set(tails), key=lambda tail: (len(tail), tail))[:MOST_TAILS])

@@ -33,6 +33,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 from tests.contract.corpus_walks import cut_walks
 
 SECONDS = 60.0
@@ -86,17 +87,17 @@ def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
 def ours(vocabulary: Vocabulary) -> Reader:
     def read(schema: Any) -> Step:
         grammar = grammar_of(schema, vocabulary)
-        matcher = grammar.matcher.deep_copy()
-        completion = GrammarCompletion(vocabulary.token_classes, grammar.completion, grammar.search)
+        matcher = YieldingMatcher(grammar.matcher.deep_copy())
+        completion = GrammarCompletion(vocabulary.token_classes, grammar.completion)
 
         def step(token: int | None, left: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
             if token is not None:
                 matcher.consume_token(token)
                 completion.advance(token)
             mask = np.zeros_like(vocabulary.ends)
-            grammar_compiler.fill_bitmask(mask, matcher, vocabulary)
+            grammar_compiler.fill_bitmask(mask, matcher.own, vocabulary)
             if not matcher.is_stopped():
-                completion.allow(mask.view(np.int32), left)
+                completion.allow(mask.view(np.int32), left, matcher)
             return mask
 
         return step

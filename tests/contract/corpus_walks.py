@@ -1,4 +1,4 @@
-"""Random walks through a grammar under a small token limit: an answer is never cut.
+"""Random walks through a grammar under a small token limit, under which few answers are cut.
 
 The limit is what the shortest known answer takes and a quarter more, or 8 tokens.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompiledGrammar, fill_bitmask
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 
 TASTES: dict[str, Callable[[bytes], float]] = {
     "anything": lambda text: 0.0,
@@ -40,14 +41,15 @@ def _ends(
     dice: np.random.Generator,
 ) -> bool:
     row = grammar.copy()
+    own = YieldingMatcher(row.matcher)
     classes, text = vocabulary.token_classes, vocabulary.text
-    completion = GrammarCompletion(classes, row.completion, row.search)
+    completion = GrammarCompletion(classes, row.completion)
     mask = np.zeros_like(vocabulary.ends)
     for left in range(limit, 0, -1):
         fill_bitmask(mask, row.matcher, vocabulary)
         if row.matcher.is_stopped():
             return True
-        completion.allow(mask.view(np.int32), left)
+        completion.allow(mask.view(np.int32), left, own)
         ids = classes.allowed(mask.view(np.int32))
         if not len(ids):  # only a stop token
             return True

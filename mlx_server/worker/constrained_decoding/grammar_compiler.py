@@ -1,32 +1,29 @@
 """Compiles grammars with llguidance, a few at a time, outside the thread that owns MLX."""
 
+import json
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
 from mlx_server.schemas.compiler import LIMITS, in_a_line
-from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
 from mlx_server.worker.constrained_decoding.grammar_completion import (
-    SEARCHED_AHEAD,
     CompletionHints,
-    known_hints,
-    searched_hints,
+    completion_hints,
 )
-from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher, in_thread
+from mlx_server.worker.constrained_decoding.mask_threads import in_thread
 from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
-
-SEARCHED_SOON = 8
-"""A row whose first search is due within so many tokens waits until the search's matcher is
-built."""
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 
 IsDone = Callable[[Future[Any]], bool]
 
@@ -52,8 +49,11 @@ class GrammarFailed(ValueError):
 
 class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
+    lexer: LLMatcher
+    """The matcher with which all rows of the grammar share their lexer."""
     completion: CompletionHints
-    search: LazyMatcher
+    prefix: Sequence[int] = ()
+    """The tokens that the matcher has accepted already."""
 
     def copy(self) -> "CompiledGrammar":
         """Returns a copy for one row."""
@@ -83,13 +83,11 @@ class GrammarCompiler:
         source: str,
         vocabulary: Vocabulary,
         prefix: Sequence[int] = (),
-        room: int = 0,
         client: str = "",
     ) -> CompiledGrammar | None:
         """Returns a copy of the compiled grammar, None while it is being compiled.
 
-        prefix: tokens that it has accepted already. room: the row's token limit; the search's
-        matcher is awaited if the row is near it from the start.
+        prefix: tokens that it has accepted already.
 
         Raises GrammarRefused and CompilerBusy.
         """
@@ -101,7 +99,7 @@ class GrammarCompiler:
                 case GrammarRefused() as refusal:
                     raise GrammarRefused(*refusal.args)
                 case found:
-                    return found.copy() if self._is_searchable(found, room) else None
+                    return found.copy()
         now = self._clock()
         if key not in self._running and not self._awaited(client, now):
             work = partial(_compile, source, vocabulary, prefix)
@@ -138,13 +136,6 @@ class GrammarCompiler:
     def _is_overdue(self, compilation: _Compilation, now: float) -> bool:
         return now - compilation.began >= limits.COMPILE_SECONDS
 
-    def _is_searchable(self, grammar: CompiledGrammar, room: int) -> bool:
-        first = room - grammar.completion.next_search(room)
-        if first > SEARCHED_AHEAD:
-            return True
-        built = grammar.search.begin(self._wake)
-        return first > SEARCHED_SOON or self._is_done(built)
-
     @property
     def pause(self) -> float:
         """Seconds until the next running compilation is slow, or reaches the time limit."""
@@ -180,8 +171,8 @@ def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) ->
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES} rules")
     trie, classes = vocabulary.trie, vocabulary.token_classes
-    reading = in_thread(partial(proposals_of, source, classes), lambda: None)
-    matcher = _matcher(source, trie)  # llguidance releases the GIL meanwhile
+    # llguidance releases the GIL meanwhile
+    matcher = LLMatcher(trie, source, log_level=0, limits=LIMITS)
     if not matcher.is_error() and matcher.validate_tokens(list(prefix)) < len(prefix):
         raise GrammarRefused("the message to be continued is not the beginning of such an answer")
     matcher.consume_tokens(list(prefix))
@@ -190,18 +181,24 @@ def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) ->
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    search = LazyMatcher(partial(_matcher, source, trie, prefix))
-    proposals = reading.result()
-    hints = known_hints(classes, matcher.deep_copy(), proposals)
-    if hints.tokens is None:
-        hints = searched_hints(classes, search.copy(), proposals)
-    return CompiledGrammar(matcher, hints, search)
+    schemas, is_framed = _schemas(source)
+    own = YieldingMatcher(matcher.deep_copy())
+    hints = completion_hints(schemas, classes, own, is_framed=is_framed, begun=prefix)
+    return CompiledGrammar(matcher, matcher, hints, prefix)
 
 
-def _matcher(source: str, trie: LLTokenizer, prefix: Sequence[int] = ()) -> LLMatcher:
-    matcher = LLMatcher(trie, source, log_level=0, limits=LIMITS)
-    matcher.consume_tokens(list(prefix))
-    return matcher
+_JSON = re.compile(r"%json\s*")
+
+
+def _schemas(source: str) -> tuple[list[Any], bool]:
+    """Returns the schemas in a grammar, and whether it has more than one of them."""
+    schemas, at = list[Any](), 0
+    for found in _JSON.finditer(source):
+        if found.start() >= at:
+            with suppress(ValueError, RecursionError):
+                schema, at = json.JSONDecoder().raw_decode(source, found.end())
+                schemas.append(schema)
+    return schemas, not re.fullmatch(r"%llg.*\nstart: (r0\nr0: )?%json .*\s*", source)
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

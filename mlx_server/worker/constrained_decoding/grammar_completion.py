@@ -1,409 +1,408 @@
-"""Completes a row's grammar before the row reaches its token limit.
+"""Completes a row's JSON before the row reaches its token limit.
 
-From any state of a matcher an ending can be found: tokens that lead to where the grammar may stop
-(see ending_search.py). While far more tokens are left than the ending needs, nothing is restricted.
-Later a token is allowed only if the ending that it would require still fits. So text and numbers
-continue while there is room, new members and items begin only where they can be finished, and in
-the end only the ending itself is allowed.
+The schemas of a grammar say which texts would end the JSON where a row stands (see
+schemas/json_reader.py); the shortest one that the matcher accepts is the row's ending. While far
+more tokens are left than the ending needs, nothing is restricted. Later a token is allowed only if
+the ending that it would require still fits. So strings and numbers continue while there is room,
+new members and items begin only where they can be finished, and in the end only the ending itself
+is allowed. Text outside of JSON, and what other grammars allow, is not restricted: it may be cut.
 
-Parsing theory calls such an ending a completion of a viable prefix; here the shortest known one is
-kept for each row. An example, with tokens of one byte and a required `name` and `age`: after
-`{"name":"An` the ending is `","age":0}`, which is 10 tokens and the stop token.
+An example, with tokens of one byte and a required `name` and `age`: after `{"name":"An` the ending
+is `","age":0}`, which is 10 tokens and the stop token.
 
     tokens left   allowed next
     100           all that the grammar allows: the ending is not even searched
-    12            `n` (11 tokens are left, as the ending needs), not `\\` (an escape takes one more)
+    12            `n` (11 tokens are left, as the ending needs)
     11            `"` only, with which the ending begins
-
-After `"` the ending is the rest of the known one, and is not searched again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher
 
-from mlx_server.worker.constrained_decoding.completion_proposals import CompletionProposals
-from mlx_server.worker.constrained_decoding.ending_search import EndingSearch
-from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
-from mlx_server.worker.constrained_decoding.matcher_probe import CONSUMED, Probe
+from mlx_server.schemas.instances import Instances
+from mlx_server.schemas.json_reader import JsonReader
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
-from mlx_server.worker.constrained_decoding.token_judgement import (
-    Judgement,
-    allows,
-    forbid,
-    keep_only,
-    one_by_one,
-    sample_of,
-)
-
-FEW = 8
-"""The size above which a class of tokens is represented by a sample of three."""
-
-RESERVE = 2
-"""Tokens by which the others of a class may lengthen the ending more than the sample."""
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 
 MARGIN = 8
 """A row is restricted up to this many tokens before what its ending and a token may need."""
-
-FIRST_WORK = 80_000
-"""The work that the search from a grammar's beginning may spend, where the grammar is compiled."""
-
-BEGINNING = 16
-"""The fewest tokens of an ending that are tried after a token that can't lead out of a text: free
-text takes all of them up to where the ending leaves it."""
-
-STEP_WORK = 400
-"""The work that one row may spend between two of its tokens on finding an ending and on judging the
-tokens that may come next: a millisecond or two, of which the matcher takes a third and Python the
-rest."""
-
-GROUPED = 30
-"""The work of dividing a mask's tokens into groups, which takes as long as so many calls."""
-
-TOKEN_WORK = 120
-"""The work that the search after one of the allowed tokens may spend."""
-
-SEARCHED_AHEAD = 32
-"""The number of tokens before its first use at which the search's matcher is built and begins to
-follow the row."""
-
-FOLLOWED = 32
-"""The most tokens by which the search's matcher catches up with the row in one step."""
-
-SHARED = 4
-"""The most endings of other tokens that are tried before a token's own is searched."""
-
+UNKNOWN = 64
+"""The tokens that are left for the ending of a grammar before it is known."""
+STEP_CALLS = 400
+"""The calls of the matcher between two of a row's tokens, each of one or two microseconds."""
+READ_CALLS = 25
+"""What it costs to read a token and to propose endings after it, in such calls."""
+TEXTS = 160
+"""The most texts that are tried as an ending in one place."""
+FEW = 4
+"""Of a larger group of similar tokens three are tried for all."""
+RESERVE = 4
+"""The tokens by which others of a group may need more than those that were tried, and one character
+more of a text that is still too short."""
 LONGEST_ENDING = 256
 """The most tokens of an ending that takes the place of what a row repeats."""
+READ_AHEAD, READ_AT_ONCE = 64, 256
+"""A row's tokens are read so many tokens before the first search, and so many in a step."""
+NARROW = 16
+"""The members of an object from which on each call of the matcher costs more."""
+MOST_SCHEMAS = 1000
+"""The most schemas whose shortest instances are made at compile time."""
 
-NEVER = 1 << 20
-"""The cost of a token after which no ending was found."""
+NEVER = 1 << 60
+
+TAIL = 64
+"""The most characters between the JSON and the end of the answer."""
+TAILS = 8
+"""The most times that these are searched for a grammar."""
+CONTINUATIONS = (b"\x80", b"\xa0", b"\x90")
+"""Bytes that continue a character which a token began; one of them always may."""
 
 
 @dataclass(frozen=True)
 class CompletionHints:
     """The results about a grammar's endings at compile time, shared by all of its rows."""
 
-    proposals: CompletionProposals
+    schemas: tuple[Instances, ...]
+    is_framed: bool
+    """Whether there is text around the JSON."""
+    growth: int
+    """The number of tokens by which a single token may lengthen the shortest ending."""
+    call: int
+    """The cost of a call: with many members in an object the matcher reads hundreds of items."""
     tokens: list[int] | None = None
-    """An ending from the grammar's start; None if none was found."""
+    """An ending from the grammar's start; None if none is known."""
+    tails: list[list[int]] = field(default_factory=lambda: [[]])
+    """What ends the answer after its JSON."""
+
+    def next_search(self, remaining: int, ending: list[int] | None) -> int:
+        """Returns how many tokens are left when an ending has to be known next. ending: the present
+        one, None if it is not known."""
+        need = UNKNOWN + self.growth if ending is None else len(ending)
+        slack, reach = remaining - 1 - need, self.growth + MARGIN
+        if slack <= reach:
+            return remaining
+        return remaining - max(1, (slack - reach) // (1 + self.growth))
+
+
+def completion_hints(
+    schemas: Sequence[Any],
+    classes: TokenClasses,
+    matcher: YieldingMatcher,
+    *,
+    is_framed: bool,
+    begun: Sequence[int] = (),
+) -> CompletionHints:
+    """matcher: in its initial state, where it stays. begun: the tokens that it has accepted
+    already."""
+    instances = tuple(map(Instances, schemas))
+    growth = width = 0
+    for one in instances:
+        for schema in _inside(one.root):
+            with suppress(*UNREADABLE):
+                width = max(width, len(schema.get("properties", ())))
+                if schema is not one.root:  # which no token of the row begins
+                    growth = max(growth, len(classes.cut((one.text([schema]) or "").encode())))
+    call = 1 if width <= NARROW else width // 5
+    hints = CompletionHints(instances, is_framed, growth, call)
+    reader = JsonReader(instances, is_framed=False)
+    with suppress(*UNREADABLE):
+        reader.read(b"".join(map(classes.text_of, begun)))
+    ending = EndingSearch(hints, classes, matcher, 4 * STEP_CALLS * call).ending(reader)
+    return CompletionHints(instances, is_framed, growth, call, ending, hints.tails)
+
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a schema that says something unusual may raise: it has no endings then."""
+
+
+def _inside(root: Any) -> list[dict[str, Any]]:
+    """Returns the objects inside a schema, most of which are schemas."""
+    found, waiting = list[dict[str, Any]](), [root]
+    while waiting and len(found) < MOST_SCHEMAS:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            found.append(value)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return found
+
+
+class EndingSearch:
+    """Searches endings from one state of a matcher, at a cost that is counted in its calls: so an
+    answer does not depend on how busy the machine is."""
+
+    def __init__(
+        self, hints: CompletionHints, classes: TokenClasses, matcher: YieldingMatcher, calls: int
+    ) -> None:
+        self._hints, self._classes, self._matcher = hints, classes, matcher
+        self._left = calls
 
     @property
-    def reach(self) -> int:
-        """A row with this many tokens more than its ending needs is not restricted."""
-        return self.proposals.growth + self.proposals.reserve + MARGIN
+    def is_spent(self) -> bool:
+        return self._left <= 0
 
-    def next_search(self, remaining: int, ending: list[int] | None = None) -> int:
-        """Returns how many tokens are left when an ending has to be known next.
+    def fits(self, tokens: list[int]) -> bool:
+        return self._fitting(tokens) == len(tokens)
 
-        ending: the present one, that of the grammar's start by default.
-        """
-        known = self.tokens if ending is None else ending
-        slack = -1 if known is None else remaining - 1 - len(known)
-        if slack <= self.reach:
-            return remaining
-        return remaining - max(1, (slack - self.reach) // (1 + self.proposals.growth))
+    def _fitting(self, tokens: list[int]) -> int:
+        """Returns how many of the tokens may come next, one after another."""
+        if self.is_spent:
+            return 0
+        count = self._matcher.validate_tokens(tokens)
+        self._left -= self._hints.call * (1 + count // 8)
+        return count
 
+    def ending(self, reader: JsonReader, begun: Sequence[int] = ()) -> list[int] | None:
+        """Returns the shortest ending after the tokens `begun`, which the reader has read."""
+        if not begun and self._matcher.is_accepting():
+            return []
+        stop, is_whole = self._classes.stop, False
+        for tokens in self._proposals(reader, begun):
+            whole = [*begun, *tokens]
+            for tail in self._hints.tails:
+                ending = [*tokens, *tail]
+                count = self._fitting([*begun, *ending, stop])
+                if count == len(begun) + len(ending) + 1:
+                    return ending
+                if count < len(whole):
+                    break
+            else:
+                if not is_whole and reader.after(self._text(tokens)).is_ended:
+                    is_whole = True
+                    if (rest := self._new_tail(whole)) is not None:
+                        return [*tokens, *rest]
+        return None
 
-def searched_hints(
-    classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
-) -> CompletionHints:
-    """Finds an ending from the grammar's beginning, in a thread where no row waits.
+    def _text(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._classes.text_of(token) for token in tokens)
 
-    matcher: in its initial state, where it is left.
-    """
-    probe = Probe(matcher, classes)
-    probe.allow(FIRST_WORK)
-    return CompletionHints(proposals, EndingSearch(classes, proposals).find(probe, [], NEVER))
+    def _proposals(self, reader: JsonReader, begun: Sequence[int]) -> Iterator[list[int]]:
+        texts = set[str]()
+        with suppress(*UNREADABLE):
+            texts.update(reader.endings())
+        self._left -= READ_CALLS + len(texts) // 4
+        first = self._continuations(reader.missing_bytes)
+        begins: dict[str, bool] = {}
+        for text in sorted(texts, key=lambda text: (len(text), text))[:TEXTS]:
+            if text[:1] not in begins:
+                id = self._classes.ids.get(text[:1].encode()) if first == [[]] else None
+                begins[text[:1]] = id is None or self.fits([*begun, id])
+            tokens = self._classes.cut(text.encode()) if begins[text[:1]] else []
+            if tokens or not text:
+                yield from ([*before, *tokens] for before in first)
+            if self.is_spent:
+                return
 
+    def _continuations(self, missing: int) -> list[list[int]]:
+        """Returns tokens that complete a character which lacks so many bytes."""
+        if not missing:
+            return [[]]
+        ids = self._classes.ids
+        rest = [CONTINUATIONS[0]] * (missing - 1)
+        texts = [[byte, *rest] for byte in CONTINUATIONS]
+        return [[ids[byte] for byte in text] for text in texts if all(byte in ids for byte in text)]
 
-def known_hints(
-    classes: TokenClasses, matcher: LLMatcher, proposals: CompletionProposals
-) -> CompletionHints:
-    """Finds out whether a proposal is an ending of the grammar, with few of the lexer's states."""
-    probe = Probe(matcher, classes)
-    probe.allow(STEP_WORK)
-    return CompletionHints(proposals, EndingSearch(classes, proposals).known_end(probe))
+    def _new_tail(self, tokens: list[int]) -> list[int] | None:
+        """Returns what ends the answer after these tokens, and keeps it for other rows."""
+        if len(self._hints.tails) > TAILS:
+            return None
+        tail = self.tail(tokens)
+        self._hints.tails.append(tail or [])
+        return tail
+
+    def tail(self, tokens: list[int]) -> list[int] | None:
+        """Searches what ends the answer after these tokens, where a grammar leaves little choice:
+        brackets, control tokens and quotes come first, and white space last."""
+        matcher, tail = self._matcher.deep_copy(), list[int]()
+        matcher.consume_tokens(tokens)
+        while not (accepts := matcher.is_accepting()) and len(tail) < TAIL:
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = (id for id in self._classes.closing if mask[id >> 3] >> (id & 7) & 1)
+            if matcher.is_error() or (token := next(allowed, None)) is None:
+                return None
+            tail.append(token)
+            matcher.consume_token(token)
+        joined = self._classes.joined(tail)
+        tail = joined if self.fits([*tokens, *joined, self._classes.stop]) else tail
+        return tail if accepts else None
 
 
 class GrammarCompletion:
-    """Restricts one row's tokens so that its grammar can be completed within the token limit."""
+    """Restricts one row's tokens so that its JSON can be completed within the token limit."""
 
-    def __init__(self, classes: TokenClasses, hints: CompletionHints, matcher: LazyMatcher) -> None:
-        """matcher: for the search alone, in the state in which the row's own began."""
-        self._classes = classes
-        self._hints = hints
-        self._search = EndingSearch(classes, hints.proposals)
-        self._proposals = hints.proposals
-        self._matcher = matcher
-        self._follower: Probe | None = None
-        """The search's matcher at the row's position; made when the row comes near its limit."""
-        self._unread: list[int] = []
-        """The tokens that the probe has not followed yet."""
+    def __init__(
+        self, classes: TokenClasses, hints: CompletionHints, begun: Sequence[int] = ()
+    ) -> None:
+        """begun: the tokens that the grammar accepted before the row's own."""
+        self._classes, self._hints = classes, hints
+        self._reader = JsonReader(hints.schemas, is_framed=hints.is_framed)
+        self._unread = list(begun)
+        """The tokens that the reader has not read yet."""
         self._tokens = hints.tokens
         """The latest ending that was found; None if there was none."""
-        self._read = 0
-        """The bytes that the row has added since that ending was found."""
         self._fits = hints.tokens is not None
         """Whether that ending completes the grammar from the present state."""
-        self._next = NEVER * NEVER
+        self._next = NEVER
         """The remaining tokens at which the next search is due."""
-        self._judgement: tuple[bytes, list[int], Judgement] | None = None
-        """The latest judgement, with the mask and the ending that it was made for."""
         self._endings: dict[int, list[int]] = {}
         """The endings that were found after some of the tokens that may come next."""
-        self._found: list[list[int]] = []
-        """Those of them that were searched, without repetitions, the latest first."""
-        self._changing = set[int]()
-        """The tokens that may come next after which the present ending does not fit."""
+        self._probe: YieldingMatcher | None = None
 
     @property
     def ending(self) -> list[int] | None:
         """The ending that `allow` found last; None if there was none."""
-        return self._tokens
+        return self._tokens if self._fits else None
 
     def advance(self, token: int) -> None:
         """Follows the row's latest token."""
         self._unread.append(token)
-        following, *rest = self._tokens or [-1]
-        if self._fits and following == token:
-            self._tokens = rest
-        elif token in self._endings:
-            self._tokens, self._fits, self._read = self._endings[token], True, 0
+        if self._fits and self._tokens and self._tokens[0] == token:
+            self._tokens = self._tokens[1:]
         else:
-            self._fits = False
-            self._read += self._classes.bytes_of(token)
-        self._endings, self._found, self._changing = {}, [], set()
+            self._tokens = self._endings.get(token)
+            self._fits = self._tokens is not None
+        self._endings = {}
 
     def abandon(self) -> None:
         """Ends a search that another thread may be making."""
-        if self._follower is not None:
-            self._follower.matcher.is_abandoned = True
+        if self._probe:
+            self._probe.is_abandoned = True
 
     def extend(self) -> None:
         """Begins with a new token limit."""
-        self._next = NEVER * NEVER
+        self._next = NEVER
 
-    def allow(self, mask: Mask, remaining: int) -> None:
+    def allow(self, mask: Mask, remaining: int, matcher: YieldingMatcher) -> None:
         """Removes the tokens from the matcher's present mask that would leave no room for an
         ending. remaining: the tokens left to the row, including the next one and a stop token."""
+        if not self._hints.schemas:
+            return
+        if self._next == NEVER:
+            self._next = self._hints.next_search(remaining, self.ending)
         if remaining > self._next:
-            if remaining <= self._next + SEARCHED_AHEAD + len(self._unread) // FOLLOWED:
-                self._follow()
+            if remaining <= self._next + READ_AHEAD + len(self._unread) // READ_AT_ONCE:
+                self._read(READ_AT_ONCE)
             return
-        if self._fits and self._tokens is not None:
-            self._next = self._hints.next_search(remaining, self._tokens)
-            if self._next < remaining:
-                return
-        self._find(mask)
-        if self._probe.failed:
+        self._next = self._hints.next_search(remaining, self.ending)
+        if self._next < remaining and self._fits:
             return
-        if not self._fits or self._tokens is None or len(self._tokens) >= remaining:
+        self._read(len(self._unread))
+        if self._hints.is_framed and (not self._reader.is_inside or matcher.is_accepting()):
+            self._tokens, self._fits = None, False
+            self._next = min(self._next, remaining - 1)
+            return
+        search = self._found(matcher)
+        if self._tokens is None or len(self._tokens) >= remaining:
             self._next = remaining - 1 - remaining // 8
             return
         self._next = self._hints.next_search(remaining, self._tokens)
-        if self._next < remaining:
-            return
-        most = remaining - 2 - len(self._tokens)
-        if most < 0 and self._tokens and allows(mask, self._tokens[0]):
-            keep_only(mask, [self._tokens[0], *self._classes.stops])
-            return
-        self._restrict(mask, most, self._judged_for(mask, self._tokens, max(0, remaining - 2)))
+        if self._next >= remaining:
+            self._restrict(mask, self._tokens, remaining - 2 - len(self._tokens), search)
 
-    def end(self, mask: Mask) -> bool:
+    def end(self, mask: Mask, matcher: YieldingMatcher) -> bool:
         """Removes all tokens but the ending's first one from the mask. Returns False if no ending
         is known, or only one that is so long that the grammar demands what the row writes."""
-        self._find(mask)
-        first, *rest = self._tokens or self._classes.stops
-        ends = self._fits and len(rest) < LONGEST_ENDING and allows(mask, first)
-        if ends:
-            keep_only(mask, [first])
-        return ends
-
-    def _find(self, mask: Mask) -> None:
-        """Finds an ending from the present state, unless the latest one fits."""
-        probe = self._probe
-        if probe.failed:
-            return
-        probe.allow(STEP_WORK)
-        probe.see(mask)
-        if not self._fits:
-            found = self._search.find(probe, self._tokens or [], NEVER, self._read)
-            if found is not None:
-                self._tokens, self._fits, self._read = found, True, 0
-
-    def _follow(self) -> None:
-        """Lets the search's matcher catch up with the row, some tokens at each step."""
-        if self._follower is None and self._matcher.begin().done():
-            self._follower = self._new_follower()
-        if self._follower is not None:
-            for token in self._unread[:FOLLOWED]:
-                self._follower.advance(token)
-            del self._unread[:FOLLOWED]
-
-    @property
-    def _probe(self) -> Probe:
-        """The matcher at the row's position; waits for the search's matcher if it is not built
-        yet."""
-        if self._follower is None:
-            self._follower = self._new_follower()
-        for token in self._unread:
-            self._follower.advance(token)
-        self._unread.clear()
-        return self._follower
-
-    def _new_follower(self) -> Probe:
-        return Probe(self._matcher.copy(), self._classes, self._proposals.width)
-
-    def _restrict(self, mask: Mask, most: int, judged: Judgement) -> None:
-        following = next(iter(self._tokens or ()), -1)
-        keeps = following >= 0 and allows(mask, following)
-        if judged.plain is not None and judged.plain > most:
-            np.bitwise_and(mask, ~self._classes.plain[: len(mask)], out=mask)
-        forbid(mask, judged.beyond(most))
-        if keeps:
-            mask.view(np.uint32)[following >> 5] |= np.uint32(1 << (following & 31))
-
-    def _judged_for(self, mask: Mask, ending: list[int], limit: int) -> Judgement:
-        """Returns what is known of the mask's tokens. What can't be judged in one step waits for
-        the next one that has the same mask and ending."""
-        key = mask.tobytes()
-        if not self._judgement or self._judgement[:2] != (key, ending):
-            self._judgement = (key, ending, self._begun(mask, ending))
-        judgement, probe = self._judgement[2], self._probe
-        may_end = judgement.reads_text and not ending  # anywhere in this text
-        while judgement.waiting and probe.left:
-            ids = judgement.waiting.pop(0)
-            probe.spend(1)
-            same = self._is_same(ids, judgement)
-            some = ids[:1] if same else ids if len(ids) <= FEW else ids[sample_of(ids)]
-            if all(self._keeps(id, ending, judgement.reads_plain_text) for id in some.tolist()):
-                reserve = -1 if may_end else judgement.reserve * (len(ids) > FEW and not same)
-                judgement.judged.append((ids, reserve))
-            else:
-                judgement.changing.append(ids)
-        ink = self._classes.ink  # the shortest are the commonest: a quote with a comma, a bracket
-        judgement.changing.sort(key=lambda ids: ink[ids].min())
-        while judgement.changing and probe.left:
-            ids = judgement.changing.pop(0)
-            probe.spend(1)
-            same = self._is_same(ids, judgement)
-            if 1 < len(ids) <= FEW and not same:
-                judgement.changing[:0] = one_by_one(ids)
-                continue
-            found = self._grown(ids, ending, limit, judgement.reserve, same=same)
-            if not probe.left and judgement.judged and any(some[1] >= NEVER for some in found):
-                judgement.changing.insert(0, ids)  # perhaps only the work has run out
-                break
-            for some, growth in found:
-                judgement.judged.append((some, -1 if may_end and growth <= RESERVE else growth))
-            if len(found) > 1:
-                judgement.changing[:0] = one_by_one(np.delete(ids, sample_of(ids)))
-        return judgement
-
-    def _begun(self, mask: Mask, ending: list[int]) -> Judgement:
-        reads_text = self._search.reads_text(self._probe)
-        reads_plain_text = reads_text and self._search.reads_plain_text(self._probe)
-        self._probe.spend(GROUPED)
-        plain, reserve = None, RESERVE
-        if reads_plain_text:
-            plain = 0 if ending else -1
-        elif reads_text and ending and self._proposals.reserve:
-            reserve = max(RESERVE, self._proposals.reserve)
-            plain = None if self._proposals.own else reserve
-        others = mask if plain is None else mask & ~self._classes.plain[: len(mask)]
-        if reads_text:
-            grouping = self._classes.by_exit if reads_plain_text else self._classes.by_marks
-            groups = sorted(grouping.of(others), key=len, reverse=True)
-        else:
-            size = self._classes.size
-            groups = sorted(self._classes.by_kind.of(others), key=lambda ids: size[ids].min())
-        return Judgement(
-            groups, plain, reserve, reads_text=reads_text, reads_plain_text=reads_plain_text
-        )
-
-    def _is_same(self, ids: Ids, judgement: Judgement) -> bool:
-        """Whether these tokens end the text and go on alike: one of them shows what all do."""
-        return judgement.reads_plain_text and int(ids[0]) in self._classes.exits
-
-    def _growth_after_any(self, ids: Ids, ending: list[int], limit: int) -> int:
-        """Returns by how many tokens each of the tokens lengthens the ending, which do the same."""
-        growth = self._growth_after(int(ids[0]), ending, limit)
-        if (found := self._endings.get(int(ids[0]))) is not None:
-            self._endings.update(dict.fromkeys(ids.tolist(), found))
-        return growth
-
-    def _grown(
-        self, ids: Ids, ending: list[int], limit: int, reserve: int, *, same: bool
-    ) -> list[tuple[Ids, int]]:
-        """Returns by how much a token or all of a class lengthen the ending, by a sample of three;
-        that of each of these if they differ, and the class is small enough for its others to be
-        judged one by one. same: whether one token shows what all do."""
-        if same:
-            return [(ids, self._growth_after_any(ids, ending, limit))]
-        some = one_by_one(ids if len(ids) == 1 else ids[sample_of(ids)])
-        growths = [self._growth_after(int(id[0]), ending, limit) for id in some]
-        if len({*growths}) == 1 or len(ids) > 4 * FEW:
-            return [(ids, max(growths) + reserve * (len(ids) > 1))]
-        return [*zip(some, growths, strict=True)]
-
-    def _keeps(self, token: int, ending: list[int], reads_plain_text: bool = False) -> bool:
-        """Whether the ending stays the same after this token. In a plain text, a token without
-        marks opens nothing: if the ending's beginning fits, so does the rest. In another text the
-        token may break a delimiter that has begun, and the text take what should have ended it."""
-        if token in self._changing:
+        self._read(len(self._unread))
+        search = self._found(matcher)
+        if self._tokens is None:
+            self._tokens = search.tail([])
+            self._fits = self._tokens is not None
+        ending = self._tokens
+        if ending is None or len(ending) > LONGEST_ENDING:
             return False
-        if reads_plain_text and not self._classes.opens[token]:
-            fits = self._probe.fits([token, *ending[: self._beginning(ending)]])
-        elif fits := self._probe.fits([token, *ending, self._classes.stop]):
-            self._endings[token] = ending
-        if not fits:
-            self._changing.add(token)
-        return fits
+        only = np.zeros_like(mask)
+        _allow(only, ending[:1] or self._classes.stops)
+        if not (mask & only).any():
+            return False
+        mask &= only
+        return True
 
-    def _beginning(self, ending: list[int]) -> int:
-        opens = self._classes.opens
-        leaves = next((at for at, id in enumerate(ending) if opens[id]), len(ending))
-        return max(BEGINNING, leaves + 2)
+    def _found(self, matcher: YieldingMatcher) -> EndingSearch:
+        """Finds an ending from the present state, unless the latest one fits."""
+        self._probe = matcher.copy()
+        search = EndingSearch(self._hints, self._classes, self._probe, STEP_CALLS)
+        if not self._fits:
+            self._tokens = search.ending(self._reader)
+            self._fits = self._tokens is not None
+        return search
 
-    def _growth_after(self, token: int, ending: list[int], limit: int) -> int:
-        """Returns by how many tokens this one lengthens the ending; -1 for the ending's own."""
-        if ending[:1] == [token]:
-            return -1
-        if self._keeps(token, ending):
-            return 0
-        if rest := self._rest_of_character(token, ending):
-            self._endings[token] = [*rest, *ending]
-            return len(rest)
-        found = self._shared_ending(token) or self._ending_after(token, ending, limit)
+    def _read(self, most: int) -> None:
+        for token in self._unread[:most] if self._hints.schemas else ():
+            if token in self._classes.apart:
+                self._reader.pass_delimiter()
+            else:
+                with suppress(*UNREADABLE):
+                    self._reader.read(self._classes.text_of(token))
+        del self._unread[:most]
+
+    def _restrict(self, mask: Mask, ending: list[int], room: int, search: EndingSearch) -> None:
+        """room: the tokens that may come before or lengthen the ending after the next token."""
+        classes, allowed = self._classes, mask.copy()
+        mask[:] = 0
+        _allow(mask, [*ending[:1], *(() if ending else classes.stops)])
+        if room >= 0:
+            _allow(mask, self._leading_to(ending, room + len(ending)))
+            is_free = self._reader.reads_free_text
+            is_too_short = is_free and not classes.text_of((*ending, 0)[0]).startswith(b'"')
+            if room >= RESERVE * is_too_short:
+                if is_free:
+                    mask |= allowed & classes.plain[: len(mask)]
+                for ids in self._fitting(allowed & ~mask, ending, room, search):
+                    _allow(mask, ids)
+        mask &= allowed
+
+    def _leading_to(self, ending: list[int], most: int) -> Iterator[int]:
+        """Yields the tokens that begin the ending's text, perhaps with more of a string before it,
+        where the rest takes at most so many tokens."""
+        run = [*takewhile(lambda token: token not in self._classes.apart, ending)]
+        text = b"".join(map(self._classes.text_of, run))
+        for size, ids in self._classes.beginnings(text):
+            rest = self._classes.cut(text[size:])
+            if len(rest) + len(ending) - len(run) <= most:
+                yield from ids
+
+    def _fitting(
+        self, mask: Mask, ending: list[int], room: int, search: EndingSearch
+    ) -> Iterator[Ids | list[int]]:
+        """Yields tokens after which an ending fits, as far as the search's calls allow."""
+        stop, ink = self._classes.stop, self._classes.ink
+        groups = sorted(self._classes.by_kind.of(mask), key=lambda ids: ink[ids].min())
+        changing = list[Ids]()
+        for ids in groups:
+            some = ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]
+            if all(search.fits([token, *ending, stop]) for token in some.tolist()):
+                yield ids
+            else:
+                changing.append(ids)
+        for ids in changing:
+            if search.is_spent:
+                return
+            some = ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]
+            growths = [self._growth(token, ending, search) for token in some.tolist()]
+            if len(ids) > FEW and max(growths) + RESERVE <= room:
+                yield ids
+            else:
+                fitting = zip(some.tolist(), growths, strict=True)
+                yield [token for token, growth in fitting if growth <= room]
+
+    def _growth(self, token: int, ending: list[int], search: EndingSearch) -> float:
+        """Returns by how many tokens this one lengthens the ending."""
+        reader, found = self._reader, None
+        with suppress(*UNREADABLE):
+            found = search.ending(reader.after(self._classes.text_of(token)), [token])
         if found is None:
-            return NEVER
+            return float("inf")
         self._endings[token] = found
-        self._found = [found, *(other for other in self._found if other != found)][:SHARED]
         return len(found) - len(ending)
 
-    def _rest_of_character(self, token: int, ending: list[int]) -> list[int]:
-        """Returns the rest of the token's final character or escape, if the ending fits after
-        it."""
-        for rest in self._search.continuations(token):
-            if self._probe.fits([token, *rest, *ending, self._classes.stop]):
-                return rest
-        return []
 
-    def _shared_ending(self, token: int) -> list[int] | None:
-        """Returns an ending that was found after another token and fits after this one, which is as
-        short as its own in 99 of 100 cases."""
-        fits, stop = self._probe.fits, self._classes.stop
-        return next((found for found in self._found if fits([token, *found, stop])), None)
-
-    def _ending_after(self, token: int, ending: list[int], limit: int) -> list[int] | None:
-        left = self._probe.left
-        if not left or not self._probe.take([token]):
-            return None
-        before = self._probe.work
-        self._probe.allow(min(left, TOKEN_WORK))
-        found = self._search.find(self._probe, ending, limit, int(self._classes.ink[token]))
-        self._probe.back(1)
-        self._probe.allow(max(0, left - (self._probe.work - before) - CONSUMED))
-        return found
+def _allow(mask: Mask, tokens: Iterable[int]) -> None:
+    ids = tokens if isinstance(tokens, np.ndarray) else np.array([*tokens], dtype=np.intp)
+    bits = np.uint32(1) << (ids & 31).astype(np.uint32)
+    np.bitwise_or.at(mask.view(np.uint32), ids >> 5, bits)

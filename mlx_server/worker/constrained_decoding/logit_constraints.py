@@ -20,11 +20,11 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     fill_bitmask,
 )
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
-from mlx_server.worker.constrained_decoding.lazy_matcher import in_thread
 from mlx_server.worker.constrained_decoding.mask_threads import (
     MaskHistory,
     MaskThreads,
     SlowMask,
+    in_thread,
 )
 from mlx_server.worker.constrained_decoding.recorded_tokens import (
     LeftGrammar,
@@ -139,7 +139,7 @@ class LogitConstraint:
     @property
     def lexer(self) -> object:
         """What rows of the same grammar share: only one of them can use it at a time."""
-        return self if self._grammar is None else self._grammar.search
+        return self if self._grammar is None else self._grammar.lexer
 
     def fail(self, failure: str) -> None:
         """Ends the row, whose mask another thread may be making."""
@@ -160,7 +160,7 @@ class LogitConstraint:
         cut off."""
         grammar = None if self._recording and self._recording.is_cut else self._grammar
         return grammar and GrammarCompletion(
-            self._vocabulary.token_classes, grammar.completion, grammar.search
+            self._vocabulary.token_classes, grammar.completion, grammar.prefix
         )
 
     def _advance(self, token: int) -> None:
@@ -219,11 +219,11 @@ class LogitConstraint:
         if self._recording:
             self._recording.check(allowed, self._vocabulary.text)
         if self._completion and self._loop and not matcher.is_stopped():
-            if not self._completion.end(allowed.view(np.int32)):
+            if not self._completion.end(allowed.view(np.int32), matcher):
                 self._loop = 0
         elif self._completion and not matcher.is_stopped():
             left = min(self.left, self._budget.answer) if self._budget else self.left
-            self._completion.allow(allowed.view(np.int32), left)
+            self._completion.allow(allowed.view(np.int32), left, matcher)
             if self._recording:
                 self._recording.close(allowed, self._completion.ending, self._stop_tokens)
         common = min(len(allowed), len(bitmask))
@@ -303,9 +303,8 @@ class LogitConstraints:
         vocabulary = known.result()
         later = request.thinking.rest if request.thinking else None
         # both are asked for before either is ready, so that they are compiled at the same time
-        room = 0 if request.thinking else request.max_tokens - request.overflow_tokens
         client = request.client
-        grammar = self._compiled(request.grammar, vocabulary, client, request.grammar_prefix, room)
+        grammar = self._compiled(request.grammar, vocabulary, client, request.grammar_prefix)
         rest = self._compiled(later, vocabulary, client)
         if (request.grammar is not None and not grammar) or (later is not None and not rest):
             return None
@@ -330,11 +329,10 @@ class LogitConstraints:
         vocabulary: Vocabulary,
         client: str,
         prefix: Sequence[int] = (),
-        room: int = 0,
     ) -> CompiledGrammar | None:
         if source is None:
             return None
-        return self._compiler.compiled(source, vocabulary, prefix, room, client)
+        return self._compiler.compiled(source, vocabulary, prefix, client)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):

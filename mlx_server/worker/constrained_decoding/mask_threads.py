@@ -6,19 +6,22 @@ clients have equal parts of it. A row whose mask does not fit sits steps out: it
 thread while the other rows go on, and the row goes on where it was once that is done.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server import limits
+from mlx_server.schemas.compiler import STACK_BYTES
 from mlx_server.system.scheduling import yield_processor
-from mlx_server.worker.constrained_decoding.lazy_matcher import in_thread
+
+T = TypeVar("T")
 
 SHARE = 0.5
 """The part of a step's time that its masks may take, which are made while its logits are
@@ -207,3 +210,22 @@ class MaskThreads:
 def _made(constraint: Constraint, token: int | None, bitmask: NDArray[np.uint32]) -> bool:
     yield_processor()
     return constraint.step(token, bitmask)
+
+
+def in_thread(work: Callable[[], T], wake: Callable[[], None]) -> Future[T]:
+    """Runs `work` in a daemon thread, which does not keep the process from exiting."""
+    future: Future[T] = Future()
+    future.add_done_callback(lambda _: wake())
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        threading.Thread(target=_run, args=(future, work), daemon=True).start()
+    finally:
+        threading.stack_size(before)
+    return future
+
+
+def _run(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # a panic in llguidance is not an Exception
+        future.set_exception(error)

@@ -1,41 +1,28 @@
-"""Classifies a vocabulary's tokens by their effect on an ending (see grammar_completion.py).
+"""Groups a vocabulary's tokens by what they do to the end of a JSON text.
 
 A mask may allow 100,000 tokens, and to ask the matcher about each would take longer than the model.
-Tokens of the same characters have the same effect: in a JSON text ` Paris` and ` Lyon` leave its
-ending as it is, `",` and `."` may end it, and each `[[` or `{"` makes the ending longer. So a token
-has a kind, a bit for each sort of character in it, and one token of a kind (three of a large one)
-is asked for all of them. What the bits can't tell is left to a reserve of a few tokens.
+Tokens of the same characters do the same: ` Paris` and ` Lyon` leave the ending of a string as it
+is, and each `[[` or `{"` makes an ending longer. So a token has a kind, a bit for each sort of
+character in it, and some tokens of a kind are asked for all of them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mlx_server.schemas.json_reader import missing_bytes
 
 Mask = NDArray[np.int32]
 Ids = NDArray[np.intp]
 
 WORD = 32
-
-CLOSERS = b"} ] ) }} ]} }] ]] }) ]) )] }}} ]}} }]}".split()
-QUOTES = [b'"', b"'"]
-SHORT_VALUES = [b"null", b"0", b"true", b"false", b'""', b"[]", b"{}", b"None", b"True", b"''"]
 MOST_BYTES = 24
 """Longer tokens are not used where a text is cut into tokens."""
-PROSE = [b"q", b"~", b"7"]
-"""Tokens that show free text: where all of them may follow, brackets mean nothing to the
-grammar."""
-
-SAMPLES = [bytes([byte]) for byte in b"q7@. -:/_A"]
-"""Tokens that show that no pattern restricts a text: it may end after any of them."""
-
-AFTER = b", } ] ) < | \n ' ; &".split(b" ")
-"""Texts that may follow a complete value."""
-
-PRINTABLE = [
-    bytes([byte]) for byte in (*b"aA01", *(byte for byte in range(32, 127) if byte not in b"aA01"))
-]
+MOST_LED = 24
+"""The characters of an ending to whose beginning tokens are looked for that lead there."""
+CLOSERS, QUOTES = b"}])", b"\"'"
+SPACE = b" \t\r\n"
 
 
 class Grouping:
@@ -65,47 +52,35 @@ class TokenClasses:
         self, texts: Sequence[bytes], stop_tokens: Sequence[int], control: Collection[int]
     ) -> None:
         """texts: the bytes of each token. control: control tokens; it may include stop tokens."""
-        apart = self.apart = {*control, *stop_tokens}
+        self.apart = {*control, *stop_tokens}
         self.texts = texts
         self.stop = stop_tokens[0]
         self.stops = sorted(stop_tokens)
-        self.control = np.array(sorted(apart - {*stop_tokens}), dtype=np.intp)
+        controls = np.array(sorted(self.apart - {*stop_tokens}), dtype=np.intp)
         self.usable = np.zeros(max(len(texts), *self.stops, 0) + WORD, dtype=np.bool_)
         self.usable[: len(texts)] = True
         self.usable[self.stops] = False
         self.ids = {
-            text: id for id, text in reversed(list(enumerate(texts))) if text and id not in apart
+            text: id
+            for id, text in reversed(list(enumerate(texts)))
+            if text and id not in self.apart
         }
         self._sizes = _sizes(self.ids)
-        self.printable = {text[0]: self.ids[text] for text in PRINTABLE if text in self.ids}
-        """The tokens of single printable characters, by their bytes."""
-        self.first = [text[0] if text and id not in apart else -1 for id, text in enumerate(texts)]
-        """The first byte of each token."""
-        self.size = np.array([len(text) for text in texts], dtype=np.int64)
         self.ink = np.zeros(len(self.usable), dtype=np.int64)
         """The size of each token's text without the blanks before it, 0 for control tokens."""
-        self.ink[: len(texts)] = [len(t.lstrip()) * (id not in apart) for id, t in enumerate(texts)]
-        self.kind = _kinds(texts)
-        self.kind[self.control] = -1 - np.arange(len(self.control))
-        self.opens = ((self.kind < 0) | (self.kind & _OPENING != 0)).tolist()
-        """Whether a token may lead into or out of a text."""
-        self.by_kind = Grouping(self.kind, self.usable)
-        marks = np.where(self.kind < 0, self.kind, self.kind & _MARKS_ONLY)
-        self.by_marks = Grouping(marks, self.usable)
-        self.exits, exits = _exits(texts, self.kind)
-        """The tokens that end a quoted text."""
-        self.by_exit = Grouping(np.where(exits > 0, -len(texts) - exits, marks), self.usable)
-        """Groups for a quoted text that may end after any character: what a token has before its
-        quote does not matter there."""
-        self.plain = self._plain()
-        self.closers = self.known(sorted(CLOSERS, key=len, reverse=True))
-        self.quotes = self.known(QUOTES)
-        self.after = [*self.known(AFTER), self.stop]
-        self.comma = self.known([b","])
-        self.single = self.known(PRINTABLE)
-        self.prose = self.known(PROSE)
-        self.samples = self.known(SAMPLES)
-        self.fillers = self._fillers()
+        self.ink[: len(texts)] = [
+            len(text.lstrip()) * (id not in self.apart) for id, text in enumerate(texts)
+        ]
+        kind = _kinds(texts)
+        kind[controls] = -1 - np.arange(len(controls))
+        self.by_kind = Grouping(kind, self.usable)
+        self.plain = self._plain(kind)
+        single = sorted((text, id) for text, id in self.ids.items() if len(text) == 1)
+        closers = [id for text, id in single if text in CLOSERS]
+        others = sorted((text not in QUOTES, text in SPACE, text, id) for text, id in single)
+        self.closing = [*closers, *controls.tolist(), *(id for *_, id in others)]
+        """Tokens of one byte and control tokens, those first that end what is open."""
+        self._led = _led(texts, kind)
 
     def allowed(self, mask: Mask) -> Ids:
         """Returns the tokens that a mask allows, without stop tokens."""
@@ -115,13 +90,22 @@ class TokenClasses:
         ids: Ids = words[at >> 5] * 32 + (at & 31)
         return ids[self.usable[ids]]
 
-    def _plain(self) -> Mask:
+    def _plain(self, kind: NDArray[np.int64]) -> Mask:
         """Returns a mask of the tokens that stay inside a JSON text: whole characters without
         quotes, backslashes and line ends."""
-        plain = (self.kind >= 0) & (self.kind & _MARKED == 0) & (self.kind != 0)
+        plain = (kind >= 0) & (kind & _MARKED == 0) & (kind != 0)
         flags = np.zeros(-(-len(self.usable) // WORD) * WORD, dtype=np.bool_)
         flags[: len(plain)] = plain & self.usable[: len(plain)]
         return np.packbits(flags, bitorder="little").view(np.int32)
+
+    def beginnings(self, text: bytes) -> Iterator[tuple[int, list[int]]]:
+        """Yields the sizes of the text's beginnings that tokens have, with these tokens, and those
+        that have more of a string before it."""
+        for size in range(1, min(len(text), MOST_LED) + 1):
+            beginning = text[:size]
+            ids = [self.ids[beginning]] if beginning in self.ids else []
+            if ids or beginning in self._led:
+                yield size, [*ids, *self._led.get(beginning, ())]
 
     def cut(self, text: bytes) -> list[int]:
         """Cuts a text into tokens greedily, longest first; [] if the vocabulary can't spell it."""
@@ -137,52 +121,20 @@ class TokenClasses:
             at += len(self.texts[id])
         return found
 
-    def without(self, tokens: list[int], size: int) -> list[int]:
-        """Returns the tokens without their first bytes, up to a control token."""
-        for at, token in enumerate(tokens):
-            if not size or token in self.apart:
-                return tokens[at:]
-            if size < len(self.texts[token]):
-                return [*self.cut(self.texts[token][size:]), *tokens[at + 1 :]]
-            size -= len(self.texts[token])
-        return []
-
-    def after_text(self, tokens: list[int]) -> list[list[int]]:
-        """Returns what follows the tokens' first quote, without it and with it."""
-        for at, token in enumerate(tokens):
-            text = b"" if token in self.apart else self.texts[token]
-            if (quote := text.find(b'"')) >= 0:
-                rest = tokens[at:]
-                return [self.without(rest, quote + 1), self.without(rest, quote)]
-        return []
+    def joined(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the same text in fewer, longer tokens."""
+        found, text = list[int](), b""
+        for token in tokens:
+            if token in self.apart:
+                found += [*self.cut(text), token]
+                text = b""
+            else:
+                text += self.texts[token]
+        return found + self.cut(text)
 
     def text_of(self, token: int) -> bytes:
         """Returns a token's text, which is empty for a control token."""
         return b"" if token in self.apart or token >= len(self.texts) else self.texts[token]
-
-    def bytes_of(self, token: int) -> int:
-        """Returns the size of a token's text in bytes, 0 for a control token."""
-        return len(self.text_of(token))
-
-    def missing(self, token: int) -> int:
-        """Returns the number of bytes that the last character of a token's text lacks."""
-        kind = int(self.kind[token]) if token < len(self.kind) else 0
-        return max(0, (kind & 15) - 4) if kind > 0 else 0
-
-    def ends_with_escape(self, token: int) -> bool:
-        text = self.texts[token] if self.bytes_of(token) else b""
-        return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
-
-    def known(self, texts: Iterable[bytes]) -> list[int]:
-        return [self.ids[text] for text in texts if text in self.ids]
-
-    def _fillers(self) -> list[int]:
-        """Returns plain words of each length, the longest first: enough for any required text."""
-        words: dict[int, int] = {}
-        for text, id in self.ids.items():
-            if text.isalpha() and text.isascii():
-                words.setdefault(len(text), id)
-        return [words[size] for size in sorted(words, reverse=True)]
 
 
 _ONE_BYTE = (1,)
@@ -202,14 +154,8 @@ _MARKED = (1 << 0 | 1 << 1 | 1 << 8) << 4 | 15
 """The bits of quotes, backslashes, line ends and incomplete characters."""
 _QUOTED = 1 << 0 << 4
 """The bit of double quotes."""
-_ENDS_A_TEXT = frozenset(b"'\\\n\r\t\x0b")
+_ENDS_A_TEXT = frozenset(b"\\\n\r\t\x0b")
 """What may end or change a quoted text, besides a double quote."""
-_OPENING = (1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 7) << 4
-"""The bits of quotes, backslashes and brackets of all kinds."""
-_MARKS_ONLY = (1 << len(_MARKS)) - 1 << 4 | 15
-"""The bits of all marks and of incomplete characters: in free text, letters, digits and spaces have
-the same effect."""
-
 
 _PLAIN = [str.isalpha, str.isdigit, str.isspace]
 
@@ -246,28 +192,16 @@ def _kinds(texts: Sequence[bytes]) -> NDArray[np.int64]:
         whole = texts[id].decode("utf-8", "ignore")
         kinds[id] |= _plain_bits(whole) << 4
         if whole.encode() != texts[id]:
-            kinds[id] += next((n for n in range(1, 4) if _opens(texts[id], n)), 0)
+            kinds[id] += missing_bytes(texts[id])
     return kinds
 
 
-def _exits(
-    texts: Sequence[bytes], kind: NDArray[np.int64]
-) -> tuple[AbstractSet[int], NDArray[np.int64]]:
-    """Returns the tokens that have plain characters and then a double quote, and for each token a
-    number of its text from there on, 0 for the others."""
-    numbers: dict[bytes, int] = {}
-    found = np.zeros(len(texts), dtype=np.int64)
+def _led(texts: Sequence[bytes], kind: NDArray[np.int64]) -> dict[bytes, list[int]]:
+    """Returns the tokens that have plain characters and then a double quote, by their text from
+    there on."""
+    led: dict[bytes, list[int]] = {}
     for id in np.flatnonzero((kind > 0) & (kind & _QUOTED != 0)).tolist():
         before, quote, after = texts[id].partition(b'"')
-        if quote and not _ENDS_A_TEXT.intersection(before):
-            found[id] = numbers.setdefault(after, len(numbers) + 1)
-    return frozenset(np.flatnonzero(found).tolist()), found
-
-
-def _opens(text: bytes, missing: int) -> bool:
-    """Whether `missing` bytes of the last character of a UTF-8 text are yet to come."""
-    for size in (2, 3, 4):
-        have = size - missing
-        if 0 < have <= len(text) and 256 - (256 >> size) <= text[-have] < 256 - (128 >> size):
-            return True
-    return False
+        if before and not _ENDS_A_TEXT.intersection(before):
+            led.setdefault(quote + after, []).append(id)
+    return led

@@ -87,6 +87,12 @@ class YieldingMatcher:
     def rollback(self, tokens: int) -> bool:
         return self.own.rollback(tokens)
 
+    def copy(self) -> "YieldingMatcher":
+        """Returns a copy that fails alone."""
+        copy = YieldingMatcher(self.own.deep_copy())
+        copy._seconds = self._seconds
+        return copy
+
     def deep_copy(self) -> LLMatcher:
         return self.own.deep_copy()
 

@@ -299,7 +299,7 @@ def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
     assert not woken.is_set()
     gate.open.set()
     reports: list[Report] = []
-    while not of(Admitted, reports):  # it may tell of the compile, and of the search's matcher
+    while not of(Admitted, reports):  # it may tell of the compile
         assert woken.wait(60)
         woken.clear()
         reports += engine.step()

@@ -33,26 +33,17 @@ def test_plain_tokens_stay_inside_a_text() -> None:
     assert plain == [0, 1, 2, 3, 6, 7]
 
 
-def test_what_a_token_leaves_unfinished() -> None:
-    assert (CLASSES.missing(8), CLASSES.missing(0)) == (1, 0)
-    assert CLASSES.ends_with_escape(9)
-    assert not CLASSES.ends_with_escape(0)
-
-
 def test_the_allowed_tokens_of_a_mask_are_without_stop_tokens() -> None:
     assert CLASSES.allowed(mask_of(0, 3, 11)).tolist() == [0, 3]
 
 
 def test_control_tokens_have_no_bytes() -> None:
-    assert (CLASSES.bytes_of(10), CLASSES.bytes_of(3)) == (0, 3)
+    assert (CLASSES.text_of(10), CLASSES.text_of(3)) == (b"", b"abc")
     assert CLASSES.ink[7] == 1, "without the blank before it"
 
 
-def test_tokens_that_end_a_text_alike_are_one_group() -> None:
+def test_tokens_that_lead_to_a_text() -> None:
     texts = [b'"', b'a"', b'",', b'b.",', b'\\"', b"'\"", b"a", b"b", b"<end>"]
     classes = TokenClasses(texts, [8], [8])
-    groups = {tuple(sorted(ids.tolist())) for ids in classes.by_exit.of(mask_of(*range(8)))}
-    assert {(0, 1), (2, 3), (6, 7)} <= groups
-    assert classes.exits == {0, 1, 2, 3}, (
-        "an escaped quote, and one that another quote hides, end none"
-    )
+    assert dict(classes.beginnings(b'","x')) == {1: [0, 1, 5], 2: [2, 3]}, "no escaped quote"
+    assert dict(classes.beginnings(b"ab")) == {1: [6]}

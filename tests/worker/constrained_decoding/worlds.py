@@ -1,30 +1,24 @@
 """Vocabularies, grammars and what samplers of bad character say with them."""
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jsonschema
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.worker.constrained_decoding.completion_proposals import proposals_of
+from mlx_server.worker.constrained_decoding import grammar_completion
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     GrammarCompletion,
-    searched_hints,
 )
-from mlx_server.worker.constrained_decoding.lazy_matcher import LazyMatcher
 from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
-
-
-def completion_hints(
-    classes: TokenClasses, matcher: LLMatcher, grammar: str = ""
-) -> CompletionHints:
-    """grammar: the matcher's source in Lark; without it, no completions are known."""
-    return searched_hints(classes, matcher, proposals_of(grammar, classes))
+from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 
 
 @dataclass
@@ -50,6 +44,13 @@ class World:
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
+    def hints(self, grammar: str, *schemas: Any, is_framed: bool = False) -> CompletionHints:
+        """schemas: those in the grammar. is_framed: whether there is text around their JSON."""
+        matcher = YieldingMatcher(self.matcher(grammar))
+        return grammar_completion.completion_hints(
+            schemas, self.pieces, matcher, is_framed=is_framed
+        )
+
 
 WISHES: dict[str, Callable[[bytes], float]] = {
     "anything": lambda text: 0.0,
@@ -59,10 +60,6 @@ WISHES: dict[str, Callable[[bytes], float]] = {
     "digits": lambda text: float(text.isdigit()),
     "blanks": lambda text: float(bool(text) and not text.strip()),
 }
-
-
-def lazy(matcher: LLMatcher) -> LazyMatcher:
-    return LazyMatcher(lambda: matcher)
 
 
 @dataclass
@@ -79,26 +76,22 @@ def say(
     wish: str = "anything",
     seed: int = 0,
     known: CompletionHints | None = None,
-    *,
-    guarded: bool = True,
 ) -> Said:
-    """Among what is allowed, what the wish likes best; a stop token only where little else is."""
+    """Among what is allowed, what the wish likes best; a stop token only where little else is.
+    known: without it, no ending is kept free."""
     dice = np.random.default_rng(seed)
     matcher = world.matcher(grammar)
-    ending = GrammarCompletion(
-        world.pieces,
-        known or CompletionHints(proposals_of(grammar, world.pieces)),
-        LazyMatcher(lambda: world.matcher(grammar)),
-    )
+    ending = GrammarCompletion(world.pieces, known) if known else None
+    own = YieldingMatcher(matcher)
     mask = np.zeros((1, -(-len(world.text) // 32)), np.int32)
     said: list[int] = []
     ended = False
     for left in range(limit, 0, -1):
         fill_next_token_bitmask(matcher, mask)
         assert not matcher.is_error(), matcher.get_error()
-        if guarded:
+        if ending:
             before = mask.copy()
-            ending.allow(mask[0], left)
+            ending.allow(mask[0], left, own)
             assert not (mask & ~before).any(), "allowed what the grammar does not"
         stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
         ids = world.pieces.allowed(mask[0])
@@ -108,7 +101,8 @@ def say(
             break
         said.append(chosen(ids, world.wishes[wish], dice))
         matcher.consume_token(said[-1])
-        ending.advance(said[-1])
+        if ending:
+            ending.advance(said[-1])
     return Said(said, b"".join(world.text[token] for token in said), ended)
 
 
@@ -223,14 +217,15 @@ def json_of(schema: Any) -> str:
 MORE = dict(zip(WISHES, (1, 80, 3, 15, 220, 15), strict=True))
 
 
-def comes_to_its_end(
-    world: World, grammar: str, wish: str, check: Callable[[bytes], object]
-) -> None:
-    """Under what the shortest ending takes for a limit, and under more."""
-    known = completion_hints(world.pieces, world.matcher(grammar), grammar)
+def walks(world: World, schema: Any, wish: str) -> Iterator[Said]:
+    """Answers under what the shortest ending takes for a limit, and under more; those that ended
+    are valid."""
+    grammar = json_of(schema)
+    known = world.hints(grammar, schema)
     assert known.tokens is not None
     need = len(known.tokens) + 1
     for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):
         said = say(world, grammar, limit, wish, seed, known)
-        assert said.ended, (limit, said.text)
-        check(said.text)
+        if said.ended:
+            jsonschema.validate(json.loads(said.text), schema)
+        yield said
