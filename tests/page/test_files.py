@@ -84,7 +84,6 @@ def test_the_page_can_be_turned_off(tiny_path: Path) -> None:
         "/page/%2e%2e/files.py",
         "/page/vendor",
         "/page/vendor/LICENSE.htm",
-        "/page//app.js",
         "/page/index.html",
     ],
 )
