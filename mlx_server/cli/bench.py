@@ -6,8 +6,7 @@ import typer
 from rich.console import Console
 
 from mlx_server.cli.root import command_app
-from mlx_server.clients.bench import measure, numbers, target_of
-from mlx_server.clients.bench.report import report
+from mlx_server.clients.bench import measure, numbers, report, target_of
 
 app = command_app()
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 import yaml
 
-from mlx_server.clients.emulation import checked_answer, two_passes
-from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
+from mlx_server.clients.endpoint import LOCAL_URL, Endpoint, Exchange, Wire, arun, run, sent
+from mlx_server.clients.gateway import checked_answer, two_passes
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.reading import read
@@ -21,7 +20,7 @@ from mlx_server.repair.allowed import ALL_REPAIRS
 from mlx_server.upstream.pieces import read_piece
 
 if TYPE_CHECKING:
-    from mlx_server.clients.langchain.provided import ProvidedChat
+    from mlx_server.clients.provided_chat import ProvidedChat
 
 Backend = Literal["mlx_server", "vllm", "llama_cpp", "openrouter", "openai"]
 ThinkTag = Literal["think", "thinking"]
@@ -116,7 +115,7 @@ class LLMProvider:
     @cached_property
     def client(self) -> "ProvidedChat":
         """LangChain's chat model of this provider."""
-        from mlx_server.clients.langchain.provided import ProvidedChat
+        from mlx_server.clients.provided_chat import ProvidedChat
 
         return ProvidedChat.of(self.config)
 

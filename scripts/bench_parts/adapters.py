@@ -13,7 +13,7 @@ import httpx
 from bench_parts.apart import apart
 from bench_parts.contenders import LORA_SERVERS
 from bench_parts.lora import ADAPTERS
-from mlx_server.clients.bench.report import milliseconds
+from mlx_server.clients.bench import milliseconds
 
 SAMPLES = Path(__file__).parents[2] / "adapters"
 NAMES = ("pirate", "json-answer")

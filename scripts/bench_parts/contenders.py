@@ -17,9 +17,7 @@ import httpx
 import msgspec
 import psutil
 
-from mlx_server.clients.bench import run, warm_up
-from mlx_server.clients.bench.exchange import Target
-from mlx_server.clients.bench.result import Result, Workload
+from mlx_server.clients.bench import Result, Target, Workload, run, warm_up
 from mlx_server.engine.blas import fast_blas
 
 START_SECONDS = 120.0

@@ -21,10 +21,7 @@ from bench_parts.adapters import Row
 from bench_parts.contenders import answering, free_port
 from bench_parts.models import model_folder
 from bench_parts.plan import Model
-from mlx_server.clients.bench import run, warm_up
-from mlx_server.clients.bench.exchange import Target
-from mlx_server.clients.bench.report import milliseconds
-from mlx_server.clients.bench.result import Result, Workload
+from mlx_server.clients.bench import Result, Target, Workload, milliseconds, run, warm_up
 
 WORDS = 16
 REPETITIONS = 2

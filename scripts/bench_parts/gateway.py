@@ -16,9 +16,7 @@ from bench_parts.contenders import answering
 from bench_parts.models import model_folder
 from bench_parts.plan import Case
 from bench_parts.tables import Row
-from mlx_server.clients.bench import run, warm_up
-from mlx_server.clients.bench.exchange import Target
-from mlx_server.clients.bench.result import Result
+from mlx_server.clients.bench import Result, Target, run, warm_up
 
 CASES = (Case("tiny", 1, 16, 64), Case("tiny", 16, 64, 64), Case("demo", 16, 16, 64, 64))
 TURNS = 5

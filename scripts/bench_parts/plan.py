@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from mlx_server.clients.bench.result import Result, Workload
+from mlx_server.clients.bench import Result, Workload
 
 Model = Literal["demo", "tiny"]
 

@@ -14,8 +14,7 @@ from mlx_lm import load as load_checkpoint
 from mlx_lm import stream_generate
 from mlx_lm.generate import BatchGenerator
 
-from mlx_server.clients.bench.exchange import RequestTiming
-from mlx_server.clients.bench.result import Result, Workload
+from mlx_server.clients.bench import RequestTiming, Result, Workload
 
 Tokens = list[int]
 

@@ -6,7 +6,7 @@ from math import isnan
 from rich.table import Table
 
 from bench_parts.plan import GOALS, LOADING, CaseOutcome, tokens_per_second
-from mlx_server.clients.bench.report import milliseconds
+from mlx_server.clients.bench import milliseconds
 
 COLUMNS = (
     "model",

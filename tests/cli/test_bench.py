@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
+from typer.testing import Result as CommandResult
 
 from mlx_server.cli import app, bench
-from mlx_server.clients.bench import result
-from mlx_server.clients.bench.exchange import Target
+from mlx_server.clients.bench import Result, Target, Workload
 from mlx_server.errors import SettingsError
 
 URL = "http://studio.local:8000/v1"
@@ -26,9 +26,9 @@ class Bench:
         self.targets.append(Target(url, model or "first", key, api))
         return self.targets[-1]
 
-    def measure(self, *given: Any, shared_prefix: bool) -> Iterator[result.Result]:
+    def measure(self, *given: Any, shared_prefix: bool) -> Iterator[Result]:
         self.measured.append((*given, shared_prefix))
-        yield result.Result(result.Workload(1, 1, 64, 64), 1.0, (), self.errors)
+        yield Result(Workload(1, 1, 64, 64), 1.0, (), self.errors)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return faked
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str) -> CommandResult:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 

@@ -12,7 +12,7 @@ from bench_parts.sessions.conversation import SyntheticSession, two_agents
 from bench_parts.sessions.count import OWN, Interruption, Seen, asked, common, configuration
 from bench_parts.sessions.models import save
 
-from mlx_server.clients.bench.exchange import Target
+from mlx_server.clients.bench import Target
 from tests.live.server import LiveServer, serving
 
 FEW_WORDS = (5, 10)

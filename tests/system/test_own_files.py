@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.clients.connect.clients import ClientFile, ClientRecord
-from mlx_server.clients.connect.template import Connection
+from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection
 from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import SettingsError
 from mlx_server.prompt_files.folder import PromptFolder

@@ -20,7 +20,7 @@ from bench_parts.sessions.conversation import TURNS, is_last_of_turn
 from bench_parts.sessions.models import MODELS, TEMPLATE, save
 from bench_parts.sessions.simulated_seconds import PAIR, prefill_seconds
 from bench_parts.tables import Row
-from mlx_server.clients.bench.exchange import Target
+from mlx_server.clients.bench import Target
 
 Json = dict[str, Any]
 

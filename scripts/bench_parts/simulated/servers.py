@@ -13,8 +13,7 @@ from time import perf_counter
 from bench_parts.contenders import answering, fast
 from bench_parts.models import model_folder
 from bench_parts.tables import Row
-from mlx_server.clients.bench.exchange import Exchange, Target
-from mlx_server.clients.bench.result import Workload
+from mlx_server.clients.bench import Exchange, Target, Workload
 from mlx_server.errors import GenerationFailed
 
 NOTE = (

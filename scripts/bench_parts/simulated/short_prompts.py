@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench_parts.simulated import servers
 from bench_parts.tables import Row
-from mlx_server.clients.bench.exchange import Target
+from mlx_server.clients.bench import Target
 
 PROMPT, COUNT, ANSWER = 200, 16, 32
 STREAM_PROMPT = 300

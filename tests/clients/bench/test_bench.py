@@ -17,10 +17,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mlx_server.clients.bench import exchange, measure, numbers, run, words_for
-from mlx_server.clients.bench.exchange import Api, RequestTiming, Target
-from mlx_server.clients.bench.report import COLUMNS, report
-from mlx_server.clients.bench.result import Result, Spread, Workload, percentile
+from mlx_server.clients import bench
+from mlx_server.clients.bench import (
+    COLUMNS,
+    Api,
+    RequestTiming,
+    Result,
+    Spread,
+    Target,
+    Workload,
+    measure,
+    numbers,
+    percentile,
+    report,
+    run,
+    words_for,
+)
 from mlx_server.errors import GenerationFailed, SettingsError
 
 DONE = "data: [DONE]\n\n"
@@ -236,7 +248,7 @@ def test_nobody_listens() -> None:
 
 def test_an_answer_that_never_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
-    monkeypatch.setattr(exchange, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(bench, "ANSWER_SECONDS", 0.05)
 
     def script(_: dict[str, Any]) -> list[str]:
         hold.wait()
@@ -305,7 +317,7 @@ def test_lists_of_numbers() -> None:
 
 def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlx_server", "bench", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(exchange.__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bench.__file__).parents[2])}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment
     )

@@ -8,11 +8,9 @@ import pytest
 from conformance_parts.connected import AGENTS
 from conformance_parts.installed import CLAUDE_CODE
 
-from mlx_server.clients.connect.clients import CLIENTS, ClientFile, ClientRecord
-from mlx_server.clients.connect.formats import parsed
-from mlx_server.clients.connect.formats import written as text_of
-from mlx_server.clients.connect.template import Connection, filled
-from mlx_server.clients.connect.writing import changes, write
+from mlx_server.clients.connect.clients import CLIENTS, ClientFile, ClientRecord, Connection, filled
+from mlx_server.clients.connect.writing import changes, parsed, write
+from mlx_server.clients.connect.writing import written as text_of
 
 HERE = Connection("http://127.0.0.1:8123", "a-secret-key", "org/some-model:tuned", 12_288)
 OTHER = Connection("http://127.0.0.1:8123", "a-secret-key", "another", 4096)

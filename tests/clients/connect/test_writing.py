@@ -1,12 +1,163 @@
+"""The files of clients: their formats, and what is written into them."""
+
 import os
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from mlx_server.clients.connect.clients import ClientFile, ClientRecord
-from mlx_server.clients.connect.template import Connection
-from mlx_server.clients.connect.writing import changes, write
+from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection, Format
+from mlx_server.clients.connect.writing import (
+    CannotMerge,
+    changes,
+    merged,
+    parsed,
+    with_content,
+    write,
+    written,
+)
 from mlx_server.errors import SettingsError
+
+MODEL = {"name": "ours", "size": 1}
+
+
+def added(text: str, content: Any, format: Format, **defaults: Any) -> str:
+    return with_content(text, ClientFile("x", format, content, defaults), content)
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        ({}, {"a": 1}, {"a": 1}),
+        ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": 2}),
+        ({"a": {"x": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
+        ({"a": 1}, {"a": {"y": 2}}, {"a": {"y": 2}}),
+        ([{"name": "theirs"}], [MODEL], [{"name": "theirs"}, MODEL]),
+        ([{"name": "ours", "own": 1}], [MODEL], [{"name": "ours", "own": 1, "size": 1}]),
+        ([{"id": "a", "name": "ours"}], [{"id": "b", "name": "ours"}],
+         [{"id": "a", "name": "ours"}, {"id": "b", "name": "ours"}]),
+        (["chat"], ["chat", "edit"], ["chat", "edit"]),
+    ],
+)  # fmt: skip
+def test_merging(before: Any, content: Any, after: Any) -> None:
+    assert merged(before, content) == after
+    assert merged(after, content) == after
+
+
+@pytest.mark.parametrize("own", [[1], {"b": 1}])
+def test_values_that_would_be_lost_are_not_merged_away(own: Any) -> None:
+    with pytest.raises(CannotMerge, match="something else"):
+        merged({"a": own}, {"a": "ours"})
+    assert merged({"a": type(own)()}, {"a": "ours"}) == {"a": "ours"}
+
+
+@pytest.mark.parametrize("value", ["on", "12:30", "0644", "3.10", "~", "2024-01-01T00:00:00Z"])
+def test_values_of_yaml_are_not_spelled_differently(value: str) -> None:
+    """Another parser may read them as text."""
+    with pytest.raises(CannotMerge, match="spelled differently"):
+        added(f"own: {value}\nmodels:\n- name: theirs\n", {"models": [MODEL]}, "yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ('{"a": 1, "a": 2}', "json"),
+        ('{"own": {"a": 1, "a": 2}}', "json"),
+        ("own:\n  a: 1\n  a: 2\n", "yaml"),
+        ('{"a": NaN}', "json"),
+        ('{"a": 1e999}', "json"),
+    ],
+)
+def test_what_could_not_be_written_again_is_left_alone(text: str, format: Format) -> None:
+    with pytest.raises(CannotMerge, match=r"twice|not a JSON number|too large"):
+        added(text, {"b": [1]}, format)
+
+
+def test_comments_of_toml_are_not_lost() -> None:
+    assert added("# mine", TOML, "toml") == "# mine\n" + written(TOML, "toml")
+    with pytest.raises(CannotMerge, match="comments"):
+        added("size = 4 # mine\n", TOML, "toml")
+
+
+def test_comments_of_yaml_stay_where_only_new_keys_are_added() -> None:
+    text = "# mine\nown: 1  # and mine\n"
+    after = added(text, {"models": [MODEL]}, "yaml")
+    assert after.startswith(text)
+    assert yaml.safe_load(after) == {"own": 1, "models": [MODEL]}
+
+
+def test_comments_of_yaml_are_not_lost() -> None:
+    with pytest.raises(CannotMerge, match="comments"):
+        added("models:  # mine\n- name: theirs\n", {"models": [MODEL]}, "yaml")
+    plain = "models:\n- name: theirs\n"
+    assert yaml.safe_load(added(plain, {"models": [MODEL]}, "yaml"))["models"][1] == MODEL
+
+
+def test_a_list_of_yaml_is_added_to() -> None:
+    text = "# mine\n- name: theirs"
+    after = added(text, [MODEL], "yaml")
+    assert after.startswith(text)
+    assert yaml.safe_load(after) == [{"name": "theirs"}, MODEL]
+    assert added(after, [MODEL], "yaml") == after
+
+
+def test_defaults_are_only_for_files_without_them() -> None:
+    assert parsed(added("", {"a": 1}, "yaml", version="2"), "yaml") == {"version": "2", "a": 1}
+    assert parsed(added("b: 1\n", {"a": 1}, "yaml", b=2), "yaml") == {"b": 1, "a": 1}
+    assert parsed(added("{}", {"a": 1}, "json", b=2), "json") == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ('// a comment\n{"a": 1}', "json"),
+        ('{"a": 1,}', "json"),
+        ("a: [", "yaml"),
+        ("a: !!python/object:os.system x", "yaml"),
+        ("a = ", "toml"),
+        ("[" * 100_000, "json"),
+    ],
+)
+def test_what_is_not_plain_is_left_alone(text: str, format: Format) -> None:
+    with pytest.raises(CannotMerge, match="not plain"):
+        added(text, {"b": 1}, format)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "format"),
+    [("[1]", {"a": 1}, "json"), ("x", {"a": 1}, "yaml"), ("a: 1", [MODEL], "yaml")],
+)
+def test_a_file_of_another_kind_is_left_alone(text: str, content: Any, format: Format) -> None:
+    with pytest.raises(CannotMerge, match="something else"):
+        added(text, content, format)
+
+
+TOML = {
+    "model": 'a "b" \\ ü',
+    "size": 5,
+    "ok": True,
+    "tables": {"a-b": {"url": "x"}, "c": {"n": 1}},
+}
+
+
+def test_toml_is_read_as_it_was_meant() -> None:
+    assert tomllib.loads(written(TOML, "toml")) == TOML
+
+
+def test_a_toml_file_with_only_our_keys_is_written_anew() -> None:
+    before = written(TOML, "toml")
+    assert added(before, TOML, "toml") == before
+    after = added(before, {**TOML, "size": 6}, "toml")
+    assert tomllib.loads(after) == {**TOML, "size": 6}
+
+
+@pytest.mark.parametrize("text", ["[own]\na = 1\n", 'model = "theirs"\n[tables.other]\na = 1\n'])
+def test_a_toml_file_with_tables_of_its_own_is_left_alone(text: str) -> None:
+    with pytest.raises(CannotMerge, match="tables of its own"):
+        added(text, TOML, "toml")
+
 
 HERE = Connection("http://127.0.0.1:8000", "none", "m", 4096)
 

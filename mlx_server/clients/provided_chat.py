@@ -1,4 +1,5 @@
-"""LangChain's chat model for a provider of any backend."""
+"""LangChain's chat model for a provider of any backend. It is a module of its own since `providers`
+works without LangChain, and `ChatMLX` without providers."""
 
 from typing import Any, Self
 
@@ -6,9 +7,8 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatResult
 from pydantic import PrivateAttr
 
-from mlx_server.clients.exchange import Exchange, Wire
-from mlx_server.clients.langchain.chat import ChatMLX
-from mlx_server.clients.langchain.messages import thoughts_of
+from mlx_server.clients.endpoint import Exchange, Wire
+from mlx_server.clients.langchain import ChatMLX, thoughts_of
 from mlx_server.clients.providers import ProviderConfig, endpoint_of, provider_exchange
 
 

@@ -1,16 +1,25 @@
-"""What a client's settings need is asked of the server, whatever it answers."""
+"""The server that a client is connected to, and what its user is shown."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from mlx_server.clients.connect.lookup import NO_KEY, connection_to
-from mlx_server.clients.connect.template import Connection
+from mlx_server.clients.connect.clients import CLIENTS, CONTEXT, OUTPUT, Connection, filled
+from mlx_server.clients.connect.connection import (
+    NO_KEY,
+    command_of,
+    connection_to,
+    listing,
+    markdown,
+    shown,
+)
+from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import ServerError, SettingsError
 from tests.cli.running import NO_URLS
 
@@ -120,3 +129,86 @@ def test_where_no_server_listens_it_is_said_how_to_start_one(model: str | None) 
 def test_what_is_no_url_is_not_written_anywhere(url: str) -> None:
     with pytest.raises(SettingsError):
         connection_to(url, "", "m", 100)
+
+
+README = Path(__file__).parents[3] / "mlx_server" / "clients" / "README.md"
+SAMPLE = Connection("http://127.0.0.1:8000", "none", "qwen3-4b", 40_960)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_is_shown_is_all_that_a_client_needs(name: str) -> None:
+    text = shown(CLIENTS[name], SAMPLE)
+    for value in (SAMPLE.url, SAMPLE.model, CLIENTS[name].command[0]):
+        assert value in text
+    assert str(SAMPLE.context) in text or "no setting for the length" in text
+    assert all(file.path in text for file in CLIENTS[name].files)
+
+
+def test_all_clients_are_listed() -> None:
+    assert [line.split()[0] for line in listing().splitlines()] == list(CLIENTS)
+
+
+def test_the_document_is_made_from_the_same_records() -> None:
+    assert f"-->\n{markdown()}" in README.read_text("utf-8"), (
+        "made by `mlx-server connect --markdown`"
+    )
+
+
+HERE = Connection("http://127.0.0.1:8000", "none", "m", 4096)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for each in CLIENTS.values():
+        (tmp_path / each.command[0]).touch(mode=0o755)
+    return tmp_path
+
+
+def test_a_client_that_reads_its_environment_starts_at_once() -> None:
+    command, environment = command_of("claude", CLIENTS["claude"], HERE)
+    assert command == ["claude"]
+    assert environment["ANTHROPIC_BASE_URL"] == HERE.url
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_others_start_once_their_files_are_written(name: str) -> None:
+    client = CLIENTS[name]
+    if not client.starts_without_files:
+        with pytest.raises(SettingsError, match="Add --write"):
+            command_of(name, client, HERE)
+    list(write(changes(client, HERE)))
+    command, _ = command_of(name, client, HERE)
+    assert command[0] == client.command[0]
+
+
+def test_a_client_that_is_not_installed_is_named(home: Path) -> None:
+    (home / "claude").unlink()
+    with pytest.raises(SettingsError, match="install Claude Code first"):
+        command_of("claude", CLIENTS["claude"], HERE)
+
+
+HERE = Connection("http://here", "secret", "m", 4099)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{url}/v1 {key} {model} {context}", "http://here/v1 secret m 4099"),
+        ({"openai/{model}": [{"{key}": ("{url}",)}]}, {"openai/m": [{"secret": ["http://here"]}]}),
+        ([CONTEXT, OUTPUT, f"{CONTEXT}!"], [4099, 1024, f"{CONTEXT}!"]),
+        ([True, None, 0, 1.5], [True, None, 0, 1.5]),
+        ("{other} {} {{model}}", "{other} {} {m}"),
+    ],
+)
+def test_each_placeholder_has_its_value(template: Any, expected: Any) -> None:
+    assert filled(template, HERE) == expected
+
+
+@pytest.mark.parametrize("value", ["{model}", "{context}", "{url}{key}", r"\1\g<0>", CONTEXT])
+def test_a_value_that_looks_like_a_placeholder_stays_as_it_is(value: str) -> None:
+    connection = Connection(url=value, key=value, model=value, context=1)
+    template = "{url} {key} {model}"
+    assert filled(template, connection) == f"{value} {value} {value}"
+    assert filled({"{model}": "{key}"}, connection) == {value: value}

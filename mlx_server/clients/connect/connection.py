@@ -1,0 +1,106 @@
+"""The server to which a client is connected, and what its user is shown."""
+
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+
+import httpx
+
+from mlx_server.clients.chat import checked_url, client_of, model_facts, served_models
+from mlx_server.clients.connect.clients import CLIENTS, ClientRecord, Connection, filled
+from mlx_server.clients.connect.writing import changes, lines_of
+from mlx_server.errors import BadRequest, SettingsError
+
+NO_KEY = "none"
+"""The key in the settings for a server that needs none, since most clients refuse an empty key."""
+
+
+def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:
+    """The connection for a client's settings. A model or context length that is not given is
+    requested from the server.
+
+    Raises ServerError if `url` is no URL, if no server answers, or if it does not know the model or
+    its context length.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    checked_url(base)
+    if model is None or context is None:
+        with client_of(base, key) as client:
+            model = model or _default_model(served_models(client))
+            context = context or _context_of(client, model)
+    return Connection(base, key or NO_KEY, model, context)
+
+
+def _default_model(models: list[str]) -> str:
+    if not models:
+        raise SettingsError("That server has no models. List one in models.yaml.")
+    return models[0]
+
+
+def _context_of(client: httpx.Client, model: str) -> int:
+    try:
+        context = model_facts(client, model).get("context_length")
+    except BadRequest as error:
+        raise SettingsError(error.message) from None
+    if type(context) is not int:
+        raise SettingsError(
+            f"That server does not know yet how long the context of {model} is. Set it with "
+            "--context-length, or send the model a request first."
+        )
+    return context
+
+
+def listing() -> str:
+    width = max(map(len, CLIENTS))
+    lines = (f"{name:{width}}  {', '.join(_places(each))}\n" for name, each in CLIENTS.items())
+    return "".join(lines)
+
+
+def shown(client: ClientRecord, connection: Connection) -> str:
+    return "\n".join(_parts(client, connection)) + "\n"
+
+
+def _parts(client: ClientRecord, connection: Connection) -> Iterator[str]:
+    for file in client.files:
+        yield f"# {file.path}\n{lines_of(file, connection)}"
+    environment = filled(client.environment, connection)
+    if environment:
+        either = "# or, for one session" if client.starts_without_files else "# in the environment"
+        yield "\n".join([either, *(f"export {k}={shlex.quote(v)}" for k, v in environment.items())])
+    yield f"# then\n{shlex.join(filled(client.command, connection))}"
+    if client.note:
+        yield f"# {client.note}"
+
+
+def _places(client: ClientRecord) -> list[str]:
+    return [file.path for file in client.files]
+
+
+def markdown() -> str:
+    """The table of clients, which clients/README.md contains."""
+    rows = [
+        f"| {each.title} | `mlx-server connect {name}` | "
+        f"{', '.join(f'`{place}`' for place in _places(each))} | {each.tested or 'not driven'} |\n"
+        for name, each in CLIENTS.items()
+    ]
+    return "".join(["| Client | Command | Files | Tested version |\n|---|---|---|---|\n", *rows])
+
+
+def command_of(
+    name: str, client: ClientRecord, connection: Connection
+) -> tuple[list[str], Mapping[str, str]]:
+    """The command that starts the client, and the environment variables to add for it.
+
+    Raises SettingsError if the client is not installed or needs files that are not written yet.
+    """
+    if not client.starts_without_files:
+        missing = [each.path for each in changes(client, connection) if each.is_needed]
+        if missing:
+            raise SettingsError(
+                f"{client.title} reads {', '.join(map(str, missing))}, which lacks these lines. "
+                f"Add --write, or see them with `mlx-server connect {name}`."
+            )
+    command = filled(client.command, connection)
+    if shutil.which(command[0]) is None:
+        raise SettingsError(f"There is no command `{command[0]}`: install {client.title} first.")
+    return command, filled(client.environment, connection)
