@@ -38,8 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     models = {
         **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in pairs.KINDS},
         CALLER: {**caller, "context_length": 5000},
-        LOUD: caller,
-        QUIET: caller,
+        LOUD: dict(caller),
+        QUIET: dict(caller),
         TINY: {
             "source": str(tiny_path),
             "adapters": {"none": {"path": "./none", "description": "Says nothing."}},
