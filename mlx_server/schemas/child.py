@@ -40,7 +40,6 @@ from mlx_server.schemas.messages import (
     SchemaRefused,
 )
 from mlx_server.schemas.patterns import as_rust, written_out
-from mlx_server.schemas.plain import is_plain
 from mlx_server.schemas.report import unsupported_keywords
 from mlx_server.schemas.unsatisfiable import refusal_of
 from mlx_server.schemas.view import Part, View, pointer, refused
@@ -99,8 +98,7 @@ def _compiled(view: View) -> Compiled:
     check(view)
     found = unsupported_keywords(view, Disjointness(view).holds)
     grammar = simplified_text(view, found)
-    if not is_plain(view):
-        _try(grammar, view)
+    _try(grammar, view)
     return Compiled(grammar, [*found])
 
 
