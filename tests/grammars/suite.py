@@ -27,6 +27,10 @@ class Count:
     invalid_refused: int = 0
     invalid_taken: list[str] = field(default_factory=list)
 
+    @property
+    def has_exceptions(self) -> bool:
+        return bool(self.refused or self.valid_refused or self.invalid_taken)
+
 
 def counted(*, strict: bool) -> dict[str, Count]:
     """Refused schemas are not tried; if not strict, reported invalid texts may be taken."""
@@ -88,13 +92,14 @@ def _ordered(value: Any) -> Iterator[Any]:
 
 
 def table(strict: dict[str, Count], loose: dict[str, Count]) -> str:
-    """A line for each keyword; the last one adds them up."""
+    """A line for each keyword with exceptions; the last one adds all keywords up."""
     columns = ("refused", "valid", "invalid")
     lines = [("keyword", "schemas", *columns, *(f"not strict: {column}" for column in columns))]
     lines.append(("---", *["---:"] * (len(lines[0]) - 1)))
     for name, count in {**strict, "all": total(strict.values())}.items():
         other = loose.get(name) or total(loose.values())
-        lines.append((name, str(count.schemas), *_cells(count), *_cells(other)))
+        if count.has_exceptions or other.has_exceptions:
+            lines.append((name, str(count.schemas), *_cells(count), *_cells(other)))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -37,8 +37,9 @@ def text() -> str:
             " `data/draft2020-12.json.gz`), through mlx_server/grammars and llguidance. `refused`"
             " schemas are answered with 400; their texts are not tried. `valid` texts are valid and"
             " taken, `invalid` ones are invalid and not taken. Not strict, an invalid text may be"
-            " taken where the answer lists the keyword as not enforced; it is not counted. Written"
-            " by `python -m tests.grammars.test_suite`.",
+            " taken where the answer lists the keyword as not enforced; it is not counted."
+            " Keywords without a line are held in every case. Written by"
+            " `python -m tests.grammars.test_suite`.",
             "",
             "Valid texts that are not taken:",
             "",
