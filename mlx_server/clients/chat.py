@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import httpx
 
-from mlx_server.clients.endpoint import cut_off
+from mlx_server.clients.exchange import cut_off
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import (
     BadRequest,

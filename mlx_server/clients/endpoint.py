@@ -1,15 +1,10 @@
-"""A server of OpenAI's API, and the exchanges with it.
-
-An exchange is the one or several requests that make an answer, without any I/O: a generator that
-yields the bodies to send, receives their answers and returns the last answer. So it serves
-synchronous and asynchronous callers alike.
-"""
+"""Sends request bodies to a server of the OpenAI API through OpenAI's own client."""
 
 import ipaddress
 import os
 import ssl
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,40 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlx_server.errors import BadRequest, GenerationFailed
-
-Wire = dict[str, Any]
-Exchange = Generator[Wire, Wire, Wire]
-
-
-def sent(body: Wire) -> Exchange:
-    """The exchange of one request."""
-    return (yield body)
-
-
-def run(exchange: Exchange, send: Callable[[Wire], Wire]) -> Wire:
-    try:
-        body = next(exchange)
-        while True:
-            body = exchange.send(send(body))
-    except StopIteration as end:
-        answer: Wire = end.value
-        return answer
-
-
-async def arun(exchange: Exchange, send: Callable[[Wire], Awaitable[Wire]]) -> Wire:
-    try:
-        body = next(exchange)
-        while True:
-            body = exchange.send(await send(body))
-    except StopIteration as end:
-        answer: Wire = end.value
-        return answer
-
-
-def cut_off() -> GenerationFailed:
-    """The error for a stream that ended before its answer."""
-    return GenerationFailed("The connection ended before the answer did. See the server's log.")
-
 
 try:
     import openai
@@ -60,6 +21,7 @@ except ModuleNotFoundError as error:
         "`pip install 'mlx-local-server[clients]'`."
     ) from error
 
+Wire = dict[str, Any]
 Body = Mapping[str, Any]
 
 CHAT, COMPLETIONS, MODELS = "/chat/completions", "/completions", "/models"

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from mlx_server.api.accumulator import warnings_body
-from mlx_server.clients.endpoint import Exchange, Wire, cut_off, sent
+from mlx_server.clients.exchange import Exchange, Wire, cut_off, sent
 from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Answer,

@@ -41,7 +41,8 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
-from mlx_server.clients.endpoint import LOCAL_URL, Endpoint, Exchange, Wire, arun, cut_off, run
+from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.errors import GenerationFailed
 from mlx_server.upstream.contents import reasoning_of
 

@@ -7,7 +7,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatResult
 from pydantic import PrivateAttr
 
-from mlx_server.clients.endpoint import Exchange, Wire
+from mlx_server.clients.exchange import Exchange, Wire
 from mlx_server.clients.langchain import ChatMLX, thoughts_of
 from mlx_server.clients.providers import ProviderConfig, endpoint_of, provider_exchange
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import msgspec
 import yaml
 
-from mlx_server.clients.endpoint import LOCAL_URL, Endpoint, Exchange, Wire, arun, run, sent
+from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
 from mlx_server.clients.gateway import checked_answer, two_passes
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.events import ReasoningDelta, TextDelta

@@ -13,7 +13,8 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from mlx_server.clients.endpoint import COMPLETIONS, Endpoint, Exchange, Wire, arun, cut_off, run
+from mlx_server.clients.endpoint import COMPLETIONS, Endpoint
+from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.clients.gateway import (
     ForeignStreamReader,
     checked_answer,

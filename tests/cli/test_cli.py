@@ -38,6 +38,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert out.stdout == "set()\n"
 
 
+def test_no_command_needs_an_optional_package() -> None:
+    program = (
+        "import sys; from importlib import import_module\n"
+        "from mlx_server.cli.root import COMMANDS\n"
+        "sys.modules.update(dict.fromkeys(('openai', 'langchain_core', 'ibm_watsonx_ai')))\n"
+        "for name in COMMANDS: import_module(f'mlx_server.cli.{name}')"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert out.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("error", "code", "stderr"),
     [

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlx_server.clients.endpoint import Wire
+from mlx_server.clients.exchange import Wire
 
 ASKED = [{"role": "user", "content": "How old is he?"}]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.clients.endpoint import Exchange, Wire, arun, run
+from mlx_server.clients.exchange import Exchange, Wire, arun, run
 from mlx_server.clients.gateway import (
     ForeignStreamReader,
     checked_answer,
