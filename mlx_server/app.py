@@ -64,9 +64,8 @@ from mlx_server.mcp import Connectors
 from mlx_server.page import router as page
 from mlx_server.page.files import page_routes
 from mlx_server.page.streams import PageStreams
-from mlx_server.pool.entry import OnProgress
+from mlx_server.pool.models import OnProgress, progress_display
 from mlx_server.pool.pool import AnswerRecorder, Pool
-from mlx_server.pool.progress import progress_display
 from mlx_server.schemas import compiled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store

@@ -27,7 +27,7 @@ from mlx_server.events import (
     ToolCallStarted,
     total,
 )
-from mlx_server.pool.footprint import footprint
+from mlx_server.pool.memory import footprint
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import Prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.handlers import json_response
-from mlx_server.pool.entry import ModelView
+from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 

@@ -34,7 +34,7 @@ from mlx_server.engine.worker_arguments import (
 )
 from mlx_server.errors import SettingsError
 from mlx_server.mcp.addresses import is_public
-from mlx_server.pool.memory_budget import size
+from mlx_server.pool.memory import size
 from mlx_server.sources.source import on_disk
 
 SSH = (

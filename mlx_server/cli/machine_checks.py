@@ -31,7 +31,7 @@ from mlx_server.config.settings import ServerSettings, Settings, values
 from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
-from mlx_server.pool.memory_budget import MemoryBudget, budget_of, size
+from mlx_server.pool.memory import MemoryBudget, budget_of, size
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.local import problem_of
 from mlx_server.sources.source import on_disk

@@ -10,7 +10,7 @@ from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.models import lines_for
 from mlx_server.cli.root import command_app
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.pool.progress import progress_display
+from mlx_server.pool.models import progress_display
 from mlx_server.sources.local import LocalModel
 from mlx_server.sources.source import resolve
 

@@ -44,9 +44,9 @@ from mlx_server.errors import (
 from mlx_server.events import Answer, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
+from mlx_server.pool.models import progress_display
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.pool.progress import progress_display
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.own_files import own_path

@@ -31,7 +31,7 @@ from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
-from mlx_server.pool.pool_limits import PoolLimits
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import SamplingChoices

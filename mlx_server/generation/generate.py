@@ -31,8 +31,8 @@ from mlx_server.generation.plan import (
 from mlx_server.generation.retries import RetryingAnswer
 from mlx_server.generation.upstream import generate_upstream
 from mlx_server.pool.adapters import LeasedAdapter
-from mlx_server.pool.entry import LoadedModel
 from mlx_server.pool.lease import Lease
+from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread

@@ -14,9 +14,9 @@ from mlx_server.generation.review import ReviewedAnswer
 from mlx_server.grammars.formats import check as check_format
 from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.pool.models import UpstreamModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.pool.upstreams import UpstreamModel
 from mlx_server.repair.answers import CheckedAnswer
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import (

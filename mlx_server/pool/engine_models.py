@@ -9,24 +9,61 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mlx_server.engine.client import NO_DISK, EngineClient
-from mlx_server.engine.messages import StepOutput
+from mlx_server import limits
+from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
+from mlx_server.engine.messages import ComputeAhead, StepOutput
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
-from mlx_server.pool.actions import ModelFacts
-from mlx_server.pool.background import cancelled
-from mlx_server.pool.disk_threads import DiskThreads
-from mlx_server.pool.entry import OnProgress, PoolEntry
-from mlx_server.pool.memory_budget import MemoryBudget, budget_of, size
-from mlx_server.pool.next_prompts import NextPrompts
-from mlx_server.pool.policy import Policy
-from mlx_server.pool.pool_limits import PoolLimits
-from mlx_server.pool.preparation import ModelPreparation
+from mlx_server.pool.memory import MemoryBudget, budget_of, size
+from mlx_server.pool.models import DiskThreads, ModelPreparation, OnProgress, PoolEntry
+from mlx_server.pool.policy import ModelFacts, Policy
 from mlx_server.pool.prepare import PreparedModel
-from mlx_server.pool.scheduler import MemoryScheduler, now
+from mlx_server.pool.scheduler import BackgroundWork, MemoryScheduler, cancelled, now
+from mlx_server.request_threads import in_thread
 
 log = logging.getLogger("mlx_server.pool")
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """The settings for all models together."""
+
+    concurrency: int = limits.CONCURRENCY
+    """The most rows of one model that are decoded in one batch."""
+    queue: int = limits.QUEUE
+    """The most answers of one client that may wait for a place in a batch."""
+    wait_seconds: float = float(limits.WAIT_SECONDS)
+    """How long a request waits for memory before it is refused."""
+    budget: int | None = None
+    """The bytes for weights and caches; None: `budget_of` takes a default for this machine."""
+    wired: str | int = "auto"
+    """The bytes of weights to wire on a Mac, or "auto": see engine/wired_memory.py."""
+    prompt_cache: int | None = None
+    """The most bytes of the prompt cache; None: all that models and rows leave."""
+    prompt_disk: PromptDisk = NO_DISK
+
+
+class NextPrompts:
+    """Renders the likely next prompts of conversations, which an idle engine computes."""
+
+    def __init__(self, engine: Callable[[], EngineClient]) -> None:
+        self._engine = engine
+        self.rendering = BackgroundWork()
+
+    def begin(self, model: str, render: Callable[[], ComputeAhead]) -> None:
+        """Renders the beginning of a next prompt in a thread and sends it to the engine. Does
+        nothing if the maximum number of prompts is being rendered already."""
+        if len(self.rendering) < limits.PROMPTS_AHEAD:
+            self.rendering.begin(self._send(model, render))
+
+    async def _send(self, model: str, render: Callable[[], ComputeAhead]) -> None:
+        try:
+            self._engine().compute_ahead(await in_thread(render, model=model))
+        except ServerError:
+            pass  # the template or context takes no further message, or the server is busy
+        except Exception:
+            log.exception("the next prompt of a conversation can't be rendered")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Embed, Generate, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import RowProgress
-from mlx_server.pool.actions import Ticket
-from mlx_server.pool.entry import LoadedModel, PoolEntry, PrefillView
+from mlx_server.pool.models import LoadedModel, PoolEntry, PrefillView
+from mlx_server.pool.policy import Ticket
 
 log = logging.getLogger("mlx_server.pool")
 

@@ -23,22 +23,26 @@ from mlx_server.engine.messages import (
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import (
     BadRequest,
+    Overloaded,
     ServerError,
 )
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
-from mlx_server.pool import actions
-from mlx_server.pool.adapter_catalogs import AdapterCatalogs, catalog_of
-from mlx_server.pool.adapters import LeasedAdapter
-from mlx_server.pool.concurrency import RowSlots
-from mlx_server.pool.disk_threads import DiskThreads
-from mlx_server.pool.engine_models import EngineEvents, EngineModels
-from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress, PoolEntry
+from mlx_server.pool.adapters import AdapterCatalogs, LeasedAdapter, catalog_of
+from mlx_server.pool.engine_models import EngineEvents, EngineModels, PoolLimits
 from mlx_server.pool.lease import Lease, MemoryDemand
-from mlx_server.pool.memory_budget import MemoryParts
-from mlx_server.pool.policy import Policy
-from mlx_server.pool.pool_limits import PoolLimits
+from mlx_server.pool.memory import MemoryParts
+from mlx_server.pool.models import (
+    DiskThreads,
+    LoadedModel,
+    ModelView,
+    OnProgress,
+    PoolEntry,
+    ServedModels,
+    UpstreamModel,
+)
+from mlx_server.pool.policy import Policy, PolicyView
 from mlx_server.pool.prepare import (
     REPLAY,
     Capabilities,
@@ -47,9 +51,51 @@ from mlx_server.pool.prepare import (
     capabilities_of,
 )
 from mlx_server.pool.scheduler import MemoryScheduler, now
-from mlx_server.pool.served_models import ServedModels
-from mlx_server.pool.upstreams import UpstreamModel
 from mlx_server.requests import GenerateRequest
+
+SHARE = 3
+"""A client may hold at most this many times the slots that are left free. So a single client gets
+three quarters of all slots, and a new client always finds some free. Network switches share their
+buffers in this way, by dynamic thresholds."""
+
+
+class RowSlots:
+    """Limits the answers that are being generated or waiting, in total and for each client."""
+
+    def __init__(self, most: int) -> None:
+        """most: the slots that a client can take while no other client has any."""
+        self.most = most
+        self.total = most + -(-most // SHARE)
+        self.taken = 0
+        self._taken_by: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, rows: int, client: str) -> Iterator[None]:
+        """Takes a slot for each answer until the block is left. It never waits: it raises
+        BadRequest for more rows than any request may have, and Overloaded for a full queue."""
+        if rows > self.most:
+            raise BadRequest(
+                f"The request asks for {rows} answers; this server allows {self.most} in one "
+                "request. Send fewer prompts, or a smaller `n`."
+            )
+        if not self._has_room(rows, client):
+            raise Overloaded(
+                f"The queue is full: {self.taken} answers are being generated or waiting, "
+                f"{self._taken_by[client]} of them yours. Try again later."
+            )
+        self.taken += rows
+        self._taken_by[client] += rows
+        try:
+            yield
+        finally:
+            self.taken -= rows
+            self._taken_by[client] -= rows
+            self._taken_by += Counter()  # removes the clients whose count is zero
+
+    def _has_room(self, rows: int, client: str) -> bool:
+        free, own = self.total - self.taken - rows, self._taken_by[client]
+        return free >= 0 and (not own or own + rows <= SHARE * free)
+
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -361,7 +407,7 @@ class Pool:
     def _memory_changed(self) -> None:
         self.on_memory(sum(each.policy.used for each in self.engines))
 
-    def _view(self, entry: PoolEntry, view: actions.PolicyView, offset: float) -> ModelView:
+    def _view(self, entry: PoolEntry, view: PolicyView, offset: float) -> ModelView:
         prepared, scheduler = entry.prepared, self.engine_of(entry.spec.id).scheduler
         return ModelView(
             spec=entry.spec,

@@ -2,27 +2,133 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from copy import copy
 from itertools import count
+from typing import Any
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.device_errors import Streak
 from mlx_server.engine.messages import DeviceFailed, StepOutput
-from mlx_server.errors import EngineDied, ModelReplaced, ServerError, Unavailable
-from mlx_server.pool import actions
-from mlx_server.pool.adapter_catalogs import catalog_of
-from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
-from mlx_server.pool.background import BackgroundWork
-from mlx_server.pool.cache_limit import CacheLimit
-from mlx_server.pool.entry import LoadedModel, PoolEntry
+from mlx_server.errors import (
+    EngineDied,
+    ModelReplaced,
+    NotEnoughMemory,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
+from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, catalog_of
 from mlx_server.pool.lease import Lease, Leases, MemoryDemand, Waiter
-from mlx_server.pool.memory_budget import size
-from mlx_server.pool.policy import Policy
-from mlx_server.pool.preparation import ModelPreparation
+from mlx_server.pool.memory import size
+from mlx_server.pool.models import LoadedModel, ModelPreparation, PoolEntry
+from mlx_server.pool.policy import (
+    Actions,
+    FailedToLoad,
+    Grant,
+    LoadAction,
+    NeverFits,
+    Policy,
+    PreemptAction,
+    Reason,
+    Refuse,
+    ResumeAction,
+    ShrinkCache,
+    Ticket,
+    UnloadAction,
+    WaitedTooLong,
+)
 from mlx_server.pool.prepare import PreparedModel
-from mlx_server.pool.refusals import refusal
+
+
+class BackgroundWork:
+    """Tasks of the pool that it can cancel."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        await cancelled(self._tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks and waits until they have ended, whatever they raise."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+class CacheLimit:
+    """The engine's prompt cache is limited to the memory that models and rows leave."""
+
+    def __init__(self, engine: Callable[[], EngineClient]) -> None:
+        self._engine = engine
+        self.nbytes = 0
+        """The bytes of the prompt cache, as the engine last reported them."""
+        self._sent: int | None = None
+        """The last limit that was sent to this engine; None if it has to be sent again."""
+
+    def reported(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        if nbytes > (self._sent or 0):
+            self._sent = None  # finished rows added their caches, so the limit has to be sent again
+
+    def shrunk(self, to_bytes: int) -> None:
+        """Records the size to which the next limit will shrink the cache."""
+        self.nbytes = min(self.nbytes, to_bytes)
+
+    def send(self, max_bytes: int) -> None:
+        if max_bytes != self._sent:
+            with suppress(EngineDied):
+                self._engine().limit_cache(max_bytes)
+                self._sent = max_bytes
+
+    def engine_lost(self) -> None:
+        self.nbytes, self._sent = 0, None
+
+
+def refusal(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
+    """The error for the client. origin: the source of the memory budget, for the message."""
+    match reason:
+        case NeverFits(needed, available):
+            model = policy.views()[entry.spec.id].nbytes
+            return _too_large(needed, available, model, policy.budget, origin)
+        case WaitedTooLong(seconds):
+            return Overloaded(
+                f"No memory became free in {seconds:.0f} seconds. Send the request again later."
+            )
+        case FailedToLoad():
+            assert entry.failure is not None
+            return copy(entry.failure)
+
+
+def _too_large(
+    needed: int, available: int, model: int, budget: int, origin: str
+) -> NotEnoughMemory:
+    alone, pinned = model > available, budget - available
+    what = f"The model needs {size(model)}"
+    if not alone:
+        what += f", and this request {size(needed - model)} more"
+    limit = f"the memory budget is {size(budget)} ({origin})"
+    if pinned:
+        limit += f", of which pinned models keep {size(pinned)}"
+    choose = "choose a smaller quantisation" if alone else "ask for fewer tokens"
+    return NotEnoughMemory(f"{what}; {limit}. Raise `memory_budget` in models.yaml, or {choose}.")
+
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -48,7 +154,7 @@ class MemoryScheduler:
         self._on_ready = on_ready
         self._on_memory = on_memory
         self._tickets = count()
-        self.waiting: dict[actions.Ticket, Waiter] = {}
+        self.waiting: dict[Ticket, Waiter] = {}
         self.leases = Leases(engine, self._begin, self._resize)
         self.adapters = AdapterPool(engine, self._count_adapters)
         self.timer: asyncio.TimerHandle | None = None
@@ -108,11 +214,11 @@ class MemoryScheduler:
             self.do(self.policy.release(ticket, now()))
             self.leases.remove(ticket)
 
-    def _begin(self, ticket: actions.Ticket) -> None:
+    def _begin(self, ticket: Ticket) -> None:
         self.policy.begin(ticket)
         self.limit_cache()
 
-    def _resize(self, ticket: actions.Ticket, kv_bytes: int) -> None:
+    def _resize(self, ticket: Ticket, kv_bytes: int) -> None:
         self.do(self.policy.resize(ticket, kv_bytes, now()))
 
     def check_open(self) -> None:
@@ -164,32 +270,32 @@ class MemoryScheduler:
             waiter.refuse(EngineDied("The engine process was lost. Send the request again."))
         self.do(self.policy.engine_lost(now()))
 
-    def do(self, wanted: actions.Actions) -> None:
+    def do(self, wanted: Actions) -> None:
         if self._closed:
             return
         for action in wanted:
             match action:
-                case actions.LoadAction(model):
+                case LoadAction(model):
                     self.background.begin(self._load(self._models[model]))
-                case actions.UnloadAction(model):
+                case UnloadAction(model):
                     self.background.begin(self._unload(self._models[model]))
-                case actions.ShrinkCache(to_bytes):
+                case ShrinkCache(to_bytes):
                     self._shrink(to_bytes)
-                case actions.Grant(ticket):
+                case Grant(ticket):
                     self._grant(ticket)
-                case actions.PreemptAction(ticket):
+                case PreemptAction(ticket):
                     self.limit_cache()  # the prompt cache may keep the preempted rows' caches
                     self.leases.preempt(ticket)
-                case actions.ResumeAction(ticket):  # before the limit, which may drop their caches
+                case ResumeAction(ticket):  # before the limit, which may drop their caches
                     self.leases.resume(ticket)
-                case actions.Refuse(ticket, reason):
+                case Refuse(ticket, reason):
                     waiter = self.waiting.pop(ticket)
                     waiter.refuse(refusal(reason, waiter.entry, self.policy, self.budget_origin))
         self.limit_cache()
         self._set_timer()
         self._on_memory()
 
-    def _grant(self, ticket: actions.Ticket) -> None:
+    def _grant(self, ticket: Ticket) -> None:
         waiter = self.waiting.pop(ticket)
         assert waiter.entry.model is not None
         self.leases.add(waiter.entry.model, waiter.demand, ticket)

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.security import _peer
 from mlx_server.api.transport.web_sockets import OpenSockets
-from mlx_server.pool.concurrency import RowSlots
+from mlx_server.pool.pool import RowSlots
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
 

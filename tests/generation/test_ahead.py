@@ -11,8 +11,8 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest
 from tests.generation.scripted import END, Batch, Engine, admitted, run, said

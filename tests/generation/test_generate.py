@@ -11,8 +11,8 @@ from mlx_server.engine.row_stream import Item
 from mlx_server.errors import BadRequest, GenerationFailed, ModelNotFound, Overloaded
 from mlx_server.events import Event, Finished, Started, TextDelta
 from mlx_server.generation.generate import generate
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from tests.generation.scripted import (
     ASKED,

@@ -13,7 +13,7 @@ import psutil
 import typer
 
 from mlx_server import limits
-from mlx_server.pool.footprint import footprint
+from mlx_server.pool.memory import footprint
 from tests.hostile.shapes import CONVERSATIONS, Client
 from tests.live.server import LiveServer, children, eventually, serving
 from tests.tiny import tiny_llama

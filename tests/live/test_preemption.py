@@ -15,8 +15,8 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.generation.generate import generate
 from mlx_server.pool import lease
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingChoices
 from tests.tiny import tiny_llama

@@ -6,7 +6,7 @@ import httpx
 
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import PrefillProgress
-from mlx_server.pool.entry import PrefillView
+from mlx_server.pool.models import PrefillView
 from tests.hostile.inside import Inside, serving
 from tests.live.server import PLAIN
 

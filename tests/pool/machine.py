@@ -29,10 +29,10 @@ from mlx_server.engine.messages import (
     encode_commands,
 )
 from mlx_server.errors import EngineDied, ServerError
-from mlx_server.pool.entry import LoadedModel, ModelView, OnProgress
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.lease import MemoryDemand
+from mlx_server.pool.models import LoadedModel, ModelView, OnProgress
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 
 WEIGHTS = 60

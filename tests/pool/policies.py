@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from mlx_server.pool.actions import LoadAction, ModelFacts
-from mlx_server.pool.policy import Policy
+from mlx_server.pool.policy import LoadAction, ModelFacts, Policy
 from tests.pool.policy_books import WAIT
 
 BUDGET = 10

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from mlx_server.pool.actions import ModelFacts
-from mlx_server.pool.policy import Policy
+from mlx_server.pool.policy import ModelFacts, Policy
 
 WAIT = 30.0
 

@@ -11,7 +11,8 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
+    TURN,
     Actions,
     FailedToLoad,
     Grant,
@@ -24,7 +25,6 @@ from mlx_server.pool.actions import (
     UnloadAction,
     WaitedTooLong,
 )
-from mlx_server.pool.fair_order import TURN
 from tests.pool.policy_books import WAIT, PolicyBooks, ask_of, grown, reserved
 
 TICK = 2**-10

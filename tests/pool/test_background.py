@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mlx_server.pool.background import BackgroundWork
+from mlx_server.pool.scheduler import BackgroundWork
 
 
 def test_work_is_counted_while_it_runs_and_stopped_to_its_end() -> None:

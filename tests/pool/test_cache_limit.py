@@ -8,8 +8,8 @@ import pytest
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import StepOutput
 from mlx_server.errors import EngineDied
-from mlx_server.pool.cache_limit import CacheLimit
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.scheduler import CacheLimit
 from tests.pool.machine import TWO, WEIGHTS, Holding, held, run, running, state
 
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.pool.concurrency import RowSlots
+from mlx_server.pool.pool import RowSlots
 
 
 def taken(places: RowSlots, on: ExitStack, client: str, rows: int = 1) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.pool.disk_threads import DiskThreads
+from mlx_server.pool.models import DiskThreads
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.machine import running
 
@@ -108,7 +108,7 @@ async def test_a_pool_serves_models_of_other_disks(
 
     async with running(ModelSpec("slow", path), ModelSpec("quick", path)) as (pool, _):
         await asyncio.gather(pool.prepared("slow"), pool.prepared("quick"))
-        monkeypatch.setattr("mlx_server.pool.preparation.is_current", is_current)
+        monkeypatch.setattr("mlx_server.pool.models.is_current", is_current)
         clients = [asyncio.create_task(pool.prepared("slow")) for _ in range(CLIENTS)]
         await asyncio.to_thread(slow.asked.wait, HANG)
         try:

@@ -10,8 +10,8 @@ import pytest
 from mlx_server.engine import supervisor
 from mlx_server.engine.messages import ModelLoaded
 from mlx_server.errors import EngineDied, ModelUnusable, ShuttingDown
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.machine import (
     ONE,
@@ -236,7 +236,7 @@ def test_a_preload_that_fails_is_logged(
         raise error
 
     async def test() -> None:
-        monkeypatch.setattr("mlx_server.pool.preparation.prepare", broken)
+        monkeypatch.setattr("mlx_server.pool.models.prepare", broken)
         async with running(replace(a, preload=True)) as (pool, machine):
             await until(lambda: view(pool).error is not None)
             monkeypatch.undo()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.pool import entry as entries
-from mlx_server.pool.entry import PoolEntry
+from mlx_server.pool import models as entries
+from mlx_server.pool.models import PoolEntry
 from mlx_server.pool.prepare import Capabilities, ModelSpec, capabilities_on_disk
 from tests.families import byte_level, write_checkpoint
 

@@ -1,7 +1,6 @@
 """Clients take turns, and each row of a client counts."""
 
-from mlx_server.pool.actions import Grant, ModelFacts
-from mlx_server.pool.fair_order import TURN
+from mlx_server.pool.policy import TURN, Grant, ModelFacts
 from tests.pool.policies import policy_of
 
 

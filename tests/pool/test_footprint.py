@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-from mlx_server.pool.footprint import footprint
+from mlx_server.pool.memory import footprint
 
 HOLDER = """
 import os, sys

@@ -1,6 +1,6 @@
 """Granted rows grow, are preempted when there is no more room, and go on in order."""
 
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
     Grant,
     LoadAction,
     ModelFacts,

@@ -8,9 +8,9 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Generate, StepOutput, Stop, Token
 from mlx_server.generation.plan import plan
 from mlx_server.pool import lease as lease_of_rows
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.lease import SOON, Lease, Leases, MemoryDemand
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
 from tests.pool.machine import BYTES, ONE, WEIGHTS, asks, held, run, running, turns

@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.errors import ServerError
-from mlx_server.pool.next_prompts import NextPrompts
+from mlx_server.pool.engine_models import NextPrompts
 
 
 class Engine:

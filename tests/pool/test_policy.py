@@ -7,19 +7,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
     FailedToLoad,
     Grant,
     LoadAction,
     ModelFacts,
     NeverFits,
+    Policy,
     PolicyView,
     Refuse,
     ShrinkCache,
     UnloadAction,
     WaitedTooLong,
 )
-from mlx_server.pool.policy import Policy
 from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine

@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_server.errors import BadRequest, Overloaded
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.pool_limits import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.machine import WEIGHTS, Holding, advance, held, run, running, state, view
 

@@ -41,7 +41,7 @@ def test_its_files_are_read_once_for_all_who_want_it(
         reads.append(spec.id)
         return prepare(spec, *rest, **more)
 
-    monkeypatch.setattr("mlx_server.pool.preparation.prepare", counted)
+    monkeypatch.setattr("mlx_server.pool.models.prepare", counted)
 
     async def test() -> None:
         async with running(a) as (pool, _):
@@ -160,7 +160,7 @@ def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
     async def test() -> None:
         async with running(a) as (pool, _):
             with monkeypatch.context() as patched:
-                patched.setattr("mlx_server.pool.preparation.prepare", broken)
+                patched.setattr("mlx_server.pool.models.prepare", broken)
                 errors = await results(*(asking(pool) for _ in range(3)))
             assert {type(error) for error in errors} == {ServerError}
             assert not any("secret" in str(error) for error in errors)

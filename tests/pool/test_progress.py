@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mlx_server.pool.progress import LogLineProgress
+from mlx_server.pool.models import LogLineProgress
 
 
 def test_a_quarter_is_logged_once_for_each_model_and_kind_of_work(

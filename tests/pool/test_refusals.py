@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_server.errors import NotEnoughMemory, Overloaded
-from mlx_server.pool.pool_limits import PoolLimits
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.machine import (
     ONE,

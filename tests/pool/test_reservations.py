@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
     Grant,
     LoadAction,
     ModelFacts,

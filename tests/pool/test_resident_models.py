@@ -2,7 +2,7 @@
 
 import math
 
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
     Grant,
     LoadAction,
     ModelFacts,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mlx_server.errors import ModelNotFound
+from mlx_server.pool.models import ServedModels
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.pool.served_models import ServedModels
 from tests.pool.machine import held, run, running
 
 MODELS = ServedModels(

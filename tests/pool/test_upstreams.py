@@ -6,8 +6,8 @@ import pytest
 
 from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.errors import SettingsError
+from mlx_server.pool.models import UpstreamModel, upstream_model
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.pool.upstreams import UpstreamModel, upstream_model
 
 
 def model(**entry: object) -> UpstreamModel:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from mlx_server.pool.actions import (
+from mlx_server.pool.policy import (
     Grant,
     LoadAction,
     ModelFacts,
+    Policy,
     Refuse,
     UnloadAction,
     WaitedTooLong,
 )
-from mlx_server.pool.policy import Policy
 from tests.pool.policies import policy_of
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_server.api.ollama.output import rfc3339
 from mlx_server.errors import AdapterNotFound, served_names
-from mlx_server.pool.entry import ModelView
+from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities
 

@@ -1,0 +1,494 @@
+"""The models that the server serves: what is known of each, and the reading of its files.
+
+A model on another server is known from models.yaml; the files of the others are downloaded,
+read and loaded once for all requests.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mlx_server.checkpoints.folder_check import Stamp
+from mlx_server.engine.client import EngineClient
+from mlx_server.engine.messages import ModelLoaded
+from mlx_server.errors import (
+    NEAREST,
+    BadRequest,
+    ModelNotFound,
+    ModelReplaced,
+    ModelUnusable,
+    ServerError,
+    served_names,
+)
+from mlx_server.families.base import ModelFamily
+from mlx_server.lora.catalog import AdapterCatalog
+from mlx_server.parsers.reasoning_tags import pairs_of
+from mlx_server.pool.policy import Policy
+from mlx_server.pool.prepare import (
+    Capabilities,
+    ModelSpec,
+    PreparedModel,
+    capabilities_on_disk,
+    check_files,
+    is_current,
+    prepare,
+    stamp_on_disk,
+)
+from mlx_server.upstream.connection import UpstreamConnection
+from mlx_server.upstream.limited_thoughts import ThoughtTags
+from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
+from mlx_server.upstream.text_families import opening_of_reasoning, text_family, thought_tags
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+T = TypeVar("T")
+
+STOP_SECONDS = 0.2
+"""How long a server that stops waits for threads to end, for example those of downloads."""
+
+THREADS_PER_MODEL = 3
+"""The threads for each model. At most three tasks of one model run at once: its preparation, its
+load and a lookup for a request, for example of its adapters."""
+
+
+class DiskThreads:
+    """Enough threads for all models, so that a disk that does not answer blocks only the models on
+    it."""
+
+    def __init__(self, models: Collection[str]) -> None:
+        self._threads = ThreadPoolExecutor(THREADS_PER_MODEL * max(1, len(models)), "disk")
+        self._turns = {model: asyncio.Lock() for model in models}
+        self._running: set[asyncio.Future[Any]] = set()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Like `asyncio.to_thread`, except that `stop` waits for a thread whose caller was
+        cancelled."""
+        return await asyncio.shield(self._begun(work))
+
+    async def run_in_turn(self, model: str, work: Callable[[], T]) -> T:
+        """Runs the lookups for requests of one model one at a time, so that they take one thread. A
+        cancelled caller gives up its turn; work that has begun is completed."""
+        turn = self._turns[model]
+        await turn.acquire()
+        running = self._begun(work)
+        running.add_done_callback(lambda _: turn.release())
+        return await asyncio.shield(running)
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)
+
+    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return running
+
+
+@dataclass(frozen=True)
+class UpstreamModel:
+    spec: ModelSpec
+    upstream: UpstreamSpec
+    connection: UpstreamConnection
+    text_family: ModelFamily
+    """The family by which its text is parsed if the other server has tool calling."""
+    opening: str
+    """The delimiter that opens reasoning in its text; empty if a family has none."""
+    thoughts: ThoughtTags | None
+    """The tags by which two requests can limit its reasoning; None if its family has none."""
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def can(self) -> UpstreamCapabilities:
+        return self.connection.capabilities
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family by which its text is parsed."""
+        return self.text_family if self.can.tools else self.text_family.with_tools_in_prompt()
+
+    @property
+    def context_length(self) -> int | None:
+        return self.spec.context_length or self.connection.learnt.context_length
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What clients see of the model. What is not known of it is taken to be possible."""
+        return Capabilities(
+            family=self.spec.family or self.family.name,
+            architecture="",
+            quantization=None,
+            size_bytes=0,
+            context_length=self.context_length,
+            reasoning=True,
+            tools=True,
+            structured_output=True,
+        )
+
+
+def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
+    """The upstream model of this entry; None for a model that this server runs. Raises
+    SettingsError for an unknown family."""
+    if spec.upstream is None:
+        return None
+    family = text_family(spec.family)
+    if spec.reasoning_tags is not None:
+        family = replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
+    return UpstreamModel(
+        spec=spec,
+        upstream=spec.upstream,
+        connection=UpstreamConnection(spec.id, spec.upstream),
+        text_family=family,
+        opening=opening_of_reasoning(spec.family),
+        thoughts=thought_tags(spec.family),
+    )
+
+
+OnProgress = Callable[[str, str, int, int], None]
+"""Arguments: model id, description of the work, amount done, total amount."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What the server process knows about a model that the engine has loaded."""
+
+    prepared: PreparedModel
+    vocabulary: int
+    """The width of the output head: every token id below it can be generated or biased."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PrefillView:
+    """The progress of a row whose prompt is being computed."""
+
+    prompt_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model as the status endpoint and the chat UI show it."""
+
+    spec: ModelSpec
+    family: str | None
+    """The family's name; None until the model's files have been read."""
+    state: str
+    leases: int
+    nbytes: int
+    last_used: float | None
+    """The Unix time of its last use, in seconds."""
+    stale_at: float | None
+    """The Unix time at which it is unloaded if no request uses it before."""
+    progress: LoadProgress | None
+    error: str | None
+    adapters: list[tuple[str, int, int]]
+    """The name, leases and bytes of each adapter in memory."""
+    batching: bool | None = None
+    """Whether its answers are computed in one batch; None until it has been loaded once."""
+    prefilling: tuple[PrefillView, ...] = ()
+    """The rows in prefill, in order of arrival."""
+
+
+@dataclass
+class PoolEntry:
+    """The pool's mutable state of one model."""
+
+    spec: ModelSpec
+    preparing: asyncio.Task[PreparedModel] | None = None
+    prepared: PreparedModel | None = None
+    model: LoadedModel | None = None
+    failure: ServerError | None = None
+    """The error of the most recent attempt to prepare or load the model."""
+    unusable: ModelUnusable | None = None
+    """The last error that was due to the model's files."""
+    progress: LoadProgress | None = None
+    batching: bool | None = None
+    """Whether its answers are computed in one batch; None until it has been loaded once."""
+    on_disk: AdapterCatalog | None = None
+    """The adapters found on disk, which are shown until the model has been prepared."""
+    capabilities: Capabilities | None = None
+    """The capabilities found on disk, which are shown until the model has been prepared."""
+    unreadable: Stamp | None = None
+    """The files in which no capabilities were found."""
+    upstream: UpstreamModel | None = None
+    """The model on another server, if it is there and takes no memory here."""
+
+    def look_for_capabilities(self) -> None:
+        """Reads the files, unless they are those in which none were found: a template that does not
+        end takes its whole time limit whenever it is read."""
+        stamp = stamp_on_disk(self.spec)
+        if stamp is None or stamp != self.unreadable:
+            self.capabilities = capabilities_on_disk(self.spec)
+            self.unreadable = None if self.capabilities else stamp
+
+
+class ServedModels:
+    def __init__(self, specs: Iterable[ModelSpec]) -> None:
+        self._entries = {spec.id: PoolEntry(spec, upstream=upstream_model(spec)) for spec in specs}
+        self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
+        self._listed = dict(self._names)
+
+    def __getitem__(self, id: str) -> PoolEntry:
+        return self._entries[id]
+
+    def __iter__(self) -> Iterator[PoolEntry]:
+        return iter(self._entries.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a model has this id or alias."""
+        return name in self._names
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._entries)
+
+    @property
+    def local(self) -> list[PoolEntry]:
+        """The models that this server runs itself."""
+        return [entry for entry in self if entry.upstream is None]
+
+    @property
+    def upstreams(self) -> list[UpstreamModel]:
+        return [entry.upstream for entry in self if entry.upstream]
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        return [entry.model for entry in self if entry.model]
+
+    def find(self, name: str) -> PoolEntry:
+        """Finds a model by its id or an alias. Raises ModelNotFound."""
+        if name not in self._names:
+            known = self._entries if len(self._entries) <= NEAREST else self._names
+            raise ModelNotFound(
+                f"The model {name[:100]!r} is not served here. {served_names(name, known)} "
+                "Add it to models.yaml, or pass it to `mlx-server serve`.",
+                param="model",
+            )
+        return self._entries[self._names[name]]
+
+    def add_alias(self, alias: str, id: str) -> None:
+        """Makes `alias` another name of the model. Raises BadRequest if models.yaml gives that name
+        to another model."""
+        if (listed := self._listed.get(alias, id)) != id:
+            raise BadRequest(
+                f"The name {alias[:100]!r} is that of the model {listed}. Choose another name.",
+                param="model",
+            )
+        self._names[alias] = id
+
+    def split(self, name: str) -> tuple[str, str | None]:
+        """Splits `model:adapter` into its parts. A name that is itself a model's id or alias is not
+        split, and has no adapter."""
+        model, _, adapter = name.rpartition(":")
+        is_both = adapter and name not in self._names and model in self._names
+        return (model, adapter) if is_both else (name, None)
+
+
+log = logging.getLogger("mlx_server.pool")
+
+Report = Callable[[str, int, int], None]
+"""Arguments: description of the work, amount done, total amount."""
+
+
+class ModelPreparation:
+    def __init__(
+        self,
+        disk: DiskThreads,
+        engine: Callable[[], EngineClient],
+        policy: Callable[[], Policy],
+        check_open: Callable[[], None],
+        on_progress: OnProgress,
+    ) -> None:
+        """check_open: raises the error for requests to a server that is stopping."""
+        self._disk = disk
+        self._engine = engine
+        self._policy = policy
+        self._check_open = check_open
+        self._on_progress = on_progress
+        self.upcast = False
+
+    async def prepared(self, entry: PoolEntry) -> PreparedModel:
+        """Downloads and reads the model's files, once for all requests. Raises ServerError if they
+        can't be used.
+
+        Replaced files are read again while the model is not in memory. A loaded model is served
+        unchanged until it is unloaded.
+        """
+        self._check_open()
+        if entry.model:
+            return entry.model.prepared
+        if entry.preparing:
+            await self._forget_if_replaced(entry, entry.preparing)
+        if entry.preparing is None:
+            entry.preparing = asyncio.create_task(self._prepare(entry))
+            # retrieves an error, which is logged already, in case all requests were cancelled
+            entry.preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(entry.preparing)
+
+    async def _forget_if_replaced(
+        self, entry: PoolEntry, known: asyncio.Task[PreparedModel]
+    ) -> None:
+        is_read = known.done() and not known.cancelled()
+        if not is_read or self._policy().state(entry.spec.id) != "unloaded":
+            return
+        look = partial(is_current, known.result())
+        is_replaced = not await self._disk.run_in_turn(entry.spec.id, look)
+        if is_replaced and entry.preparing is known:
+            log.info("the files of %s were replaced", entry.spec.id)
+            entry.preparing = None
+
+    async def _prepare(self, entry: PoolEntry) -> PreparedModel:
+        report = self.reporter(entry)
+        entry.failure = None
+        try:
+            ranks = len(group.hosts) if (group := entry.spec.group) else 1
+            prepared = await self._disk.run(
+                partial(
+                    prepare,
+                    entry.spec,
+                    report,
+                    upcast=self.upcast,
+                    budget=ranks * self._policy().budget or None,
+                    unusable=entry.unusable,
+                )
+            )
+            if prepared.transcript is None:  # a replay model has no KV cache to measure
+                with _stamped(prepared):
+                    kv = await self._engine().kv_cost(
+                        prepared.id, str(prepared.path), prepared.spec.kv_bits
+                    )
+                weights = prepared.weights // ranks
+                most_padding = kv.most_padding(self._policy().budget - weights)
+                prepared = replace(prepared, kv=kv, most_padding=most_padding, weights=weights)
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        except Exception as error:
+            entry.preparing = None  # the next request tries again
+            failure = self.failed(entry, error)
+            raise failure from None
+        if prepared.adapters and entry.prepared and entry.prepared.adapters:
+            prepared.adapters.added = entry.prepared.adapters.added
+        entry.prepared, entry.progress = prepared, None
+        self._policy().estimate(entry.spec.id, prepared.weights)
+        return prepared
+
+    def failed(self, entry: PoolEntry, error: Exception) -> ServerError:
+        """Logs the error, and records in the entry the one to report to clients, which it also
+        returns. An unexpected error is only in the log."""
+        if isinstance(error, ModelUnusable) and error.stamp:
+            entry.unusable, entry.preparing = copy(error), None
+        if isinstance(error, ServerError):
+            log.error("%s: %s", entry.spec.id, error.message)
+        else:
+            log.error("%s can't be used", entry.spec.id, exc_info=error)
+            error = ServerError(
+                f"{entry.spec.id} can't be used because of an unexpected error. See the server's "
+                "log."
+            )
+        entry.failure, entry.progress = copy(error), None
+        return error
+
+    async def load(self, prepared: PreparedModel, report: Report) -> ModelLoaded:
+        """Loads the weights. Raises ModelReplaced if the files have changed since they were
+        prepared."""
+        await self._disk.run(partial(check_files, prepared))
+        with _stamped(prepared):
+            loaded = await self._engine().load(
+                prepared.id,
+                str(prepared.path),
+                lambda done, total: report("loading", done, total),
+                sorted(prepared.family.stops(prepared.checkpoint)),
+                str(prepared.tokenizer_json.parent),
+                prepared.spec.kv_bits,
+                prepared.most_padding,
+            )
+        try:
+            await self._disk.run(partial(check_files, prepared))
+        except ModelReplaced:
+            await self._engine().unload(prepared.id)
+            raise
+        return loaded
+
+    def reporter(self, entry: PoolEntry) -> Report:
+        def report(what: str, done: int, total: int) -> None:
+            self._check_open()  # its error ends a download when the server stops
+            entry.progress = LoadProgress(what, done, total)
+            self._on_progress(entry.spec.id, what, done, total)
+
+        return report
+
+
+@contextmanager
+def _stamped(prepared: PreparedModel) -> Iterator[None]:
+    """Gives an error that is due to the model's files their stamp."""
+    try:
+        yield
+    except ModelUnusable as error:
+        if error.of_files:
+            error.stamp = prepared.stamp
+        raise
+
+
+def progress_display() -> OnProgress:
+    return BarProgress() if sys.stderr.isatty() else LogLineProgress()
+
+
+class LogLineProgress:
+    """Logs a line at the start, at each quarter and at the end."""
+
+    def __init__(self) -> None:
+        self._logged: dict[tuple[str, str], int] = {}
+        """The last quarter that was logged, by model and kind of work."""
+
+    def __call__(self, model: str, what: str, done: int, total: int) -> None:
+        quarter = 4 * done // total if total else 4
+        if self._logged.get((model, what)) != quarter:
+            self._logged[model, what] = quarter
+            log.info("%s: %s %d %%", model, what, quarter * 25)
+
+
+class BarProgress:
+    def __init__(self) -> None:
+        # imported here since a server without a terminal starts faster without rich
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+
+    def __call__(self, model: str, what: str, done: int, total: int) -> None:
+        if (model, what) not in self._tasks:
+            self._progress.start()
+            self._tasks[model, what] = self._progress.add_task(f"{model}: {what}")
+        self._progress.update(self._tasks[model, what], completed=done, total=total)
+        if self._progress.finished:
+            self._progress.stop()
