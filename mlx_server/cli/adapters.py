@@ -64,16 +64,16 @@ def rows_of(settings: Settings) -> list[AdapterRow]:
     """Makes one row for each adapter, sorted by name. Downloads nothing."""
     rows: dict[tuple[str, Path | None], AdapterRow] = {}
     for model_id, model in settings.models.items():
-        for name, path, found in _row_of(model, settings.server.adapters_dir):
+        for name, path, adapter in _row_of(model, settings.server.adapters_dir):
             row = rows.setdefault((name, path), AdapterRow(name))
-            if isinstance(found, AdapterSpec):
-                row.spec = found
+            if isinstance(adapter, AdapterSpec):
+                row.spec = adapter
                 row.models.append(model_id if on_disk(model.source) else f"{model_id}?")
-            elif found is None:
+            elif adapter is None:
                 row.not_fetched = True
                 row.models.append(f"{model_id}?")
             else:
-                row.wrong.append(found.message)
+                row.wrong.append(adapter.message)
     return sorted(rows.values(), key=lambda row: row.name)
 
 
@@ -91,9 +91,9 @@ def _row_of(
             listed[name] = location
     catalog = AdapterCatalog(base, listed, folder)
     locations = catalog.locations()
-    for name, found in catalog.all().items():
+    for name, adapter in catalog.all().items():
         if name in listed or name not in model.adapters:
-            yield name, locations[name].path, found
+            yield name, locations[name].path, adapter
 
 
 def _location_of(entry: AdapterSettings) -> AdapterLocation | None:

@@ -101,40 +101,40 @@ def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) ->
     """The model of a group, as the first readable one of its files says."""
     for file, _ in files[:8]:
         with suppress(OSError, DamagedFile):
-            if found := model_in(folder.place(file)):
-                return found
+            if model := model_in(folder.place(file)):
+                return model
     return UNKNOWN
 
 
 def _by_model(
     groups: dict[str, list[tuple[PromptFile, FileUse]]], names: dict[str, str]
 ) -> list[ModelFiles]:
-    found: dict[str, ModelFiles] = {}
+    models: dict[str, ModelFiles] = {}
     for group, files in groups.items():
-        own = found.setdefault(names[group], ModelFiles(names[group]))
+        own = models.setdefault(names[group], ModelFiles(names[group]))
         own.files += len(files)
         own.nbytes += sum(use.nbytes for _, use in files)
         own.used = max(own.used, *(use.used for _, use in files))
-    return sorted(found.values(), key=lambda each: -each.nbytes)
+    return sorted(models.values(), key=lambda each: -each.nbytes)
 
 
-def show(found: CacheSummary, console: Console) -> None:
-    for line in _lines(found):
+def show(summary: CacheSummary, console: Console) -> None:
+    for line in _lines(summary):
         print_line(line, console)
 
 
-def _lines(found: CacheSummary) -> list[str]:
-    removed = [] if found.removed is None else [f"removed        {found.removed} files"]
-    if found.path is None or not (found.most_bytes or found.models):
+def _lines(summary: CacheSummary) -> list[str]:
+    removed = [] if summary.removed is None else [f"removed        {summary.removed} files"]
+    if summary.path is None or not (summary.most_bytes or summary.models):
         return [NOT_KEPT, *removed]
-    nbytes = sum(each.nbytes for each in found.models)
-    left = [] if found.most_bytes else [f"{NOT_KEPT}; these files were left there before"]
+    nbytes = sum(each.nbytes for each in summary.models)
+    left = [] if summary.most_bytes else [f"{NOT_KEPT}; these files were left there before"]
     return [
         *left,
-        str(found.path),
+        str(summary.path),
         *removed,
-        f"size           {nbytes / 1e6:.1f} MB, at most {found.most_bytes / 1e6:.0f} MB",
-        *map(_line, found.models),
+        f"size           {nbytes / 1e6:.1f} MB, at most {summary.most_bytes / 1e6:.0f} MB",
+        *map(_line, summary.models),
     ]
 
 

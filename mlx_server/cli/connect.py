@@ -56,13 +56,13 @@ def connect(
             "`mlx-server connect` lists all."
         )
     record = CLIENTS[client]
-    found = connection_to(url, api_key or key_at_home(), model, context_length)
+    connection = connection_to(url, api_key or key_at_home(), model, context_length)
     if not write and not run:
-        print(shown(record, found), end="")
+        print(shown(record, connection), end="")
         return
     if write:
-        for sentence in written(changes(record, found)):
+        for sentence in written(changes(record, connection)):
             print(sentence)
     if run:
-        command, environment = command_of(client, record, found)
+        command, environment = command_of(client, record, connection)
         os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606

@@ -23,7 +23,7 @@ MOST_HASHED = 64 << 20
 
 
 def main(wanted: dict[str, Any]) -> None:
-    found = {
+    facts = {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "memory": memory(),
@@ -32,7 +32,7 @@ def main(wanted: dict[str, Any]) -> None:
         "places": {place: why_not(place) for place in wanted["places"]},
         "models": {folder: model(folder) for folder in wanted["folders"]},
     }
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.write("\n" + json.dumps(facts) + "\n")
 
 
 def memory() -> int:

@@ -157,12 +157,12 @@ async def _sent(stdin: asyncio.StreamWriter) -> None:
 
 
 async def _read_output(stream: asyncio.StreamReader) -> bytes:
-    found = b""
+    output = b""
     while piece := await stream.read(64 << 10):
-        found += piece
-        if len(found) > MOST_BYTES:
+        output += piece
+        if len(output) > MOST_BYTES:
             raise _TooLarge
-    return found
+    return output
 
 
 MODULE = ("-m", "mlx_server.worker.link_speed")
@@ -195,13 +195,15 @@ async def link_check(group: RankGroup) -> Check:
         fix = "give `ips` of each host in the hostfile; `mlx.distributed_config` finds them"
         return Check("fail", "link", f"{', '.join(lacking)}: no addresses", fix)
     answers = await _ranks(group)
-    found = [_measured(answer) if answer else None for answer in answers]
-    for rank, (answer, measured) in enumerate(zip(answers, found, strict=True)):
+    measurements = [_measured(answer) if answer else None for answer in answers]
+    for rank, (answer, measured) in enumerate(zip(answers, measurements, strict=True)):
         if answer and not measured:
             return Check(
                 "fail", "link", f"rank {rank}, {hosts[rank].ssh}: {_why_no_link(answer)}", LINK_FIX
             )
-    return judged([each for each in found if each], loopback=all(host.is_local for host in hosts))
+    return judged(
+        [each for each in measurements if each], loopback=all(host.is_local for host in hosts)
+    )
 
 
 LINK_FIX = (
@@ -237,15 +239,15 @@ def judged(measured: Sequence[Measured], *, loopback: bool) -> Check:
     large = max(each.large_seconds for each in measured)
     first = measured[0]
     speed = first.large_bytes / large
-    found = (
+    figures = (
         f"an all-reduce over {len(measured)} ranks takes {small * 1e3:.2f} ms for "
         f"{first.small_bytes >> 10} KiB and {large * 1e3:.0f} ms for "
         f"{first.large_bytes >> 20} MiB ({speed / 1e9:.2f} GB/s)"
     )
     if not loopback and (small > SLOW_SECONDS or speed < SLOW_BYTES):
         fix = "give the addresses of a Thunderbolt or 10 Gb Ethernet cable, not those of Wi-Fi"
-        return Check("warn", "link", found, fix)
-    return Check("ok", "link", found)
+        return Check("warn", "link", figures, fix)
+    return Check("ok", "link", figures)
 
 
 async def _ranks(group: RankGroup) -> list[CommandOutput | None]:
@@ -310,9 +312,9 @@ def examine_hosts(hostfile: Path, config: Path | None) -> Iterator[Check]:
     for id, folder in folders.items():
         if not folder:
             yield Check("fail", "model", f"{id} is not on this machine", f"mlx-server pull {id}")
-    found = {id: folder for id, folder in folders.items() if folder}
+    present = {id: folder for id, folder in folders.items() if folder}
     chosen = next((spec.group for spec in specs if spec.group), group)
-    yield from host_checks(chosen, found)
+    yield from host_checks(chosen, present)
 
 
 def host_checks(group: RankGroup, folders: Mapping[str, Path]) -> Iterator[Check]:
@@ -358,8 +360,8 @@ def _facts(answer: CommandOutput) -> HostFacts | None:
         return None
 
 
-def _line(group: RankGroup, rank: int, status: Status, found: str, fix: str = "") -> Check:
-    text = f"{group.hosts[rank].ssh}: {found}"
+def _line(group: RankGroup, rank: int, status: Status, finding: str, fix: str = "") -> Check:
+    text = f"{group.hosts[rank].ssh}: {finding}"
     return Check(status, f"rank {rank}", printable(text), printable(fix))
 
 
@@ -426,12 +428,12 @@ def unreached(group: RankGroup, rank: int, answer: CommandOutput) -> tuple[str, 
 
 
 def _python(facts: HostFacts) -> Finding:
-    found = f"Python {facts.python} on {facts.machine}, {size(max(0, facts.memory))}"
+    version = f"Python {facts.python} on {facts.machine}, {size(max(0, facts.memory))}"
     parts = facts.python.split(".")[:2]
     if not all(part.isdecimal() and len(part) < 4 for part in parts):
-        return "fail", found, "use Python 3.11 to 3.14 there"
+        return "fail", version, "use Python 3.11 to 3.14 there"
     is_old = tuple(map(int, parts)) < OLDEST_PYTHON
-    return ("fail", found, "use Python 3.11 to 3.14 there") if is_old else ("ok", found, "")
+    return ("fail", version, "use Python 3.11 to 3.14 there") if is_old else ("ok", version, "")
 
 
 def _packages(facts: HostFacts, own: HostFacts, python: str) -> Iterator[Finding]:
@@ -440,8 +442,8 @@ def _packages(facts: HostFacts, own: HostFacts, python: str) -> Iterator[Finding
         there, here = facts.packages.get(name, ""), own.packages.get(name, "")
         if there != here:
             wrong = True
-            found = f"{name} {there or 'is missing'}, here {here or 'it is missing'}"
-            yield "fail", found, f"there: {python} -m pip install {name}=={here}"
+            difference = f"{name} {there or 'is missing'}, here {here or 'it is missing'}"
+            yield "fail", difference, f"there: {python} -m pip install {name}=={here}"
     if wrong:
         return
     if facts.source != own.source:
@@ -462,8 +464,10 @@ def _models(
         elif there.digest != here.digest:
             yield "fail", f"model {name}: its config or list of weights is another one", copy
         elif there.bytes != here.bytes:
-            found = f"model {name}: {size(max(0, there.bytes))} of weights, here {size(here.bytes)}"
-            yield "fail", found, copy
+            difference = (
+                f"model {name}: {size(max(0, there.bytes))} of weights, here {size(here.bytes)}"
+            )
+            yield "fail", difference, copy
         else:
             yield "ok", f"model {name}: {size(here.bytes)} of weights, as here", ""
 

@@ -88,17 +88,17 @@ def examine(config: Path | None) -> Iterator[Check]:
 
 
 def _python() -> Check:
-    found = platform.python_version()
+    version = platform.python_version()
     oldest, newest = PYTHONS
     if oldest <= sys.version_info[:2] < newest:
-        return Check("ok", "python", found)
-    return Check("fail", "python", found, "use Python 3.11 to 3.14")
+        return Check("ok", "python", version)
+    return Check("fail", "python", version, "use Python 3.11 to 3.14")
 
 
 def _versions() -> Check:
-    found = {name: _version(name) for name in PACKAGES}
-    text = ", ".join(f"{name} {number or 'is missing'}" for name, number in found.items())
-    if all(found.values()):
+    versions = {name: _version(name) for name in PACKAGES}
+    text = ", ".join(f"{name} {number or 'is missing'}" for name, number in versions.items())
+    if all(versions.values()):
         return Check("ok", "packages", text)
     return Check("fail", "packages", text, "install mlx-server again")
 
@@ -111,14 +111,14 @@ def _version(package: str) -> str | None:
 
 
 def _platform() -> Check:
-    found = f"{platform.system()} {platform.release()} {platform.machine()}"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
     match sys.platform, platform.machine():
         case "darwin", "arm64":
-            return Check("ok", "platform", found)
+            return Check("ok", "platform", system)
         case "linux", "x86_64" | "aarch64":
-            return Check("ok", "platform", f"{found}, on the CPU")
+            return Check("ok", "platform", f"{system}, on the CPU")
         case _:
-            return Check("fail", "platform", found, "use a Mac with Apple silicon, or Linux")
+            return Check("fail", "platform", system, "use a Mac with Apple silicon, or Linux")
 
 
 def budget_here(chosen: int | None) -> MemoryBudget:
@@ -139,20 +139,20 @@ def _mlx() -> tuple[Check, int | None]:
     except ValueError:
         errors = run.stderr.strip().splitlines() or [f"ended with status {run.returncode}"]
         return Check("fail", "mlx", errors[-1], fix), None
-    found = f"{facts['version']} on {facts['name']}, {'GPU' if facts['gpu'] else 'CPU'}"
+    device = f"{facts['version']} on {facts['name']}, {'GPU' if facts['gpu'] else 'CPU'}"
     if sys.platform == "darwin" and not facts["gpu"]:
-        return Check("warn", "mlx", found, "Metal is off: is this a virtual machine?"), None
-    return Check("ok", "mlx", found), facts["working_set"]
+        return Check("warn", "mlx", device, "Metal is off: is this a virtual machine?"), None
+    return Check("ok", "mlx", device), facts["working_set"]
 
 
 def _memory(working_set: int | None) -> Check:
     memory = psutil.virtual_memory()
-    found = f"{_size(memory.available)} of {_size(memory.total)} free"
+    sizes = f"{_size(memory.available)} of {_size(memory.total)} free"
     if working_set:
-        found += f"; recommended for Metal: up to {_size(working_set)}"
+        sizes += f"; recommended for Metal: up to {_size(working_set)}"
     if memory.available < SCARCE_MEMORY:
-        return Check("warn", "memory", found, "close other programs, or serve only small models")
-    return Check("ok", "memory", found)
+        return Check("warn", "memory", sizes, "close other programs, or serve only small models")
+    return Check("ok", "memory", sizes)
 
 
 def _descriptors(most: int) -> Check:
@@ -177,11 +177,11 @@ def _cache(folder: Path) -> Iterator[Check]:
         yield Check("fail", "cache", f"{existing} is not a writable folder", fix)
         return
     free = shutil.disk_usage(existing).free
-    found = f"{folder}: {_size(_size_on_disk(folder))} used, {_size(free)} free on the disk"
+    sizes = f"{folder}: {_size(_size_on_disk(folder))} used, {_size(free)} free on the disk"
     if free < SCARCE_DISK:
-        yield Check("warn", "cache", found, "free some disk space, or set MLX_SERVER_CACHE")
+        yield Check("warn", "cache", sizes, "free some disk space, or set MLX_SERVER_CACHE")
     else:
-        yield Check("ok", "cache", found)
+        yield Check("ok", "cache", sizes)
 
 
 def _size_on_disk(folder: Path) -> int:
@@ -211,8 +211,8 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         for line in error.message.splitlines():
             yield Check("fail", "settings", line)
     else:
-        found = f"{file or 'no models.yaml, demo only'}: serves {', '.join(settings.models)}"
-        yield Check("ok", "settings", found)
+        served = f"{file or 'no models.yaml, demo only'}: serves {', '.join(settings.models)}"
+        yield Check("ok", "settings", served)
         yield from _changed_settings(settings.server)
         yield _wired(settings.server, working_set)
         yield _budget(settings.server, working_set)
@@ -237,27 +237,27 @@ def _wired(server: ServerSettings, working_set: int | None) -> Check:
     least, most = (int(share * working_set) for share in (WORTH_SHARE, MOST_SHARE))
     match server.wired:
         case "never":
-            found = "never: macOS may page weights out while they are in use"
+            setting = "never: macOS may page weights out while they are in use"
         case "auto":
-            found = f"auto: weights that take {_size(least)} to {_size(most)} are kept resident"
+            setting = f"auto: weights that take {_size(least)} to {_size(most)} are kept resident"
         case nbytes:
-            found = f"up to {_size(min(nbytes, most))} of weights are kept resident"
-    return Check("ok", "wired", found)
+            setting = f"up to {_size(min(nbytes, most))} of weights are kept resident"
+    return Check("ok", "wired", setting)
 
 
 def _budget(server: ServerSettings, working_set: int | None) -> Check:
     budget = budget_of(server.memory_budget, working_set)
-    found = f"{size(budget.nbytes)} for weights and caches: {budget.source}"
+    source = f"{size(budget.nbytes)} for weights and caches: {budget.source}"
     if budget.warning:
-        return Check("warn", "budget", found, budget.warning)
-    return Check("ok", "budget", found)
+        return Check("warn", "budget", source, budget.warning)
+    return Check("ok", "budget", source)
 
 
 def _port(server: ServerSettings) -> Check:
     place = f"{server.host}:{server.port}"
     try:
-        found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
-        with socket.create_server(found[0][4][:2], family=found[0][0]):
+        addresses = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+        with socket.create_server(addresses[0][4][:2], family=addresses[0][0]):
             return Check("ok", "port", f"{place} is free")
     except OSError as error:
         fix = "choose another port with `--port`, unless mlx-server itself is using this one"
@@ -307,9 +307,9 @@ def report(checks: Iterable[Check], console: Console) -> bool:
 
 def as_json(checks: Iterable[Check], console: Console) -> bool:
     """Like `report`, but prints JSON."""
-    found = [asdict(check) for check in checks]
-    console.out(json.dumps(found, indent=2), highlight=False)
-    return all(check["status"] != "fail" for check in found)
+    results = [asdict(check) for check in checks]
+    console.out(json.dumps(results, indent=2), highlight=False)
+    return all(check["status"] != "fail" for check in results)
 
 
 def _table(checks: Iterable[Check], console: Console) -> list[Status]:

@@ -116,16 +116,16 @@ def pool_of(client: httpx.Client) -> dict[str, Any]:
         raise ServerError(
             f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
         ) from None
-    found = parsed_json(response.content)
+    body = parsed_json(response.content)
     try:
         if not response.is_success:
-            message = found["error"]["message"]
+            message = body["error"]["message"]
             raise ServerError(f"{place} answers {response.status_code}: {message}")
-        msgspec.convert(found, PoolBody)
+        msgspec.convert(body, PoolBody)
     except (ValueError, TypeError, KeyError):
         pass
     else:
-        return dict(found)
+        return dict(body)
     raise ServerError(
         f"The server at {place} is not mlx-server (it answers {response.status_code} to "
         "/v1/pool). Set --url to yours, or start one with `mlx-server serve`."

@@ -76,7 +76,7 @@ class RecordedServer:
         )
         try:
             response = client.send(sent, stream=True)
-            found = parsed_json(_body(response, number))
+            answer = parsed_json(_body(response, number))
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"The server at --upstream did not answer request {number}: "
@@ -85,9 +85,9 @@ class RecordedServer:
         if not response.is_success:
             raise BadRequest(
                 f"The server at --upstream refused request {number} (HTTP {response.status_code})"
-                f"{_message(found)}"
+                f"{_message(answer)}"
             )
-        return found
+        return answer
 
 
 def _body(response: httpx.Response, number: int) -> bytes:
@@ -102,9 +102,9 @@ def _body(response: httpx.Response, number: int) -> bytes:
     return bytes(body)
 
 
-def _answer(found: Any, number: int) -> Entry:
+def _answer(completion: Any, number: int) -> Entry:
     try:
-        message = found["choices"][0]["message"]
+        message = completion["choices"][0]["message"]
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
         answer = {"reasoning": reasoning, "text": message.get("content") or "", "calls": calls}
@@ -117,14 +117,14 @@ def _answer(found: Any, number: int) -> Entry:
 
 def _call(function: Mapping[str, Any]) -> Entry:
     arguments = function.get("arguments") or {}
-    made = json.loads(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(made, dict):
+    parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(parsed, dict):
         raise TypeError("the arguments are no object")
-    return {"name": function["name"], "arguments": made}
+    return {"name": function["name"], "arguments": parsed}
 
 
-def _message(found: Any) -> str:
-    error = found.get("error") if isinstance(found, dict) else None
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return f": {message[:500]}" if isinstance(message, str) else "."
 

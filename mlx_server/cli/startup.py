@@ -76,9 +76,9 @@ def with_local_models(settings: Settings) -> Settings:
     listed = settings.models
     taken = {*listed, *(alias for model in listed.values() for alias in model.aliases)}
     taken |= {model.source for model in listed.values()}
-    found = {
+    local = {
         model.id: ModelSettings(source=model.source)
         for model in local_models(upcast=sys.platform != "darwin")
         if not model.problem and model.nbytes <= budget and not {model.id, model.source} & taken
     }
-    return replace(settings, models={**listed, **found})
+    return replace(settings, models={**listed, **local})

@@ -65,26 +65,27 @@ async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSumma
         await store.close()
 
 
-def show(found: StoreSummary, console: Console) -> None:
-    for line in _lines(found):
+def show(summary: StoreSummary, console: Console) -> None:
+    for line in _lines(summary):
         print_line(line, console)
 
 
-def _lines(found: StoreSummary) -> list[str]:
-    kept = f"for {found.retention.days:g} days, at most {found.retention.count} of each"
-    if (stats := found.stats) is None:
-        return [f"{found.path}: nothing is stored yet", f"kept           {kept}"]
-    pruned = [] if found.pruned is None else [f"pruned         {found.pruned}"]
+def _lines(summary: StoreSummary) -> list[str]:
+    retention = summary.retention
+    limits = f"for {retention.days:g} days, at most {retention.count} of each"
+    if (stats := summary.stats) is None:
+        return [f"{summary.path}: nothing is stored yet", f"kept           {limits}"]
+    pruned = [] if summary.pruned is None else [f"pruned         {summary.pruned}"]
     return [
-        str(found.path),
+        str(summary.path),
         *pruned,
         f"responses      {stats.responses}{_span(stats)}",
         f"conversations  {stats.conversations}",
         f"completions    {stats.completions}",
         f"items          {stats.items}",
         f"size           {stats.bytes / 1e6:.1f} MB",
-        f"stored         {stats.stored / 1e6:.1f} MB, at most {found.retention.bytes / 1e6:.0f} MB",
-        f"kept           {kept}",
+        f"stored         {stats.stored / 1e6:.1f} MB, at most {retention.bytes / 1e6:.0f} MB",
+        f"kept           {limits}",
     ]
 
 

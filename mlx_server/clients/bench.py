@@ -82,10 +82,12 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        found = sorted(values)
-        if not found:
+        ascending = sorted(values)
+        if not ascending:
             return cls(math.nan, math.nan, math.nan)
-        return cls(statistics.fmean(found), percentile(found, 50), percentile(found, 95))
+        return cls(
+            statistics.fmean(ascending), percentile(ascending, 50), percentile(ascending, 95)
+        )
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
@@ -512,9 +514,9 @@ def numbers(flag: str, value: str) -> list[int]:
     Raises SettingsError, which names the flag, for any other value.
     """
     try:
-        found = [int(part) for part in value.split(",")]
+        parsed = [int(part) for part in value.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
+        parsed = []
+    if not parsed or min(parsed) < 1:
         raise SettingsError(f"{flag} should be a list like 1,4,16, not {value!r}.")
-    return found
+    return parsed

@@ -167,10 +167,14 @@ def checked_url(url: str, name: str = "The URL of the server") -> httpx.URL:
     """Raises SettingsError for a text that is no http URL of a host. The message does not repeat
     the text, which may have a password."""
     try:
-        found = httpx.URL(url)
-        found.host.encode("idna")
-        if found.scheme in ("http", "https") and found.host and 0 <= (found.port or 80) < 1 << 16:
-            return found
+        checked = httpx.URL(url)
+        checked.host.encode("idna")
+        if (
+            checked.scheme in ("http", "https")
+            and checked.host
+            and 0 <= (checked.port or 80) < 1 << 16
+        ):
+            return checked
     except (httpx.InvalidURL, ValueError):
         pass
     raise SettingsError(f"{name} should be one like {DEFAULT_URL}.")
@@ -201,10 +205,10 @@ def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     not serve the model."""
     with _connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
-    found = parsed_json(response.content)
-    if response.status_code != 200 or not isinstance(found, dict):
+    facts = parsed_json(response.content)
+    if response.status_code != 200 or not isinstance(facts, dict):
         raise _refused(response)
-    return found
+    return facts
 
 
 @contextmanager

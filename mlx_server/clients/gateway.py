@@ -103,38 +103,38 @@ class ForeignAnswer:
             is_unterminated=self._reader.is_unterminated,
             attempted_call=answer.attempts_call,
         )
-        found = check_answer(raw, required, context.repair)
-        if found.errors or found.text.strip() or raw.calls or raw.reason == "length":
-            return found
-        return replace(found, errors=(NO_ANSWER,))
+        checked = check_answer(raw, required, context.repair)
+        if checked.errors or checked.text.strip() or raw.calls or raw.reason == "length":
+            return checked
+        return replace(checked, errors=(NO_ANSWER,))
 
-    def accept(self, found: CheckedAnswer) -> None:
+    def accept(self, checked: CheckedAnswer) -> None:
         """Replaces the text by the repaired one, and reports the repairs and violations."""
-        self.collected.texts = [found.text]
-        self._collect(self._reports(found))
+        self.collected.texts = [checked.text]
+        self._collect(self._reports(checked))
 
     def review(self, required: Requirements) -> list[Event]:
         """Checks a streamed answer, and returns its last events. Text that was sent can't be
         repaired; only if there was none, the answer may be taken from the reasoning."""
-        found = self.checked(required)
-        if ("reasoning", "content") not in found.repairs:
-            return self._collect(self._reports(replace(found, repairs=())))
-        return self._collect([TextDelta(self._index, found.text), *self._reports(found)])
+        checked = self.checked(required)
+        if ("reasoning", "content") not in checked.repairs:
+            return self._collect(self._reports(replace(checked, repairs=())))
+        return self._collect([TextDelta(self._index, checked.text), *self._reports(checked)])
 
     def _events_of(self, parts: Iterable[AnswerPiece]) -> Iterator[Event]:
         return (event for part in parts for event in self._reader.feed(part))
 
     def _collect(self, events: Iterable[Event]) -> list[Event]:
         # the server's usage is passed on unchanged, so an estimate in place of it is not reported
-        found = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
-        for event in found:
+        reported = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
+        for event in reported:
             self.collected.add(event)
-        return found
+        return reported
 
-    def _reports(self, found: CheckedAnswer) -> Iterator[Event]:
-        for what, where in found.repairs:
+    def _reports(self, checked: CheckedAnswer) -> Iterator[Event]:
+        for what, where in checked.repairs:
             yield Repaired(self._index, what, where)
-        for error in found.errors:
+        for error in checked.errors:
             yield Violation(self._index, error)
 
 
@@ -172,9 +172,9 @@ class ForeignStreamReader:
     def feed(self, chunk: Wire) -> list[Wire]:
         choices = choices_of(chunk)
         head = {name: value for name, value in chunk.items() if name != "usage"}
-        made = [each for choice in choices for each in self._choice(chunk, head, choice)]
+        chunks = [each for choice in choices for each in self._choice(chunk, head, choice)]
         # several chunks may be made of one, but the usage must be counted once
-        return [*made, {**chunk, "choices": []}] if chunk.get("usage") or not choices else made
+        return [*chunks, {**chunk, "choices": []}] if chunk.get("usage") or not choices else chunks
 
     def end(self) -> None:
         """Raises GenerationFailed if the stream ended before an answer did."""
@@ -202,14 +202,18 @@ class ForeignStreamReader:
 def _message(choice: Wire, answer: Answer) -> Wire:
     said = choice.get("message") or {}
     replaced = (*REASONING, "tool_calls", "function_call")
-    kept = {name: found for name, found in said.items() if name not in replaced}
+    others = {name: value for name, value in said.items() if name not in replaced}
     text = answer.text
-    made: Wire = {"role": "assistant", **kept, "content": text or (None if answer.calls else "")}
+    message: Wire = {
+        "role": "assistant",
+        **others,
+        "content": text or (None if answer.calls else ""),
+    }
     if answer.reasoning:
-        made["reasoning_content"] = answer.thoughts
+        message["reasoning_content"] = answer.thoughts
     if answer.calls:
-        made["tool_calls"] = [_call(each.id, each.name, each.arguments) for each in answer.calls]
-    return made
+        message["tool_calls"] = [_call(each.id, each.name, each.arguments) for each in answer.calls]
+    return message
 
 
 def _delta(event: Event) -> Wire:
@@ -234,12 +238,12 @@ def _warnings(body: Wire, answers: Sequence[Answer]) -> Wire:
     server reported if it is an mlx-server itself."""
     repairs = [repair for each in answers for repair in each.repairs]
     violations = [violation for each in answers for violation in each.violations]
-    found = warnings_body(repairs, (), violations)
+    warnings = warnings_body(repairs, (), violations)
     reported = body.get("mlx_server")
-    if not (found and isinstance(reported, Mapping)):
-        return found
+    if not (warnings and isinstance(reported, Mapping)):
+        return warnings
     lists = {
-        name: [*(reported.get(name) or ()), *each] for name, each in found["mlx_server"].items()
+        name: [*(reported.get(name) or ()), *each] for name, each in warnings["mlx_server"].items()
     }
     return {"mlx_server": {**reported, **lists}}
 
@@ -247,8 +251,8 @@ def _warnings(body: Wire, answers: Sequence[Answer]) -> Wire:
 def choices_of(body: Wire) -> list[Wire]:
     """The body's choices that are objects; empty if `choices` is missing, null or not a list."""
     choices = body.get("choices")
-    found = choices if isinstance(choices, list) else []
-    return [each for each in found if isinstance(each, dict)]
+    listed = choices if isinstance(choices, list) else []
+    return [each for each in listed if isinstance(each, dict)]
 
 
 Ask = Callable[[Wire], Exchange]
@@ -274,13 +278,13 @@ def checked_answer(
     while True:
         raw = yield from ask({**body, "messages": messages})
         answers = read_choices(raw, options) or [ForeignAnswer(options, 0)]
-        found = answers[0].checked(required)
-        if not found.errors or attempts >= repair.retries:
-            answers[0].accept(found)
+        checked = answers[0].checked(required)
+        if not checked.errors or attempts >= repair.retries:
+            answers[0].accept(checked)
             return completion_of(raw, answers)
         attempts += 1
-        rejected = [{"role": "assistant", "content": found.text}] if found.text else []
-        again = {"role": "user", "content": retry_message(found.errors).content}
+        rejected = [{"role": "assistant", "content": checked.text}] if checked.text else []
+        again = {"role": "user", "content": retry_message(checked.errors).content}
         messages = [*body["messages"], *rejected, again]
 
 

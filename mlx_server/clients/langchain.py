@@ -80,9 +80,9 @@ def _wire(message: BaseMessage, *, sends_thoughts: bool) -> Wire:
 
 def thoughts_of(message: AIMessage) -> str:
     """The message's thoughts, which are in `additional_kwargs` or in its content blocks."""
-    found = message.additional_kwargs.get(THINKING) or message.additional_kwargs.get(REASONING)
-    if isinstance(found, str):
-        return found
+    thoughts = message.additional_kwargs.get(THINKING) or message.additional_kwargs.get(REASONING)
+    if isinstance(thoughts, str):
+        return thoughts
     blocks = message.content_blocks
     return "".join(block.get("reasoning", "") for block in blocks if block["type"] == "reasoning")
 
@@ -170,12 +170,12 @@ def _thinking(wire: Mapping[str, Any]) -> Wire:
 
 
 def _metadata(body: Mapping[str, Any], choice: Mapping[str, Any]) -> Wire:
-    found: Wire = {"model_provider": PROVIDER, "model_name": body.get("model")}
-    found |= {name: body[name] for name in REPORTED if body.get(name) is not None}
-    found["finish_reason"] = choice.get("finish_reason")
+    metadata: Wire = {"model_provider": PROVIDER, "model_name": body.get("model")}
+    metadata |= {name: body[name] for name in REPORTED if body.get(name) is not None}
+    metadata["finish_reason"] = choice.get("finish_reason")
     if choice.get("logprobs"):
-        found["logprobs"] = choice["logprobs"]
-    return found
+        metadata["logprobs"] = choice["logprobs"]
+    return metadata
 
 
 def _usage(body: Mapping[str, Any]) -> UsageMetadata | None:
@@ -319,10 +319,10 @@ class ChatMLX(BaseChatModel):
         return {"model_name": self.model_name, "base_url": self.base_url, **self._sampling()}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        found = super()._get_ls_params(stop=stop, **kwargs)
-        found["ls_provider"] = "mlx-server"
-        found["ls_model_name"] = kwargs.get("model", self.model_name)
-        return found
+        traced = super()._get_ls_params(stop=stop, **kwargs)
+        traced["ls_provider"] = "mlx-server"
+        traced["ls_model_name"] = kwargs.get("model", self.model_name)
+        return traced
 
     def bind_tools(
         self,
@@ -390,10 +390,10 @@ class ChatMLX(BaseChatModel):
         body = self._streaming(self._body(messages, stop, kwargs))
         reading = MessageReader(self.family, body)
         for chunk in self._http_endpoint.stream(body):
-            for found in reading.feed(chunk):
+            for generation in reading.feed(chunk):
                 if run_manager:
-                    run_manager.on_llm_new_token(found.text, chunk=found)
-                yield found
+                    run_manager.on_llm_new_token(generation.text, chunk=generation)
+                yield generation
         reading.end()
 
     async def _astream(
@@ -406,10 +406,10 @@ class ChatMLX(BaseChatModel):
         body = self._streaming(self._body(messages, stop, kwargs))
         reading = MessageReader(self.family, body)
         async for chunk in self._http_endpoint.astream(body):
-            for found in reading.feed(chunk):
+            for generation in reading.feed(chunk):
                 if run_manager:
-                    await run_manager.on_llm_new_token(found.text, chunk=found)
-                yield found
+                    await run_manager.on_llm_new_token(generation.text, chunk=generation)
+                yield generation
         reading.end()
 
     @property

@@ -21,15 +21,15 @@ class ProvidedChat(ChatMLX):
     @classmethod
     def of(cls, config: ProviderConfig) -> Self:
         own = config.provider == "mlx_server"
-        made = cls(
+        chat = cls(
             model=config.model_name,
             base_url=config.url,
             sends_thoughts=own,
             # an answer of another server is complete before it can be checked
             disable_streaming=not own or config.parsing_format == "think_tags",
         )
-        made._config, made._endpoint = config, endpoint_of(config)
-        return made
+        chat._config, chat._endpoint = config, endpoint_of(config)
+        return chat
 
     def _exchange(self, body: Wire) -> Exchange:
         return provider_exchange(self._config, body)

@@ -97,13 +97,13 @@ def load_providers(path: Path) -> dict[str, ProviderConfig]:
     """The providers, by name, of a YAML file with the list `providers`. Raises SettingsError."""
     try:
         listed = yaml.safe_load(path.read_text("utf-8"))
-        found = msgspec.convert(listed["providers"], list[ProviderConfig])
+        providers = msgspec.convert(listed["providers"], list[ProviderConfig])
     except (OSError, yaml.YAMLError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise SettingsError(f"{path.name} has no valid list of `providers`: {error}") from None
-    names = [each.name for each in found]
+    names = [each.name for each in providers]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SettingsError(f"{path.name} has several providers of the name {', '.join(twice)}.")
-    return {each.name: each for each in found}
+    return {each.name: each for each in providers}
 
 
 class LLMProvider:
@@ -134,8 +134,8 @@ class LLMProvider:
         exchange = self._exchange(messages, {"tools": list(tools), **fields})
         answer = run(exchange, self._endpoint.send)
         calls = answer["choices"][0]["message"].get("tool_calls") or ()
-        found = [{"id": call["id"], **call["function"]} for call in calls]
-        return {**_answer_parts(answer), "tool_calls": found}
+        tool_calls = [{"id": call["id"], **call["function"]} for call in calls]
+        return {**_answer_parts(answer), "tool_calls": tool_calls}
 
     def parse_response(self, content: str) -> ProviderAnswer:
         """Splits the content of a message of `client` into its text and its thoughts."""
@@ -191,10 +191,10 @@ def _attempt(config: ProviderConfig, body: Wire) -> Exchange:
 def _limits(config: ProviderConfig) -> Wire:
     """The generation settings as request fields of this backend. Raises SettingsError for limits
     that it can't set."""
-    found = msgspec.structs.asdict(config.generation_config)
-    sampling = {name: found[name] for name in SAMPLING if found[name] is not None}
-    thinking, response = found["max_thinking_tokens"], found["max_response_tokens"]
-    if not found["two_pass"]:
+    settings = msgspec.structs.asdict(config.generation_config)
+    sampling = {name: settings[name] for name in SAMPLING if settings[name] is not None}
+    thinking, response = settings["max_thinking_tokens"], settings["max_response_tokens"]
+    if not settings["two_pass"]:
         if thinking or response:
             raise _unsupported(config, "two_pass is false: set it, or leave these limits out.")
         return sampling

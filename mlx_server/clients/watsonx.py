@@ -76,8 +76,8 @@ class EndpointInference:
         if not isinstance(prompt, str):
             each = [self._generated(one, params) for one in prompt or ()]
             return each if raw else [_text_of(one) for one in each]
-        found = self._generated(prompt, params)
-        return found if raw else _text_of(found)
+        response = self._generated(prompt, params)
+        return response if raw else _text_of(response)
 
     def generate_text_stream(
         self, prompt: str | None, params: Wire | None = None, **given: Any
@@ -85,9 +85,9 @@ class EndpointInference:
         raw = given.pop("raw_response", False)
         _check_supported(given)
         for chunk in self.endpoint.stream(self._text_body(prompt or "", params), COMPLETIONS):
-            found = self._results(chunk)
-            if found["results"]:
-                yield found if raw else _text_of(found)
+            results = self._results(chunk)
+            if results["results"]:
+                yield results if raw else _text_of(results)
 
     def _body(self, messages: Sequence[Wire], given: Mapping[str, Any]) -> Wire:
         rest = {name: value for name, value in given.items() if value is not None}
@@ -303,17 +303,17 @@ class ModelInference:
     ) -> AsyncIterator[Wire]:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
         if self._accumulates(body):
-            for made in _as_chunks(
+            for chunk in _as_chunks(
                 await self.achat(messages, params, tools, tool_choice, tool_choice_option, context)
             ):
-                yield made
+                yield chunk
             return
         reader, given = self._stream_reader(body), self._stream_arguments(body)
         stream = self.original.achat_stream(**given, **_without_none(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
-        async for chunk in stream:
-            for made in reader.feed(chunk):
-                yield made
+        async for received in stream:
+            for chunk in reader.feed(received):
+                yield chunk
         reader.end()
 
     def generate_text(
@@ -331,7 +331,7 @@ class ModelInference:
     ) -> Any:
         """The generated text without the reasoning and delimiters that the model wrote. With
         `raw_response` the whole response, whose text is cleaned in the same way."""
-        found = self.original.generate_text(
+        response = self.original.generate_text(
             prompt=prompt,
             params=params,
             raw_response=raw_response,
@@ -343,10 +343,10 @@ class ModelInference:
             guardrails_granite_guardian_params=guardrails_granite_guardian_params,
             **_without_none(crypto=crypto),
         )
-        if isinstance(found, list):
+        if isinstance(response, list):
             prompts = chain(prompt if isinstance(prompt, list) else (), repeat(""))
-            return [self._cleaned(each, one) for each, one in zip(found, prompts, strict=False)]
-        return self._cleaned(found, prompt)
+            return [self._cleaned(each, one) for each, one in zip(response, prompts, strict=False)]
+        return self._cleaned(response, prompt)
 
     def generate_text_stream(
         self,
@@ -426,9 +426,9 @@ class ModelInference:
             "tools" in body or "response_format" in body
         )
 
-    def _cleaned(self, found: Any, prompt: Any) -> Any:
-        text, prompt_end = _generated_text(found), prompt if isinstance(prompt, str) else ""
-        return _with_text(found, self._text_of(text, prompt_end) or self._text_of(text))
+    def _cleaned(self, response: Any, prompt: Any) -> Any:
+        text, prompt_end = _generated_text(response), prompt if isinstance(prompt, str) else ""
+        return _with_text(response, self._text_of(text, prompt_end) or self._text_of(text))
 
     def _text_of(self, generated: str, prompt_end: str = "") -> str:
         """The text without reasoning and delimiters. It is empty after a prompt that opens
@@ -439,17 +439,17 @@ class ModelInference:
 def _message(message: Wire) -> Wire:
     """The message with an empty text for a null content, which makes vLLM fail, and without the
     thoughts of earlier turns."""
-    kept = {name: value for name, value in message.items() if name not in REASONING}
-    return {**kept, "content": ""} if kept.get("content") is None else kept
+    others = {name: value for name, value in message.items() if name not in REASONING}
+    return {**others, "content": ""} if others.get("content") is None else others
 
 
 def _arguments(body: Wire) -> Wire:
     """The arguments of IBM's `chat` for a body of OpenAI's API."""
     params = dict(body)
-    found: Wire = {"messages": params.pop("messages"), "tools": params.pop("tools", None)}
+    arguments: Wire = {"messages": params.pop("messages"), "tools": params.pop("tools", None)}
     choice = params.pop("tool_choice", None)
-    found["tool_choice" if isinstance(choice, Mapping) else "tool_choice_option"] = choice
-    return {**_without_none(**found), "params": params or None}
+    arguments["tool_choice" if isinstance(choice, Mapping) else "tool_choice_option"] = choice
+    return {**_without_none(**arguments), "params": params or None}
 
 
 def _without_none(**arguments: Any) -> Wire:
@@ -460,8 +460,8 @@ def _params_dict(params: Any) -> Wire | None:
     """Parameters as a dictionary; IBM's SDK also has classes for them."""
     if params is None or isinstance(params, dict):
         return params
-    found: Wire = params.to_dict()
-    return found
+    fields: Wire = params.to_dict()
+    return fields
 
 
 def _as_chunks(answer: Wire) -> Iterator[Wire]:
@@ -477,10 +477,10 @@ def _as_chunks(answer: Wire) -> Iterator[Wire]:
     yield {**answer, "choices": []}
 
 
-def _generated_text(found: Any) -> str:
-    if isinstance(found, str):
-        return found
-    return "".join(result.get("generated_text") or "" for result in found.get("results") or ())
+def _generated_text(response: Any) -> str:
+    if isinstance(response, str):
+        return response
+    return "".join(result.get("generated_text") or "" for result in response.get("results") or ())
 
 
 def _has_ended(piece: Wire) -> bool:
@@ -489,11 +489,11 @@ def _has_ended(piece: Wire) -> bool:
     return any(reason not in (None, "", UNFINISHED) for reason in reasons)
 
 
-def _with_text(found: Any, text: str) -> Any:
-    if isinstance(found, str):
+def _with_text(response: Any, text: str) -> Any:
+    if isinstance(response, str):
         return text
-    results = found.get("results") or [{}]
-    return {**found, "results": [{**results[0], "generated_text": text}, *results[1:]]}
+    results = response.get("results") or [{}]
+    return {**response, "results": [{**results[0], "generated_text": text}, *results[1:]]}
 
 
 def _joined(events: Sequence[Event]) -> str:
@@ -511,8 +511,8 @@ def _endpoint(credentials: Any, max_retries: int | None) -> Endpoint | None:
     url = get("url", None) if credentials is not None else None
     if not isinstance(url, str) or not url.startswith(ENDPOINT):
         return None
-    found = Endpoint(url.removeprefix(ENDPOINT), get("api_key", None))
-    return found if max_retries is None else replace(found, max_retries=max_retries)
+    endpoint = Endpoint(url.removeprefix(ENDPOINT), get("api_key", None))
+    return endpoint if max_retries is None else replace(endpoint, max_retries=max_retries)
 
 
 def _vendors_class() -> Any:
@@ -533,12 +533,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in ("ibm_watsonx_ai", "ibm_watsonx_ai.foundation_models"):
         try:
-            found = importlib.import_module(module)
+            vendor = importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise ImportError(
                 f"{name} comes from IBM's package. Install it with "
                 "`pip install 'mlx-local-server[watsonx]'`."
             ) from error
-        if hasattr(found, name):
-            return getattr(found, name)
+        if hasattr(vendor, name):
+            return getattr(vendor, name)
     raise AttributeError(f"neither {__name__!r} nor IBM's package has {name!r}")

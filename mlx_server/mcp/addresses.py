@@ -34,12 +34,12 @@ async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
     later.
     """
     try:
-        found = await asyncio.get_running_loop().run_in_executor(
+        entries = await asyncio.get_running_loop().run_in_executor(
             RESOLVERS, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         )
     except (OSError, UnicodeError):
         raise McpError(f"The host {host[:200]!r} was not found.") from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     if not addresses:
         raise McpError(f"The host {host[:200]!r} has no address.")
     if not allow_private and not all(is_public(address) for address in addresses):
@@ -53,13 +53,13 @@ async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
 def is_public(address: str) -> bool:
     """Whether the address is public. It must be resolved, so that 2130706433 or 0x7f.1 has become
     127.0.0.1."""
-    found = _unwrapped(ipaddress.ip_address(address))
-    if not found.is_global or found.is_multicast or any(found in network for network in SPECIAL):
+    target = _unwrapped(ipaddress.ip_address(address))
+    if not target.is_global or target.is_multicast or any(target in network for network in SPECIAL):
         return False
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(target, ipaddress.IPv4Address):
         return True
     # a scope id names an interface of this machine, and 6to4 leads to an IPv4 address
-    return found.scope_id is None and found in GLOBAL_UNICAST and found.sixtofour is None
+    return target.scope_id is None and target in GLOBAL_UNICAST and target.sixtofour is None
 
 
 def is_loopback(host: str) -> bool:

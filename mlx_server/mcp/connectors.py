@@ -79,8 +79,8 @@ class Toolset:
         self._bytes_left = limits.all_result_bytes
 
     def has(self, server: str, tool: str) -> bool:
-        found = self._by_label.get(server)
-        return found is not None and tool in found.listing.tools
+        connection = self._by_label.get(server)
+        return connection is not None and tool in connection.listing.tools
 
     async def call(self, server: str, tool: str, arguments: str) -> str:
         """Calls a server's tool, and returns its result as text. Raises McpError."""

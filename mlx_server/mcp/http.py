@@ -183,10 +183,10 @@ async def explained(
     """The refusal as a JSON-RPC error, which the SDK passes on. A body that is JSON-RPC already is
     not changed. Raises McpError for a body that is too long."""
     body = await _body(response)
-    found = _json_or_none(body)
-    if not (isinstance(found, dict) and "jsonrpc" in found and "error" in found):
+    answer = _json_or_none(body)
+    if not (isinstance(answer, dict) and "jsonrpc" in answer and "error" in answer):
         message = _refusal_sentence(
-            response, found if found is not None else _plain_text(response, body)
+            response, answer if answer is not None else _plain_text(response, body)
         )
         error = {
             "code": _code(response.status_code, request.headers),
@@ -194,8 +194,8 @@ async def explained(
             "data": {STATUS: response.status_code},
         }
         body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
-    kept = [(n, v) for n, v in response.headers.multi_items() if not n.startswith("content-")]
-    headers = [*kept, ("content-type", "application/json")]
+    others = [(n, v) for n, v in response.headers.multi_items() if not n.startswith("content-")]
+    headers = [*others, ("content-type", "application/json")]
     return httpx2.Response(
         response.status_code, headers=headers, content=body, extensions=response.extensions
     )

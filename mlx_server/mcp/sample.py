@@ -10,8 +10,8 @@ server = MCPServer("release-notes")
 @server.tool()
 def search(query: str) -> str:
     """Search the release notes."""
-    found = [note for word, note in NOTES.items() if word in query.lower()]
-    return "\n".join(found) or "Nothing was found."
+    notes = [note for word, note in NOTES.items() if word in query.lower()]
+    return "\n".join(notes) or "Nothing was found."
 
 
 if __name__ == "__main__":

@@ -180,8 +180,8 @@ def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
 
 
 def _annotations(tool: types.Tool) -> dict[str, Any] | None:
-    found = tool.annotations
-    return found.model_dump(by_alias=True, exclude_none=True) if found else None
+    annotations = tool.annotations
+    return annotations.model_dump(by_alias=True, exclude_none=True) if annotations else None
 
 
 def _size(tool: types.Tool) -> int:

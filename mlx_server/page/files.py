@@ -73,12 +73,12 @@ def page_routes() -> list[Route]:
 
 
 def _found(folder: Traversable, path: str) -> list[PageFile]:
-    made: list[PageFile] = []
+    pages: list[PageFile] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         at = f"{path}/{entry.name}"
         kind = MEDIA_TYPES.get(entry.name[entry.name.rfind(".") :])
         if entry.is_dir():
-            made += _found(entry, at)
+            pages += _found(entry, at)
         elif kind:
-            made.append(PageFile(at, entry.read_bytes(), kind))
-    return made
+            pages.append(PageFile(at, entry.read_bytes(), kind))
+    return pages

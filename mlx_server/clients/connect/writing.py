@@ -55,10 +55,10 @@ def parsed(text: str, format: Format) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key occurs twice in one object")
-    return found
+    return members
 
 
 def _refuse_constant(literal: str) -> Any:
@@ -143,14 +143,14 @@ def merged(before: Any, content: Any) -> Any:
 
 
 def _merged_lists(before: list[Any], content: Sequence[Any]) -> list[Any]:
-    found = list(before)
+    items = list(before)
     for item in content:
-        at = next((i for i, other in enumerate(found) if _is_same(other, item)), None)
+        at = next((i for i, other in enumerate(items) if _is_same(other, item)), None)
         if at is None:
-            found.append(item)
+            items.append(item)
         else:
-            found[at] = merged(found[at], item)
-    return found
+            items[at] = merged(items[at], item)
+    return items
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -249,7 +249,7 @@ def _change(file: ClientFile, connection: Connection) -> Change:
     path = Path(file.path).expanduser()
     content = filled(file.content, connection)
     try:
-        before = read_regular(found) if (found := own_path(path)).exists() else None
+        before = read_regular(place) if (place := own_path(path)).exists() else None
         after = with_content((before or b"").decode(), file, content).encode()
         return Change(path, before, after)
     except CannotMerge as error:
@@ -263,9 +263,9 @@ def _change(file: ClientFile, connection: Connection) -> Change:
         raise SettingsError(f"{path} can't be read: {public_message(error)}") from None
 
 
-def write(found: list[Change]) -> Iterator[str]:
+def write(changes: list[Change]) -> Iterator[str]:
     """Writes the files that need a change, with backups. Yields a sentence about each file."""
-    for change in found:
+    for change in changes:
         if not change.is_needed:
             yield f"{change.path} has it already."
             continue
