@@ -15,7 +15,7 @@ from mlx_server.api import media
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text
 from mlx_server.api.files import FileData, content_of_file
 from mlx_server.messages import ContentPart
-from mlx_server.upstream.contents import part_text
+from mlx_server.upstream.pieces import part_text
 
 INDEX = re.compile(r"\[\d+\]")
 

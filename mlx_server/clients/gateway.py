@@ -36,13 +36,10 @@ from mlx_server.repair.answers import (
     retry_message,
 )
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
-from mlx_server.upstream.contents import REASONING
-from mlx_server.upstream.limited_thoughts import ThoughtTags
-from mlx_server.upstream.messages import as_text, with_system_prompt
-from mlx_server.upstream.pieces import AnswerPiece, read_piece
-from mlx_server.upstream.reading import AnswerReader
-from mlx_server.upstream.reading_options import ReadingOptions
-from mlx_server.upstream.text_families import opening_of_reasoning, text_family
+from mlx_server.upstream.pieces import REASONING, AnswerPiece, read_piece
+from mlx_server.upstream.reading import AnswerReader, ReadingOptions
+from mlx_server.upstream.request import as_text, with_system_prompt
+from mlx_server.upstream.text_families import ThoughtTags, opening_of_reasoning, text_family
 
 
 def reading_options(

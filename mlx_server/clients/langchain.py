@@ -44,7 +44,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
 from mlx_server.errors import GenerationFailed
-from mlx_server.upstream.contents import reasoning_of
+from mlx_server.upstream.pieces import reasoning_of
 
 THINKING, REASONING = "thinking", "reasoning_content"
 """Keys of `additional_kwargs` that hold thoughts: this package's own, and the one from which

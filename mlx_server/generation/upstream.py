@@ -28,11 +28,10 @@ from mlx_server.requests import (
     SamplingParams,
 )
 from mlx_server.system.logs import log_model
-from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.attempt import UpstreamAttempt
-from mlx_server.upstream.reading import AnswerReader
-from mlx_server.upstream.reading_options import ReadingOptions
-from mlx_server.upstream.request_body import check, ignored, request_of
+from mlx_server.upstream.reading import AnswerReader, ReadingOptions
+from mlx_server.upstream.request import check, ignored, request_of
+from mlx_server.upstream.responses import Allowance
 
 log = logging.getLogger("mlx_server.upstream")
 

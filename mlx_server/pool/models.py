@@ -42,9 +42,13 @@ from mlx_server.pool.prepare import (
     stamp_on_disk,
 )
 from mlx_server.upstream.connection import UpstreamConnection
-from mlx_server.upstream.limited_thoughts import ThoughtTags
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
-from mlx_server.upstream.text_families import opening_of_reasoning, text_family, thought_tags
+from mlx_server.upstream.text_families import (
+    ThoughtTags,
+    opening_of_reasoning,
+    text_family,
+    thought_tags,
+)
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

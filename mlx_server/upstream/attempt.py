@@ -9,13 +9,11 @@ import msgspec
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import Event, TokenCounts
 from mlx_server.system.turns import turn
-from mlx_server.upstream.allowance import Allowance
 from mlx_server.upstream.connection import UpstreamConnection, UpstreamStream
-from mlx_server.upstream.messages import without_media
 from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import AnswerReader
-from mlx_server.upstream.request_body import UpstreamRequest
-from mlx_server.upstream.sse import END
+from mlx_server.upstream.request import UpstreamRequest, without_media
+from mlx_server.upstream.responses import END, Allowance
 from mlx_server.upstream.usage import CHARACTERS_PER_TOKEN
 
 LARGE = 16 << 10

@@ -1,9 +1,11 @@
-"""The URLs of each kind of upstream, and the fields that it names differently."""
+"""What is known of the servers that upstreams are: URLs, fields, ends of answers, capabilities."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_server.upstream.spec import UpstreamSpec
+from mlx_server.upstream.spec import SEEN, UpstreamSpec
 
 WATSONX_VERSION = "2025-02-11"
 
@@ -30,3 +32,159 @@ def body_for(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
     elif choice is not None:
         found["tool_choice"] = choice
     return found
+
+
+ENDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("end", "end_turn", "end_of_turn", "end_of_text", "eos", "eos_token", "eos_token_id"),
+            *("stop_sequence", "stop_token", "stop_word", "stop_words", "stop_string", "normal"),
+            *("complete", "completed", "done", "finish", "finished", "success", "no_more_tokens"),
+        ),
+        "stop",
+    ),
+    **dict.fromkeys(
+        ("model_length", "time_limit", "limit", "incomplete", "truncated", "truncation"), "length"
+    ),
+    **dict.fromkeys(
+        ("function_call", "function_calls", "tool_use", "tool_call", "tools"), "tool_calls"
+    ),
+    **dict.fromkeys(
+        ("cancelled", "abort", "aborted", "network_error", "insufficient_system_resource"), "error"
+    ),
+    **dict.fromkeys(
+        ("safety", "recitation", "sensitive", "filtered", "blocked", "moderation"), "content_filter"
+    ),
+}
+"""Other servers' names of reasons, and OpenAI's."""
+
+LIMITS = re.compile(
+    r"max_\w*(token|length)|(context|token|output|max)_(length|limit|window)|length_"
+)
+"""Matches reasons that name a limit, which mean `length`."""
+
+PREFIX = re.compile(r"finish_?reason[._]|^reason[._]")
+
+LONGEST_NAME = 100
+"""The characters of a reason that are read."""
+
+NO_REASON = ("", "null", "none", "unspecified")
+"""Values that mean that the answer has not ended, in all pieces but the last."""
+
+NAMES = ("finish_reason", "finishReason", "done_reason")
+
+
+def reason_of_end(*places: Mapping[str, Any]) -> str | None:
+    """The reason in the first of these objects that has one, as OpenAI's if it is known, else as
+    the upstream names it; None if there is none."""
+    for place in places:
+        for name in NAMES:
+            if (found := place.get(name)) and (reason := _reason(found)):
+                return reason
+    # vLLM's `stop_reason` is a stop string, so it is used only if it is a known reason
+    stop = places[0].get("stop_reason") if places else None
+    reason = _reason(stop) if isinstance(stop, str) else None
+    return reason if reason in ENDS.values() else None
+
+
+def _reason(found: Any) -> str | None:
+    if isinstance(found, Mapping):
+        found = found.get("type") or found.get("reason")
+    if not isinstance(found, str):
+        return None
+    # some servers add the cause, as in `content_filter: SAFETY`
+    name = found[:LONGEST_NAME].partition(":")[0].strip()
+    said = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    reason = PREFIX.sub("", said.lower().replace("-", "_"))
+    if reason in NO_REASON:
+        return None
+    if reason.startswith("<") and reason.endswith(">"):  # the stop token
+        return "stop"
+    if known := ENDS.get(reason):
+        return known
+    return "length" if LIMITS.search(reason) else reason
+
+
+CONTEXTS = (
+    *("max_model_len", "context_length", "loaded_context_length", "max_context_length"),
+    *("context_window", "n_ctx", "n_ctx_train"),
+)
+"""Fields that may have the context length, the more exact ones first."""
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "tools": ("tools",),
+    "tool_choice": ("tool_choice",),
+    "json_schema": ("structured_outputs",),
+    "reasoning_effort": ("reasoning",),
+    "sampling": ("top_k", "min_p", "repetition_penalty"),
+    "penalties": ("presence_penalty", "frequency_penalty"),
+    "seed": ("seed",),
+    "stop": ("stop",),
+    "logit_bias": ("logit_bias",),
+    "logprobs": ("logprobs", "top_logprobs"),
+}
+"""Capabilities, and the parameters that `supported_parameters` must list for each."""
+
+_VLLM = dict.fromkeys(
+    ("structured_outputs", "chat_template_kwargs", "continue_message", "special_tokens"), True
+)
+
+OWNERS: Mapping[str, Mapping[str, bool]] = {
+    "vllm": _VLLM,
+    "sglang": {"special_tokens": True},
+    "llamacpp": {"chat_template_kwargs": True},
+    "me": {"json_schema": False},  # llama-cpp-python, which fails for a schema
+    "mlx-server": {**_VLLM, **dict.fromkeys(("reasoning_messages", "developer_role"), True)},
+}
+"""Capabilities of servers, by the `owned_by` of their models."""
+
+
+@dataclass(frozen=True)
+class LearntFacts:
+    context_length: int | None = None
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+
+
+def facts_in(models: Any, name: str) -> LearntFacts:
+    """The facts about the model of this name, or about the only one in the list."""
+    listed = models.get("data") if isinstance(models, Mapping) else models
+    entries = [e for e in listed if isinstance(e, Mapping)] if isinstance(listed, list) else []
+    entry = next((e for e in entries if e.get("id") == name), None)
+    if entry is None and len(entries) == 1:
+        entry = entries[0]
+    return LearntFacts(_context(entry), _capabilities(entry)) if entry else LearntFacts()
+
+
+def _context(entry: Mapping[str, Any]) -> int | None:
+    meta = entry.get("meta")
+    places = [entry, meta] if isinstance(meta, Mapping) else [entry]
+    found = (place.get(name) for name in CONTEXTS for place in places)
+    return next((n for n in found if type(n) is int and 0 < n < 2**31), None)
+
+
+def _capabilities(entry: Mapping[str, Any]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    supported = entry.get("supported_parameters")
+    if isinstance(supported, list) and supported:
+        for name, needed in PARAMETERS.items():
+            found[name] = all(each in supported for each in needed)
+    owner = entry.get("owned_by")
+    found |= OWNERS.get(owner, {}) if isinstance(owner, str) else {}
+    found |= _modalities(entry)
+    abilities = entry.get("capabilities")
+    if owner == "mlx-server" and isinstance(abilities, Mapping):
+        found["thinking_budget"] = abilities.get("reasoning") is True
+    return found
+
+
+def _modalities(entry: Mapping[str, Any]) -> dict[str, bool]:
+    """The media that the model takes: OpenRouter and others list them, llama.cpp and LM Studio say
+    only that it takes images."""
+    inner = entry.get("architecture")
+    lists = [each.get("input_modalities") for each in (entry, inner) if isinstance(each, Mapping)]
+    listed = next((each for each in lists if isinstance(each, list)), None)
+    if listed is not None:
+        return {capability: name in listed for name, capability in SEEN.items()}
+    abilities = entry.get("capabilities")
+    is_multimodal = isinstance(abilities, list) and "multimodal" in abilities
+    return {"images": True} if is_multimodal or entry.get("type") == "vlm" else {}

@@ -1,12 +1,8 @@
-"""Turns the pieces of an upstream's answer into events.
-
-Both the reasoning and the text of a message are parsed by the family's own parser, since servers
-leave in them what belongs elsewhere: thoughts, calls and their delimiters.
-"""
+"""The options for parsing an upstream's answers."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,27 +23,46 @@ from mlx_server.events import (
     Violation,
     total,
 )
-from mlx_server.parsers.parse_context import Parser
+from mlx_server.families.base import ModelFamily
+from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.upstream.calls import StructuredCallReader
-from mlx_server.upstream.collected_calls import CollectedCalls
-from mlx_server.upstream.growing_text import GrowingText
-from mlx_server.upstream.leaked_formats import parser_of
-from mlx_server.upstream.limited_thoughts import ThoughtTags
+from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
 from mlx_server.upstream.logprobs import LogprobQueue
-from mlx_server.upstream.pieces import AnswerPiece, split
-from mlx_server.upstream.reading_options import ReadingOptions
-from mlx_server.upstream.reasoning_details import ReasoningDetails
+from mlx_server.upstream.pieces import AnswerPiece, GrowingText, ReasoningDetails, split
 from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, new_part
+from mlx_server.upstream.text_families import ThoughtTags, parser_of
 from mlx_server.upstream.usage import (
     SpokenCharacters,
     UpstreamUsage,
     is_counted,
     token_counts,
 )
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """Options for parsing the answer to one request."""
+
+    family: ModelFamily
+    opening: str
+    """The delimiter that opens reasoning for the family's parser; empty if it has none."""
+    context: ParseContext
+    is_chat: bool = True
+    stops: tuple[str, ...] = ()
+    parallel: bool = True
+    """Whether several calls are allowed; if not, the first one ends the answer."""
+    expects_calls_as_text: bool = False
+    """Whether the prompt asks the model to write calls in its text."""
+    keeps_raw: bool = False
+    logprobs: int | None = None
+    """The number of alternatives to report for each token; None: no log probabilities."""
+    bills_prompt: bool = True
+    """Whether the prompt's tokens are counted with this answer. Of `n` answers only the first does,
+    so that they are counted once."""
+
 
 NO_TOKEN = -1
 """The token id that parsers get for text without token ids."""

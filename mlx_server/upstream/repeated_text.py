@@ -9,8 +9,7 @@ from collections import Counter, deque
 from dataclasses import replace
 
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.upstream.growing_text import GrowingText
-from mlx_server.upstream.pieces import AnswerPiece
+from mlx_server.upstream.pieces import AnswerPiece, GrowingText
 
 CERTAIN = 8
 """The characters that a third piece must have to show that each piece repeats those before it."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.upstream.breaker import UpstreamBreaker
+from mlx_server.upstream.connection import UpstreamBreaker
 from tests.upstream.failing import HASTY, NOWHERE, connections
 from tests.upstream.playing import KEY, KEY_VARIABLE, PlayingServer, gateway
 from tests.upstream.quirks import FAMILIES

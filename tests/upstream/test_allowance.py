@@ -4,7 +4,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
-from mlx_server.upstream.allowance import MEMORY_PER_BYTE, Allowance
+from mlx_server.upstream.responses import MEMORY_PER_BYTE, Allowance
 
 
 @pytest.fixture(autouse=True)

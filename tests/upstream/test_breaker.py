@@ -1,4 +1,4 @@
-from mlx_server.upstream.breaker import (
+from mlx_server.upstream.connection import (
     FAILURES,
     FIRST_PAUSE,
     LONGEST_PAUSE,

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from mlx_server.pool.pool import Pool
-from mlx_server.upstream.breaker import UpstreamBreaker
+from mlx_server.upstream.connection import UpstreamBreaker
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,

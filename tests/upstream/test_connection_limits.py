@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.upstream.retriable import FIRST_PAUSE
+from mlx_server.upstream.failures import FIRST_PAUSE
 from mlx_server.upstream.spec import UpstreamPolicy
 from tests.upstream.failing import error_of
 from tests.upstream.playing import (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mlx_server.upstream.event_values import values_of
-from mlx_server.upstream.sse import END
+from mlx_server.upstream.responses import END, values_of
 
 VALUE: dict[str, object] = {"choices": []}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.upstream.learning import LearntFacts, facts_in
+from mlx_server.upstream.dialects import LearntFacts, facts_in
 from tests.upstream.failing import NOWHERE
 from tests.upstream.playing import (
     PlayingServer,

@@ -17,7 +17,7 @@ from mlx_server.messages import (
     content_of,
     media_parts,
 )
-from mlx_server.upstream.messages import NO_RESULT, messages_of, shows, with_system_prompt
+from mlx_server.upstream.request import NO_RESULT, messages_of, shows, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 CAN = UpstreamCapabilities()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
-from mlx_server.upstream.sse import SseReader
+from mlx_server.upstream.responses import SseReader
 
 
 def read(chunks: list[bytes]) -> list[str]:

@@ -4,8 +4,12 @@ import pytest
 
 from mlx_server.errors import SettingsError
 from mlx_server.families import AS_TEXT, FAMILIES
-from mlx_server.upstream.limited_thoughts import ThoughtTags
-from mlx_server.upstream.text_families import opening_of_reasoning, text_family, thought_tags
+from mlx_server.upstream.text_families import (
+    ThoughtTags,
+    opening_of_reasoning,
+    text_family,
+    thought_tags,
+)
 
 THINK = ThoughtTags("<think>", "</think>")
 

@@ -13,11 +13,10 @@ import pytest
 
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.upstream.ends import reason_of_end
+from mlx_server.upstream.dialects import reason_of_end
 from mlx_server.upstream.pieces import read_piece
-from mlx_server.upstream.reading import AnswerReader
-from mlx_server.upstream.reading_options import ReadingOptions
-from mlx_server.upstream.sse import SseReader
+from mlx_server.upstream.reading import AnswerReader, ReadingOptions
+from mlx_server.upstream.responses import SseReader
 from mlx_server.upstream.text_families import opening_of_reasoning, text_family
 from tests.upstream.playing import Json, delta
 

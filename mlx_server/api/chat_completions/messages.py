@@ -15,7 +15,7 @@ from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.roles import role_of
 from mlx_server.messages import UNNAMED, Message, ToolCall, content_of, media_parts
-from mlx_server.upstream.contents import part_text
+from mlx_server.upstream.pieces import part_text
 
 
 def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
