@@ -100,7 +100,7 @@ def _message_of(error: ErrorDetails) -> str:
 
 
 def _unknown_key(loc: Loc) -> str:
-    known = [each.name for each in fields(_record_at(loc[:-1])) if each.name != "stated"]
+    known = [each.name for each in fields(_record_at(loc[:-1])) if not each.metadata]
     nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
     if nearest:
         return f"unknown key: did you mean `{nearest[0]}`?"

@@ -455,8 +455,9 @@ def _of_its_kind(given: object, info: ValidationInfo) -> object:
     source = info.data.get("source", "")
     if not isinstance(given, Mapping) or not is_upstream(source):
         return given
-    if "stated" in given:
-        raise ValueError("`stated` is an unknown key")
+    for each in fields(UpstreamCapabilities):
+        if each.name in given and each.metadata:
+            raise ValueError(f"`{each.name}` is no setting: that server's list of models says it")
     known = DEFAULTS[kind_and_url(source)[0]]
     return {**values(known), **given, "stated": frozenset(given)}
 

@@ -32,6 +32,10 @@ def kind_and_url(source: str) -> tuple[Kind, str]:
     raise AssertionError(f"{source!r} is not an upstream")
 
 
+DERIVED: Mapping[str, bool] = MappingProxyType({"derived": True})
+"""Marks fields that the kind of a server or its list of models tells, and that are no settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamCapabilities:
     """The features of an upstream. A missing one is emulated here, listed as ignored or refused by
@@ -42,7 +46,7 @@ class UpstreamCapabilities:
     format."""
     tool_choice: bool = True
     """Whether `tool_choice` is sent. Answers are checked for it in any case."""
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool = field(default=True, metadata=DERIVED)
     """Whether `parallel_tool_calls` is sent. It is enforced in any case."""
     tool_messages: bool = True
     """Whether earlier calls and their results are sent in their own fields; if not, as text."""
@@ -50,9 +54,9 @@ class UpstreamCapabilities:
     """Whether the reasoning of earlier messages is sent. With `tool_rounds` only that after the
     user's last message is, as DeepSeek, Kimi and MiniMax require. An answer with reasoning in its
     own field sets it to `tool_rounds`."""
-    reasoning_field: ReasoningField = "reasoning_content"
+    reasoning_field: ReasoningField = field(default="reasoning_content", metadata=DERIVED)
     """The field in which earlier reasoning is sent."""
-    extra_content: bool = True
+    extra_content: bool = field(default=True, metadata=DERIVED)
     """Whether the upstream's own fields of a call are sent back with that call, for example
     Gemini's signatures and OpenRouter's `reasoning_details`."""
     json_schema: bool = True
@@ -60,39 +64,39 @@ class UpstreamCapabilities:
     case."""
     structured_outputs: bool = False
     """Whether a regex, a choice or a grammar is sent, by vLLM's names of these fields."""
-    reasoning_effort: bool = True
+    reasoning_effort: bool = field(default=True, metadata=DERIVED)
     chat_template_kwargs: bool = False
     continue_message: bool = False
     """Whether an answer can continue the last message, by vLLM's `continue_final_message`."""
-    thinking_budget: bool = False
+    thinking_budget: bool = field(default=False, metadata=DERIVED)
     """Whether `thinking_budget` is sent, by this server's name of the field. If not, two requests
     limit the thoughts, if a message can be continued."""
     sampling: bool = True
     """Whether `top_k`, `min_p` and `repetition_penalty` are sent, which OpenAI's API lacks."""
-    penalties: bool = True
+    penalties: bool = field(default=True, metadata=DERIVED)
     """Whether `presence_penalty` and `frequency_penalty` are sent."""
-    seed: bool = True
-    stop: bool = True
+    seed: bool = field(default=True, metadata=DERIVED)
+    stop: bool = field(default=True, metadata=DERIVED)
     """Whether stop strings are sent. They end an answer in any case."""
-    logit_bias: bool = True
+    logit_bias: bool = field(default=True, metadata=DERIVED)
     """Whether `logit_bias` is sent. Its token ids are those of the upstream's vocabulary."""
-    logprobs: bool = True
+    logprobs: bool = field(default=True, metadata=DERIVED)
     """Whether log probabilities can be requested. They are those of the upstream's tokens."""
-    completions: bool = True
+    completions: bool = field(default=True, metadata=DERIVED)
     """Whether the upstream has `/completions`, for prompts that are plain text."""
-    special_tokens: bool = False
+    special_tokens: bool = field(default=False, metadata=DERIVED)
     """Whether its texts have special tokens on request, by vLLM's `skip_special_tokens: false`."""
-    stream_usage: bool = True
+    stream_usage: bool = field(default=True, metadata=DERIVED)
     """Whether `stream_options` is sent to get the usage."""
     images: bool = False
     """Whether images are sent. In place of other media, and of all that the upstream can't take, it
     gets a line of text."""
-    audio: bool = False
-    video: bool = False
+    audio: bool = field(default=False, metadata=DERIVED)
+    video: bool = field(default=False, metadata=DERIVED)
     developer_role: bool = False
     """Whether messages may have the role `developer`; if not, they are sent as `system`."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    stated: frozenset[str] = frozenset()
+    stated: frozenset[str] = field(default=frozenset(), metadata=DERIVED)
     """The names of those that models.yaml sets, which an answer of the upstream can't change."""
 
     def takes(self, medium: Media) -> bool:

@@ -13,9 +13,8 @@ from tests.live.server import DEMO_MODEL, LiveServer
 MODELS: dict[str, dict[str, Any]] = {
     "described": {**DEMO_MODEL, "schema_in_prompt": "auto"},
     "not described": {**DEMO_MODEL, "schema_in_prompt": "never", "preload": False},
-    "on one line": {**DEMO_MODEL, "json_whitespace": "blanks", "preload": False},
 }
-"""The demo model: with the schema in its prompt, without it, and with no line breaks in JSON."""
+"""The demo model: with the schema in its prompt, and without it."""
 
 Values = Mapping[str, str | int]
 

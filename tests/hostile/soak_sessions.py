@@ -47,7 +47,7 @@ def saved(kind: str, folder: Path) -> Path:
 
 
 def config(folder: Path, kind: str) -> Json:
-    cache = {"memory": MEMORY, "disk": DISK, "folder": str(folder / "prompts")}
+    cache = {"memory": MEMORY, "disk": DISK}
     return {
         "server": {"log_level": "warning", "prompt_cache": cache},
         "store": {"data_dir": str(folder / "store")},
@@ -117,7 +117,7 @@ def on_disk(folder: Path) -> int:
 def soak_sessions(count: int, seed: int, kind: str) -> list[str]:
     """What was wrong."""
     with TemporaryDirectory() as name, serving(Path(name), config(Path(name), kind)) as server:
-        watch, seen = Watch(server, Path(name) / "prompts"), []
+        watch, seen = Watch(server, Path(name) / "store" / "prompts"), []
         with connected(server.url) as http:
             cold = ask(http, -1)
             print(f"{HEADINGS}  in memory   on disk  (MB, the most of prompts)")

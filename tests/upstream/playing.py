@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Thread
 from typing import Any
 
@@ -14,8 +14,9 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from mlx_server.app import create_app
-from mlx_server.config.settings import ModelSettings, Settings, validated
+from mlx_server.config.settings import ModelSettings, Settings, validated, values
 from mlx_server.pool.pool import AnswerRecorder
+from mlx_server.upstream.spec import DEFAULTS, UpstreamCapabilities, kind_and_url
 
 Json = dict[str, Any]
 
@@ -157,13 +158,18 @@ class PlayingServer:
 
 
 def settings(url: str, models: Mapping[str, Mapping[str, Any]]) -> Settings:
-    made = {
-        name: validated(
-            ModelSettings, {"source": f"openai+{url}/v1", "upstream": {"retries": 0}, **model}
-        )
-        for name, model in models.items()
-    }
-    return Settings(models=made)
+    """capabilities may have those that models.yaml can't set, as if the server had told them."""
+
+    def entry(capabilities: Mapping[str, Any], **model: Any) -> ModelSettings:
+        source = {"source": f"openai+{url}/v1", "upstream": {"retries": 0}, **model}
+        settings = validated(ModelSettings, source)
+        if not capabilities:
+            return settings
+        known = values(DEFAULTS[kind_and_url(settings.source)[0]])
+        told = {**known, **capabilities, "stated": frozenset(capabilities)}
+        return replace(settings, capabilities=UpstreamCapabilities(**told))
+
+    return Settings(models={name: entry(**{"capabilities": {}, **m}) for name, m in models.items()})
 
 
 @contextmanager

@@ -41,7 +41,7 @@ SAMPLING: Mapping[str, Shown] = {
     "adapter_path": Case({"adapter_path": ADAPTER}),
     "lora_path": Case({"lora_path": ADAPTER}),
     "adapter_id": Case({"adapter_id": ADAPTER}),
-    "include_raw": "tests/live/test_asked_for.py::test_the_owner_decides_about_raw_output",
+    "include_raw": "tests/live/test_asked_for.py::test_the_raw_output_of_any_family_on_request",
     "adapter_scale": Case({"adapter_scale": 0}, {"adapter": ADAPTER}),
     "stop": Case({"stop": ["aaa"]}, ONLY_A),
     "seed": Case({"seed": 2}, DEEP),
