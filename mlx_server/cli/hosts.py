@@ -165,7 +165,7 @@ async def _read_output(stream: asyncio.StreamReader) -> bytes:
     return output
 
 
-MODULE = ("-m", "mlx_server.worker.link_speed")
+MODULE = ("-m", "mlx_server.worker.ranks.link_speed")
 
 LINK_SECONDS = 50.0
 
@@ -178,7 +178,7 @@ SLOW_BYTES = 200e6
 
 
 class Measured(msgspec.Struct):
-    """The measurements that `mlx_server.worker.link_speed` prints."""
+    """The measurements that `mlx_server.worker.ranks.link_speed` prints."""
 
     small_bytes: int
     small_seconds: float

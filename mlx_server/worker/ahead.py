@@ -15,13 +15,11 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead
 from mlx_server.prompt_files.names import common_length
-from mlx_server.worker.lora.slots import RowAdapter, RowAdapters, using
-from mlx_server.worker.prefill.budget import LEAST, MOST
-from mlx_server.worker.prefill.cached_prompt import Cache, ids_of
-from mlx_server.worker.prefill.cost import PrefillCost, PrefillPiece
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.snapshot_places import NEAREST
-from mlx_server.worker.quantized_kv import make_caches
+from mlx_server.worker.kv_caches import make_caches
+from mlx_server.worker.lora.layers import RowAdapter, RowAdapters, using
+from mlx_server.worker.prefill.prompt_cache import Cache, PromptCache, ids_of
+from mlx_server.worker.prefill.schedule import LEAST, MOST, PrefillCost, PrefillPiece
+from mlx_server.worker.row_cache import NEAREST
 
 PIECE_SECONDS = 0.1
 """Intended seconds of a piece: a request that arrives during one waits for its end."""

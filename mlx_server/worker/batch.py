@@ -9,8 +9,9 @@ one `Sampler` samples for all rows at once.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,30 +21,129 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     DEFAULT_SCHEDULE,
     Generate,
+    Prefilled,
     PrefillProgress,
+    RowFailed,
+    RowLeftGrammar,
     Schedule,
     Token,
 )
-from mlx_server.worker.batch_support import why_alone
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
-from mlx_server.worker.decode_groups import DecodeGroups
+from mlx_server.worker.decode_groups import DecodeGroups, StepBytes
 from mlx_server.worker.encoders import Encoder
-from mlx_server.worker.loops import LoopDetector
+from mlx_server.worker.kv_caches import make_caches, why_alone
 from mlx_server.worker.mlx_lm_internals import StopSequences
 from mlx_server.worker.phases import DecodeBatch
-from mlx_server.worker.places import Places
-from mlx_server.worker.preemption import Preempted
-from mlx_server.worker.prefill.budget import PrefillBudget
-from mlx_server.worker.prefill.cost import PrefillPiece
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill_groups import PrefillGroups, PromptQueue
-from mlx_server.worker.prompt_queue import SHARED, PrefillGroup, WaitingPrompt
-from mlx_server.worker.quantized_kv import make_caches
+from mlx_server.worker.prefill.schedule import PrefillBudget, PrefillPiece
+from mlx_server.worker.prefill_groups import (
+    SHARED,
+    PrefillGroup,
+    PrefillGroups,
+    PromptQueue,
+    WaitingPrompt,
+)
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.row import Row, row_of
+from mlx_server.worker.row import LoopDetector, Row, row_of
 from mlx_server.worker.row_cache import RowCache
-from mlx_server.worker.step_bytes import StepBytes
-from mlx_server.worker.step_result import StepResult
+
+
+@dataclass
+class StepResult:
+    """The results of one step of a batch."""
+
+    tokens: list[Token] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
+    failed: list[RowFailed | RowLeftGrammar] = field(default_factory=list)
+    """Rows that have left the batch."""
+
+
+class Places:
+    """Decides who may begin while others decode: a batch has places for a number of rows."""
+
+    def __init__(self, count: int, decoding: DecodeGroups) -> None:
+        self._count = count
+        self._decoding = decoding
+        self.kept = Counter[str]()
+        """The rows that wait for their masks, by client: its further rows don't take their places,
+        and where there is only one place, no row does."""
+
+    @property
+    def free(self) -> int:
+        """The number of places that no decoding row has."""
+        return self._count - len(self._decoding)
+
+    def fit(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
+        kept = self.kept.total() if self._count == 1 else self.kept[waiting.client]
+        return len(waiting.rows) <= self.free - kept
+
+    def may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
+        return self.fit(waiting) or self.yielding(waiting) is not None
+
+    def yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
+        """Returns the row to set aside for a client that has none: the youngest of the client with
+        the most rows, if that one has several.
+
+        So a model that is computed one row at a time finishes its row first: taking turns would
+        copy a row's whole cache each time, and keep two caches where one is reserved.
+        """
+        decoding = Counter(row.client for row in self._decoding.rows)
+        ((client, rows),) = decoding.most_common(1) or [("", 0)]
+        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
+            return None
+        return max(row.number for row in self._decoding.rows if row.client == client)
+
+
+class Preempted:
+    """Rows whose caches were freed to make room for others, and what they need to resume.
+
+    A row that had tokens keeps its sampler, its grammar and the token that it drew last. To resume,
+    it computes the cache of all tokens before that one, except what the prompt cache has, and then
+    decodes as if it had not been preempted.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, WaitingPrompt] = {}
+        """The prompts of all rows of a batch, by number."""
+        self._waiting: dict[int, WaitingPrompt] = {}
+        """The prompts of the preempted rows, by number."""
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waiting
+
+    @property
+    def rows(self) -> list[Row]:
+        return [waiting.row for waiting in self._waiting.values()]
+
+    def add(self, waiting: WaitingPrompt) -> None:
+        self._prompts[waiting.number] = waiting
+
+    def remove(self, number: int) -> None:
+        self._prompts.pop(number, None)
+        self._waiting.pop(number, None)
+
+    def prefilling(self, number: int) -> None:
+        """Preempts a row whose prompt is not fully computed; its prefill will start again."""
+        prompt = replace(self._prompts[number], cache=None, known=0)
+        self._prompts[number] = self._waiting[number] = prompt
+
+    def decoding(self, one: DecodeBatch) -> None:
+        """Preempts a row that decoded. one: a batch of this row alone, whose cache is dropped."""
+        (number,), (tokens,) = one.uids, one.tokens
+        one.prompt_cache = []
+        ids = [*tokens, *cast(list[int], one._next_tokens.tolist())]
+        prompt = replace(self._prompts[number], prompt=ids, cache=None, known=0, decode=one)
+        self._prompts[number] = self._waiting[number] = prompt
+
+    def decode(self, rows: list[Row]) -> None:
+        """Notes that rows decode: their prompts drop the references that would keep old caches."""
+        for row in rows:
+            prompt = self._prompts[row.number]
+            prompt.decode = prompt.cache = None
+
+    def resumed(self, number: int) -> WaitingPrompt | None:
+        return self._waiting.pop(number, None)
 
 
 class Batch:

@@ -1,21 +1,77 @@
 """Computes the embeddings of texts: the hidden states of their tokens, pooled to a vector each.
 
 The texts of a group begin at the same place and are padded at their ends. A causal model computes
-them piece by piece: padding changes nothing before it, and one cache serves the whole group. See
-`encoded_texts` for the models whose tokens see the whole text.
+them piece by piece: padding changes nothing before it, and one cache serves the whole group. An
+encoder, whose tokens see the whole text, computes a few layers at a time.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_server.engine.messages import Embed, Pooling
-from mlx_server.worker.encoded_texts import encoded
+from mlx_server.engine.messages import Embed, Pooling, padded_tokens
 from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.encoders.base import Layer, Mask, mean_of
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+
+Hidden = Generator[None, None, mx.array]
+"""Yields after each piece; returns one row of float32 values for each text."""
+
+
+def encoded(model: Encoder, command: Embed, piece_tokens: Callable[[], int]) -> Hidden:
+    """Returns a vector or the scores of each text. See `pooled_texts`."""
+    tokens, second, is_text = _padded(command)
+    hidden = model.embedded(tokens, second)
+    for layers in _pieces(model.passes(tokens.shape[1], is_text), tokens.size, piece_tokens):
+        for layer in layers:
+            hidden = layer(hidden)
+        mx.eval(hidden)
+        yield
+    hidden = model.finished(hidden)
+    if command.scores:
+        return model.scores(hidden, is_text).astype(mx.float32)
+    return _pooled_by(hidden.astype(mx.float32), command.pooling, is_text)
+
+
+def _padded(command: Embed) -> tuple[mx.array, mx.array, Mask]:
+    """Returns the tokens, which of them belong to a pair's second text, and which are no
+    padding."""
+    texts = command.inputs
+    longest = max(map(len, texts))
+    tokens = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
+    places = mx.arange(longest)[None]
+    starts = command.second_from or [longest] * len(texts)
+    second = places >= mx.array(starts)[:, None]
+    if padded_tokens(texts) == sum(map(len, texts)):
+        return tokens, second, None
+    return tokens, second, places < mx.array([len(text) for text in texts])[:, None]
+
+
+def _pieces(
+    layers: Sequence[Layer], tokens: int, piece_tokens: Callable[[], int]
+) -> Iterator[Sequence[Layer]]:
+    """Yields groups of layers. Each takes as long as `piece_tokens()` tokens in all layers, or is
+    one layer."""
+    at = 0
+    while at < len(layers):
+        end = at + max(1, len(layers) * piece_tokens() // tokens)
+        yield layers[at:end]
+        at = end
+
+
+def _pooled_by(hidden: mx.array, pooling: Pooling, is_text: Mask) -> mx.array:
+    if pooling == "cls":
+        return hidden[:, 0]
+    if pooling == "mean":
+        return mean_of(hidden, is_text)
+    if is_text is None:
+        return hidden[:, -1]
+    last = is_text.sum(axis=1) - 1
+    return mx.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
 
 IDLE_PIECE = 512
 """Tokens of all texts together that are computed in one piece while no row decodes."""

@@ -1,20 +1,266 @@
-"""The models in memory: the batch and the adapters of each, and whose step is next.
+"""The models in memory: how they get there, the batch and the adapters of each, and whose step is
+next.
+
+A load goes a piece at a time: it wires memory, reads weights and compiles kernels. For these,
+artificial rows go through the same kind of batch as requests.
 
 Models with rows get the same time. Two rules bound how long a row waits for a token, however many
 models work: no row waits for a second piece of a prompt, of whichever model, and a row that has
 waited for the longest gap goes first.
 """
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.engine.messages import ComputeAhead
-from mlx_server.worker.batch import Batch
+from mlx_server.engine.device_errors import device_error
+from mlx_server.engine.messages import ComputeAhead, Generate, ModelLoading
+from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
+from mlx_server.requests import SamplingParams
+from mlx_server.worker import weights
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora.adapters import AdapterWeights
-from mlx_server.worker.step_result import StepResult
-from mlx_server.worker.step_time import StepTime
+from mlx_server.worker.share import WHOLE, WholeModel
+from mlx_server.worker.weights import WeightReadPace
+
+
+class StepTime:
+    """The time that the steps of each model have taken: models that have rows get the same time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        """Seconds of steps that each model has had. A model that was idle is raised to `_served`,
+        so that it does not make up for the idle time."""
+        self._served = 0.0
+        """The most seconds that a model had when it was served."""
+
+    def add(self, model: str) -> None:
+        self._seconds[model] = 0.0
+
+    def forget(self, model: str) -> None:
+        self._seconds.pop(model, None)
+
+    def resume(self, model: str) -> None:
+        """Records that a model that had no rows has one."""
+        self._seconds[model] = max(self._seconds[model], self._served)
+
+    def next(self, models: Iterable[str]) -> str | None:
+        """Returns the model that has had the least time."""
+        return min(models, key=lambda model: self._seconds[model], default=None)
+
+    @contextmanager
+    def step(self, model: str) -> Iterator[None]:
+        """Counts the time of the block as the model's."""
+        self._served = max(self._served, self._seconds[model])
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[model] += self._clock() - began
+
+
+log = logging.getLogger("mlx_server.engine")
+
+IS_WARM_UP_USEFUL = mx.metal.is_available()
+"""A CPU has no kernels to compile, and the memory of the rows is not part of any reservation."""
+
+METAL_PROMPT, CPU_PROMPT = 256, 32
+"""Prompt tokens: as many as in the first piece of a prompt, fewer on a CPU, which is slow."""
+
+ROWS, TOKENS = 4, 3
+"""The number of rows, and of tokens that each generates (the first one generates more)."""
+
+MOST_SECONDS = 15.0
+"""The time after which no further step begins; the first request then compiles the remaining
+kernels."""
+
+SAMPLINGS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0, logprobs=1),
+)
+
+
+def warm_up(batch: Batch, rows: int, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Yields after each step. batch: a separate one, without a prompt cache."""
+    if batch.plays or batch.encodes or not IS_WARM_UP_USEFUL:  # it generates nothing
+        return
+    until = clock() + MOST_SECONDS
+    try:
+        for _ in _steps(batch, rows):
+            yield
+            if clock() > until:
+                log.warning(
+                    "the warm-up was stopped after %.0f seconds; the first request may be slower",
+                    MOST_SECONDS,
+                )
+                return
+    except Exception as error:
+        if device_error(error):
+            raise
+        # If the model is broken, each request will fail with its own error.
+        log.warning("a model could not be warmed up", exc_info=True)
+    finally:
+        mx.clear_cache()
+
+
+def _steps(batch: Batch, rows: int) -> Iterator[None]:
+    tokens = METAL_PROMPT if mx.metal.is_available() else CPU_PROMPT
+    batch.add(_request(0, batch, tokens))
+    while batch.waiting:
+        batch.step()
+        yield
+    for row in range(1, min(rows, ROWS)):
+        batch.add(_request(row, batch, tokens // 2))
+    while batch:
+        batch.step()
+        yield
+
+
+def _request(row: int, batch: Batch, tokens: int) -> Generate:
+    prompt = [(7 * row + at) % batch.vocabulary for at in range(tokens)]
+    # The first row generates more tokens, so that it still decodes when the others join it.
+    return Generate(
+        row=row,
+        model="",
+        prompt=prompt,
+        max_tokens=TOKENS if row else 2 * TOKENS + ROWS,
+        stop_tokens=[],
+        sampling=SAMPLINGS[row % 2],
+    )
+
+
+Progress = Generator[tuple[int, int] | None, None, nn.Module]
+"""Yields (bytes read, total bytes), or None after a warm-up step; returns the model."""
+
+
+def load(
+    path: Path,
+    pace: WeightReadPace,
+    wire: Callable[[int], None],
+    concurrency: int,
+    kv_bits: int | None = None,
+    share: WholeModel = WHOLE,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Progress:
+    """wire: called with the total bytes of the weights before they are read."""
+    network = yield from share.together(_wired(weights.load(path, pace, share.cut), wire))
+    set_kv_bits(network, kv_bits)
+    # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
+    for _ in warm_up(Batch(network, concurrency=concurrency), concurrency, clock):
+        yield None
+    return network
+
+
+def _wired(reading: weights.Reading, wire: Callable[[int], None]) -> weights.Reading:
+    try:
+        progress = next(reading)
+    except StopIteration as end:  # a model without weights
+        network: nn.Module = end.value
+        return network
+    wire(progress[1])
+    yield progress
+    return (yield from reading)
+
+
+class WiredLimit:
+    """The wired memory limit of this process; `wiring` decides when it grows."""
+
+    def __init__(self, wired: str) -> None:
+        self._wired = parse_wired(wired)
+        self._limit = 0
+
+    def before_reading(self, nbytes: int, present: Iterable[nn.Module], *, rows: bool) -> None:
+        """nbytes: the size of the weights to read. rows: whether any row is running."""
+        if not mx.metal.is_available():
+            return
+        working_set = int(mx.device_info()["max_recommended_working_set_size"])
+        total = nbytes + sum(a.nbytes for model in present for a in weights.arrays(model))
+        wanted = wiring(self._wired, total, working_set)
+        limit = next_limit(self._limit, wanted.limit, rows=rows)
+        if limit == self._limit:
+            return
+        try:
+            mx.clear_cache()  # freed buffers would be wired too
+            mx.set_wired_limit(limit)
+            self._limit = limit
+            log.info("wired %d MB of weights: %s", limit // 10**6, wanted.why)
+        except (RuntimeError, ValueError) as error:  # for example before macOS 15
+            log.warning("the weights can't be wired: %s", error)
+
+
+@dataclass(frozen=True)
+class _Load:
+    path: Path
+    progress: Progress
+
+
+class ModelLoads:
+    """The loads in progress, by model."""
+
+    def __init__(
+        self,
+        wired: str,
+        concurrency: int,
+        batches: Mapping[str, Batch],
+        share: WholeModel,
+        clock: Callable[[], float],
+    ) -> None:
+        """batches: those of all models in memory, which the caller changes."""
+        self._share, self._clock = share, clock
+        self._wired = WiredLimit(wired)
+        self._pace = WeightReadPace()
+        self._concurrency = concurrency
+        self._batches = batches
+        self._loads: dict[str, _Load] = {}
+        self.is_warming = False
+        """Whether the last piece of a load was a warm-up step, rather than weights."""
+
+    def __bool__(self) -> bool:
+        return bool(self._loads)
+
+    @property
+    def models(self) -> list[str]:
+        return list(self._loads)
+
+    @property
+    def doing(self) -> str:
+        """The work of the first load."""
+        return f"{'warming up' if self.is_warming else 'loading'} {self.models[0]}"
+
+    def path(self, model: str) -> Path:
+        return self._loads[model].path
+
+    def begin(self, model: str, path: Path, kv_bits: int | None) -> None:
+        progress = load(
+            path, self._pace, self._wire, self._concurrency, kv_bits, self._share, self._clock
+        )
+        self._loads[model] = _Load(path, progress)
+
+    def end(self, model: str) -> bool:
+        """Returns whether the model was being loaded."""
+        return self._loads.pop(model, None) is not None
+
+    def step(self, model: str) -> tuple[list[ModelLoading], nn.Module | None]:
+        """Computes a piece; returns its report, and the model after the last piece."""
+        self._pace.while_decoding = any(self._batches.values())
+        try:
+            progress = next(self._loads[model].progress)
+        except StopIteration as end:
+            return [], end.value
+        self.is_warming = progress is None
+        return ([ModelLoading(model, *progress)] if progress else []), None
+
+    def _wire(self, nbytes: int) -> None:
+        present = [batch.model for batch in self._batches.values()]
+        self._wired.before_reading(nbytes, present, rows=any(self._batches.values()))
 
 
 class LoadedModels:

@@ -12,11 +12,10 @@ import mlx.core as mx
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.logprobs import RowLogprobs
-from mlx_server.worker.lora.slots import RowAdapters, using
+from mlx_server.worker.lora.layers import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
 from mlx_server.worker.row import LateDraw, Row
-from mlx_server.worker.sampling import Sampled, Sampler, sample_rows_alone
+from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),

@@ -1,25 +1,138 @@
-"""Makes groups of prompts that are computed together, each with what the prompt cache has of it."""
+"""The prompts of a batch: those that wait, and those that are computed together, each with what the
+prompt cache has of it.
+"""
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.nn as nn
 
 from mlx_server.engine.kv_cost import PREFILL_PADDING
 from mlx_server.engine.messages import Prefilled
-from mlx_server.worker.batch_support import one_row
-from mlx_server.worker.mlx_lm_internals import greedy_sampler
-from mlx_server.worker.phases import PrefillBatch
-from mlx_server.worker.prefill.budget import LAST_PIECE, MOST
-from mlx_server.worker.prefill.order import PromptScheduler
-from mlx_server.worker.prompt_queue import (
-    PrefillGroup,
-    WaitingPrompt,
-    begin_alike,
-)
-from mlx_server.worker.quantized_kv import make_caches
+from mlx_server.worker.decode_groups import padding
+from mlx_server.worker.kv_caches import make_caches, one_row
+from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
+from mlx_server.worker.phases import DecodeBatch, PrefillBatch
+from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PromptScheduler
 from mlx_server.worker.replay_model import force_tokens
+from mlx_server.worker.row import Row
 from mlx_server.worker.row_cache import RowCache
-from mlx_server.worker.step_bytes import padding
+
+SHARED = 32
+"""Prompts that share this many tokens that are not computed yet are prefilled one after the other:
+the second one uses what the first one left in the prompt cache."""
+
+
+@dataclass
+class WaitingPrompt:
+    """A row whose prefill has not begun, or begins again after a preemption."""
+
+    row: Row
+    prompt: list[int]
+    max_tokens: int
+    stops: StopSequences
+    forced_tokens: list[int] | None
+    cache: list[Any] | None
+    """The cache of the whole prompt but its last token, if it was computed before."""
+    known: int
+    """The number of its tokens that were in the prompt cache when it arrived."""
+    forced_from: int = 0
+    """The length of the request's own prompt, after which the forced tokens are played."""
+    begun: bool = False
+    """Whether its prefill has begun before, so that `Prefilled` was reported."""
+    decode: DecodeBatch | None = None
+    """The state of a preempted row, which continues once the cache of `prompt`, all its tokens so
+    far, is computed again."""
+
+    @property
+    def client(self) -> str:
+        return self.row.client
+
+    @property
+    def number(self) -> int:
+        return self.row.number
+
+    @property
+    def left(self) -> int:
+        return len(self.prompt) - self.known
+
+    @property
+    def rows(self) -> list[Row]:
+        return [self.row]
+
+    @property
+    def context(self) -> int:
+        return self.known
+
+
+class PrefillGroup:
+    """Rows whose prompts are computed together, piece by piece."""
+
+    def __init__(
+        self, batch: PrefillBatch, rest: list[list[int]], resumed: DecodeBatch | None = None
+    ) -> None:
+        """resumed: the decoding state of the group's one row if that was preempted."""
+        self.batch = batch
+        self.resumed = resumed
+        self.rest = rest
+        """The tokens of each row that are not computed yet; its last one is left to decoding."""
+        self.client, self.number = self.rows[0].client, self.rows[0].number
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.batch.samplers
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.rest))
+
+    @property
+    def context(self) -> int:
+        return max(map(len, self.batch.tokens))
+
+    def compute(self, tokens: int) -> list[int]:
+        """Computes about `tokens` tokens of all rows together; returns how many of each row."""
+        size = max(1, tokens // len(self.rest))
+        longest = max(map(len, self.rest)) - 1
+        size = longest if longest < min(size * LAST_PIECE, MOST) else size
+        sizes = [
+            min(size, len(rest) - 1, _until_snapshot(row, len(known)))
+            for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
+        ]
+        if max(sizes):
+            self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
+            self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
+        return sizes
+
+    @property
+    def is_computed(self) -> bool:
+        return all(len(rest) == 1 for rest in self.rest)
+
+    def decode(self) -> DecodeBatch:
+        if self.resumed is None:
+            return self.batch.decode([rest[0] for rest in self.rest])
+        self.resumed.prompt_cache = self.batch.prompt_cache
+        return self.resumed
+
+    def cancel(self, number: int) -> None:
+        at = self.batch.uids.index(number)
+        self.rest.pop(at)
+        self.batch.filter([i for i in range(len(self.batch)) if i != at])
+
+
+def _until_snapshot(row: Row, known: int) -> int:
+    return next((place - known for place in row.snapshot_places if place > known), MOST)
+
+
+def begin_alike(candidate: WaitingPrompt, taken: list[WaitingPrompt]) -> bool:
+    return any(_share_new_tokens(candidate, waiting) for waiting in taken)
+
+
+def _share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:
+    end = max(a.known, b.known) + SHARED
+    beginning = a.prompt[:end]
+    return len(beginning) == end and beginning == b.prompt[:end]
+
 
 PromptQueue = PromptScheduler[WaitingPrompt | PrefillGroup]
 

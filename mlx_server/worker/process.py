@@ -22,9 +22,16 @@ from mlx_server.engine.messages import IDLE, IMPORTING, Ready
 from mlx_server.engine.worker_arguments import WorkerArguments, decode_worker_arguments
 from mlx_server.system import descriptors, logs
 from mlx_server.system.scheduling import keep_time_slices
-from mlx_server.worker.heartbeat import HeartbeatMonitor, ReportSender, leave, start_heartbeat
-from mlx_server.worker.inputs import END, Inbox, OwnInputs
 from mlx_server.worker.ranks.leader import Leader
+from mlx_server.worker.server_connection import (
+    END,
+    HeartbeatMonitor,
+    Inbox,
+    OwnInputs,
+    ReportSender,
+    leave,
+    start_heartbeat,
+)
 from mlx_server.worker.unused_imports import left_out
 
 SWITCH_SECONDS = 0.0005

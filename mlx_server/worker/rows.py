@@ -1,11 +1,314 @@
 """All rows of the engine: those on their way into a batch, and those in the models' batches."""
 
-from mlx_server.engine.messages import Embed, Generate, Report
-from mlx_server.worker.loaded_models import LoadedModels
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    Admitted,
+    Embed,
+    Embedded,
+    Generate,
+    Logprobs,
+    PromptLogprobs,
+    Report,
+    Thinking,
+)
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    LogitConstraint,
+    LogitConstraints,
+)
+from mlx_server.worker.embeddings import IDLE_PIECE, PooledTexts, pooled_texts
+from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.kv_caches import make_caches
+from mlx_server.worker.loaded_models import LoadedModels, StepTime
+from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter, RowAdapters, using
+from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.row_admission import RowAdmission
+from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_cache import key_of
-from mlx_server.worker.row_validation import check_row, check_texts
+from mlx_server.worker.sampling import RowLogprobs, step_logprobs
+
+LARGEST_SCALE = 4.0
+
+
+def check_row(command: Generate, batch: Batch) -> None:
+    """Raises ValueError for parameters that could harm other rows."""
+    if batch.encodes:
+        raise ValueError("an encoder generates no text")
+    if not command.prompt:
+        raise ValueError("the prompt is empty")
+    if command.max_tokens < (0 if command.prompt_logprobs else 1):
+        raise ValueError(f"the token limit is {command.max_tokens}, which is too low")
+    if command.forced_tokens is not None and not (command.forced_tokens and batch.plays):
+        raise ValueError("forced tokens need a replay model and must not be empty")
+    if not 0 <= command.adapter_scale <= LARGEST_SCALE:
+        raise ValueError(f"the adapter's scale must be between 0 and {LARGEST_SCALE:g}")
+    if not 0 <= command.delay < math.inf:
+        raise ValueError("the delay is out of range")
+    # MLX does not check indices: an id past the end reads or overwrites other memory.
+    ids = [*command.prompt, *command.grammar_prefix, *command.sampling.logit_bias]
+    if command.thinking:
+        _check_thinking(command.thinking)
+        ids += command.thinking.end
+    grammars = (command.grammar, command.thinking and command.thinking.rest)
+    if max(len(grammar or "") for grammar in grammars) > limits.WHOLE_GRAMMAR_CHARACTERS:
+        raise ValueError("the grammar is too long")
+    for id in (min(ids), max(ids)):
+        if not 0 <= id < batch.vocabulary:
+            raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
+    if not _in_range(command.sampling):
+        raise ValueError("a sampling parameter is out of range")
+
+
+def check_texts(command: Embed, batch: Batch) -> None:
+    """Raises ValueError for texts that are empty or have token ids outside the vocabulary."""
+    if batch.plays:
+        raise ValueError("a replay model has no hidden states")
+    if not command.inputs or not all(command.inputs):
+        raise ValueError("a text has no tokens")
+    ids = [*command.logits_of, *(id for text in command.inputs for id in (min(text), max(text)))]
+    if not 0 <= min(ids) <= max(ids) < batch.vocabulary:
+        raise ValueError(f"a token id is outside the vocabulary of {batch.vocabulary}")
+    if batch.encodes and command.logits_of:
+        raise ValueError("an encoder has no logits of tokens")
+    if isinstance(batch.model, Encoder) and max(map(len, command.inputs)) > batch.model.longest:
+        raise ValueError(f"a text has more than {batch.model.longest} tokens")
+    if command.scores and not getattr(batch.model, "labels", 0):
+        raise ValueError("the model has no head that gives scores")
+    if command.second_from and len(command.second_from) != len(command.inputs):
+        raise ValueError("each pair needs the place where its second text begins")
+    if command.dimensions is not None and command.dimensions < 1:
+        raise ValueError("an embedding needs at least one dimension")
+
+
+def _check_thinking(thinking: Thinking) -> None:
+    delimiters = [*thinking.opens, *thinking.closes]
+    tokens = (thinking.budget or 0, thinking.answer or 0)
+    if min(tokens) < 0 or not 0 < len(thinking.end) <= limits.REASONING_DELIMITER_TOKENS:
+        raise ValueError("the thinking budget or the end of reasoning is out of range")
+    if len(delimiters) > limits.REASONING_DELIMITERS or not all(
+        0 < len(delimiter) <= limits.REASONING_DELIMITER_TOKENS for delimiter in delimiters
+    ):
+        raise ValueError("the reasoning delimiters are empty, too long or too many")
+
+
+def _in_range(s: SamplingParams) -> bool:
+    penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    return (
+        all(map(math.isfinite, (s.temperature, *penalties, *s.logit_bias.values())))
+        and s.repetition_penalty > 0
+        and s.temperature >= 0
+        and s.top_k >= 0
+        and s.top_p > 0
+        and 0 <= s.min_p <= 1
+        and (s.logprobs or 0) >= 0
+    )
+
+
+PIECE = 128
+"""Tokens computed between two steps of the rows that decode."""
+
+Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
+
+
+def prompt_logprobs(
+    model: nn.Module, prompt: list[int], top: int, row_adapter: RowAdapter = NO_ADAPTER
+) -> Scoring:
+    """Yields after each piece; returns the log probabilities of all tokens but the first, and the
+    cache of all tokens but the last."""
+    cache = make_caches(model)
+    rows = RowAdapters([row_adapter])
+    found: list[Logprobs] = []
+    for start in range(0, len(prompt) - 1, PIECE):
+        piece = prompt[start : min(start + PIECE, len(prompt) - 1)]
+        with using(rows):
+            logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
+        followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
+        reported = step_logprobs(logits, followers, top)
+        found += [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
+        yield
+    return found, cache
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class _ScoredRow:
+    command: Generate
+    constraint: LogitConstraint | None
+    scoring: Scoring
+
+
+@dataclass
+class _EmbeddedRow:
+    command: Embed
+    pooling: PooledTexts
+
+
+class RowAdmission:
+    """Rows on their way into a batch.
+
+    A row waits for its constraint, and for what the disk has of its prompt. Then the log
+    probabilities of its prompt are computed, if they are requested, and it joins the batch of its
+    model. Embeddings are computed in the same turns, piece by piece, and join no batch.
+    """
+
+    def __init__(
+        self,
+        constraints: LogitConstraints,
+        disk: DiskTier,
+        batches: Mapping[str, Batch],
+        step_time: StepTime,
+    ) -> None:
+        """batches: those of all models in memory, which the caller changes."""
+        self._constraints = constraints
+        self._disk = disk
+        self._batches = batches
+        self._step_time = step_time
+        self.waiting: dict[int, Generate] = {}
+        """Rows that wait for their constraints, or for what the disk has of their prompts."""
+        self._scored: dict[int, _ScoredRow | _EmbeddedRow] = {}
+        """Rows whose prompt log probabilities or embeddings are being computed, in the order of
+        their turns."""
+        self.preempted: set[int] = set()
+        """Rows that are to be preempted as soon as they join a batch, and embeddings that wait."""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self._scored)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self.waiting or row in self._scored
+
+    @property
+    def commands(self) -> list[Generate | Embed]:
+        return [*self.waiting.values(), *(scored.command for scored in self._scored.values())]
+
+    @property
+    def next_scored(self) -> Generate | Embed | None:
+        """The row whose prompt log probabilities or embeddings are computed next."""
+        return next((each.command for each in self._scored.values() if self._has_turn(each)), None)
+
+    def _has_turn(self, scored: _ScoredRow | _EmbeddedRow) -> bool:
+        return isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted
+
+    @property
+    def doing(self) -> str:
+        """The work that the first waiting row waits for."""
+        first = next(iter(self.waiting.values()))
+        if self._disk.is_reading(first.row):
+            return f"reading a prompt of {first.model} from disk"
+        return self._constraints.doing(first.model)
+
+    def add(self, command: Generate) -> list[Report]:
+        if not command.prompt_logprobs:
+            self._disk.begin(command.row, key_of(command), command.prompt[:-1])
+        self.waiting[command.row] = command
+        return self.admit(command)
+
+    def admit(self, command: Generate) -> list[Report]:
+        """Admits a row that waits, once it has what it waits for."""
+        if self._disk.is_reading(command.row):
+            return []
+        constraint = None
+        if command.grammar is not None or command.thinking is not None:
+            constraint = self._constraints.constraint(command)
+            if constraint is None:
+                return []
+        del self.waiting[command.row]
+        if command.prompt_logprobs:
+            self._score(command, constraint)
+        else:
+            self._join(command, constraint)
+        return [Admitted(command.row)]
+
+    def _score(self, command: Generate, constraint: LogitConstraint | None) -> None:
+        top = max(command.sampling.logprobs or 0, command.prompt_top_logprobs)
+        network = self._batches[command.model].model
+        scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
+        self._scored[command.row] = _ScoredRow(command, constraint, scoring)
+
+    def embed(self, command: Embed) -> None:
+        self._scored[command.row] = _EmbeddedRow(command, self._pooling(command))
+
+    def _pooling(self, command: Embed) -> PooledTexts:
+        batch = self._batches[command.model]
+        return pooled_texts(batch.model, command, self._piece_tokens, alone=bool(batch.why_alone))
+
+    def _piece_tokens(self) -> int:
+        return PIECE if any(self._batches.values()) else IDLE_PIECE
+
+    def preempt(self, row: int) -> None:
+        """Embeddings lose what has been computed of them: they begin again when it is resumed."""
+        self.preempted.add(row)
+        if isinstance(scored := self._scored.get(row), _EmbeddedRow):
+            scored.pooling = self._pooling(scored.command)
+
+    def compute_piece(self, row: int) -> list[Report]:
+        """Computes the next piece of the row's prompt log probabilities or embeddings. After the
+        last piece the row joins its batch, or its vectors are reported."""
+        match self._scored[row]:
+            case _EmbeddedRow(pooling=pooling):
+                found = _next(pooling)
+                return [] if found is None else self._embedded(row, found)
+            case _ScoredRow(scoring=scoring):
+                scores = _next(scoring)
+                return [] if scores is None else self._end_scoring(row, *scores)
+
+    def _embedded(self, row: int, vectors: list[bytes]) -> list[Report]:
+        del self._scored[row]
+        return [Embedded(row, vectors)]
+
+    def _end_scoring(self, row: int, logprobs: list[Logprobs], cache: list[Any]) -> list[Report]:
+        scored = self._scored.pop(row)
+        assert isinstance(scored, _ScoredRow)
+        if scored.command.max_tokens:
+            self._join(scored.command, scored.constraint, cache)
+        return [PromptLogprobs(row, logprobs)]
+
+    def _join(
+        self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None
+    ) -> None:
+        """cache: the cache of the row's prompt, if it has been computed."""
+        batch = self._batches[command.model]
+        if not batch:
+            self._step_time.resume(command.model)
+        batch.add(command, cache, constraint)
+        if command.row in self.preempted:
+            self.preempted.remove(command.row)
+            batch.preempt(command.row)
+
+    def end_turn(self, client: str) -> None:
+        """Moves the client's scored rows to the end, in their order of arrival: clients take turns
+        piece by piece."""
+        for row in [r for r, scored in self._scored.items() if scored.command.client == client]:
+            self._scored[row] = self._scored.pop(row)
+
+    def drop(self, row: int) -> None:
+        self.waiting.pop(row, None)
+        self._scored.pop(row, None)
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self._scored.clear()
+
+
+def _next(work: Generator[None, None, T]) -> T | None:
+    """Computes a piece; returns the result after the last one."""
+    try:
+        next(work)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    return None
 
 
 class Rows:

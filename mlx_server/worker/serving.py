@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlx_server.engine.worker_arguments import WorkerArguments
-from mlx_server.worker.heartbeat import HeartbeatMonitor
-from mlx_server.worker.inputs import Inputs
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill.disk_tier import opened
+from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
-from mlx_server.worker.worker import Engine
 
 
 def engine_of(

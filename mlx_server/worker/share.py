@@ -9,8 +9,8 @@ import msgspec
 
 from mlx_server.engine.worker_arguments import Mode
 from mlx_server.errors import public_message
-from mlx_server.worker.quantized_kv import make_caches
-from mlx_server.worker.step_bytes import OneGroup, StepBytes
+from mlx_server.worker.decode_groups import OneGroup, StepBytes
+from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.weights import Reading, arrays
 
 log = logging.getLogger("mlx_server.engine")

@@ -16,7 +16,6 @@ from mlx_server.checkpoints.quantization import why_not_read
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
-from mlx_server.worker.read_rate import WeightReadPace
 from mlx_server.worker.replay_model import ReplayModel
 
 MODULES = "modules.json"
@@ -24,6 +23,49 @@ MODULES = "modules.json"
 
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
+
+
+DECODING_SECONDS = 0.008
+"""Seconds of reading between two steps while rows decode: less than a step takes."""
+
+ALONE_SECONDS = 0.25
+"""Seconds of a piece while no row is running: short enough to notice a command soon."""
+
+FIRST_BYTES = 8 << 20
+LEAST_BYTES, MOST_BYTES = 1 << 20, 2 << 30
+
+MOST_GROWTH = 4.0
+"""The most growth from one piece to the next: one that came from the page cache says little about
+the disk."""
+
+
+class WeightReadPace:
+    """Decides how many bytes of weights to read between two steps, by the time that reading takes.
+
+    A disk reads 0.1 to 8 GB a second, and MLX converts some weights while it reads, so a fixed
+    number of bytes would not bound how long the rows of other models wait.
+    """
+
+    def __init__(self) -> None:
+        self.while_decoding = False
+        """Whether rows wait for each piece to be read."""
+        self._rate: float | None = None
+        """Bytes per second, smoothed; None before the first piece."""
+        self._last = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the next piece. A tensor that is larger is read as a whole."""
+        if self._rate is None:
+            return min(FIRST_BYTES, MOST_BYTES)
+        wanted = self._rate * (DECODING_SECONDS if self.while_decoding else ALONE_SECONDS)
+        return int(min(MOST_BYTES, MOST_GROWTH * self._last, max(LEAST_BYTES, wanted)))
+
+    def learn(self, nbytes: int, seconds: float) -> None:
+        """Adjusts the rate by the time that a piece took."""
+        rate = nbytes / max(seconds, 1e-6)
+        self._rate = rate if self._rate is None else 0.5 * (self._rate + rate)
+        self._last = max(nbytes, LEAST_BYTES)
 
 
 Reading = Generator[tuple[int, int], None, nn.Module]

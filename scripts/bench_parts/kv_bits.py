@@ -12,7 +12,7 @@ import tokenizers
 from bench_parts.tables import Row
 from mlx_server.sources.demo import demo_checkpoint
 from mlx_server.worker import weights
-from mlx_server.worker.quantized_kv import make_caches, set_kv_bits
+from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 
 COLUMNS = ("bits", "mean drift", "largest drift", "same first token", "bytes a token", "step, ms")
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from mlx_server.engine.messages import Generate, LoadModel, StepOutput
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 
 STEPS = 200
 """The number of the stream's steps before the load."""

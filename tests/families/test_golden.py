@@ -21,7 +21,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.repair.allowed import RepairPolicy
 from mlx_server.requests import GenerateRequest
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.families import goldens
 from tests.families.goldens import (
     Golden,

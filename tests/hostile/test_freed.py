@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.engine.messages import CancelRows, PauseRows, Report, StepOutput
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import Steady
 from tests.worker.constrained_decoding.grammars import DIGITS, loaded
 from tests.worker.constrained_decoding.test_grammar_compiler import gate

@@ -23,7 +23,7 @@ import pytest
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import LoadModel, UnloadModel
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client
 from tests.hostile.soak import connected, fill, is_unloaded, soaked

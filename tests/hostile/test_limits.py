@@ -68,7 +68,7 @@ from mlx_server.tool_parsers.syntaxes import JSON
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.row_validation import check_row
+from mlx_server.worker.rows import check_row
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine, error, ok
 from tests.lora import adapter_files as adapters

@@ -20,7 +20,7 @@ import pytest
 from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.engine.messages import LimitMemory
 from mlx_server.pool.memory import footprint
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
 

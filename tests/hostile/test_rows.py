@@ -24,9 +24,9 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
 )
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import NOT_NUMBERS, Sampled, Sampler
-from mlx_server.worker.worker import Engine
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import HEAD, loaded

@@ -22,7 +22,7 @@ from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.templates.process import PROCESSES
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.hostile import zoo
 from tests.hostile.watch import watching
 from tests.live.server import LiveServer, serving

@@ -37,11 +37,11 @@ if "mlx_server.worker.process" in sys.orig_argv:
 
         setattr(owner, name, first_struck)
 
-    from mlx_server.worker import batch, worker
+    from mlx_server.worker import batch, engine
     from mlx_server.worker.constrained_decoding import grammar_compiler
-    wrapped(worker.Engine, "_step", "step")
+    wrapped(engine.Engine, "_step", "step")
     wrapped(batch.Batch, "step", "compute")
-    wrapped(worker.Engine, "_load_piece", "load")
+    wrapped(engine.Engine, "_load_piece", "load")
     wrapped(grammar_compiler, "_compile", "compile")
 """
 

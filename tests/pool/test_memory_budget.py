@@ -12,7 +12,7 @@ from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.lease import SOON
 from mlx_server.pool.memory import MemoryParts, budget_of
 from mlx_server.pool.policy import Grant, LoadAction, ModelFacts, Policy
-from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import SIZES
 

@@ -9,11 +9,10 @@ import pytest
 
 from mlx_server.engine.messages import Generate, Schedule, Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.batch import Batch
+from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.phases import PrefillBatch
-from mlx_server.worker.prefill.budget import PrefillBudget
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.step_result import StepResult
+from mlx_server.worker.prefill.schedule import PrefillBudget
 from tests.tiny import TOKENS
 
 GREEDY = SamplingParams(temperature=0)

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
-from mlx_server.worker.batch_support import why_alone
+from mlx_server.worker.kv_caches import why_alone
 from mlx_server.worker.weights import model_classes
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import SIZES

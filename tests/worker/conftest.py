@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import ask, load, run, tokens_of
 

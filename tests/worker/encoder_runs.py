@@ -8,7 +8,7 @@ import numpy as np
 
 from mlx_server.engine.messages import Embed
 from mlx_server.worker import weights
-from mlx_server.worker.encoded_texts import encoded
+from mlx_server.worker.embeddings import encoded
 from mlx_server.worker.encoders import Encoder
 from tests.tiny_encoders import VOCABULARY
 

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_server.engine.messages import Generate, LoadModel, Report, RowFailed, StepOutput, Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import a_prompt
 
 Kind = TypeVar("Kind", bound=Report)

@@ -19,7 +19,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
     UnloadModel,
 )
-from mlx_server.worker.prefill.budget import LEAST
+from mlx_server.worker.prefill.schedule import LEAST
 from tests.worker.architectures import LINEAR
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter, network

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.worker import batch_support
+from mlx_server.worker import kv_caches
 from tests.worker import batching_table
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import Kind
@@ -18,12 +18,12 @@ UNEVEN = (*LENGTHS, 3)
 """With a short prompt that has tokens of its own before those that pad it."""
 
 
-@pytest.mark.parametrize("name", batch_support.UNBATCHABLE)
+@pytest.mark.parametrize("name", kv_caches.UNBATCHABLE)
 def test_what_is_said_to_be_wrong_together_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once mlx-lm computes it rightly, the table can do without it."""
-    monkeypatch.setattr(batch_support, "UNBATCHABLE", {})
+    monkeypatch.setattr(kv_caches, "UNBATCHABLE", {})
     served = Served(Kind(name, CONFIGS[name]), tmp_path, UNEVEN)
     assert served.bench.engine._batches["m"].why_alone == ""
     answers = served.together(len(UNEVEN))

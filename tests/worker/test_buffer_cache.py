@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import StepOutput
-from mlx_server.worker import buffer_cache
-from mlx_server.worker.buffer_cache import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
-from mlx_server.worker.worker import Engine
+from mlx_server.worker import memory
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.memory import EVERY_STEPS, FLOOR_BYTES, LEAST_STEPS, Buffers
 from tests.worker.engine_runs import ask, load, of
 
 LIMIT = 100 * FLOOR_BYTES
@@ -50,7 +50,7 @@ def kept() -> object:
 @pytest.mark.usefixtures("kept")
 def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floor, tokens = 1 << 18, 600
-    monkeypatch.setattr(buffer_cache, "FLOOR_BYTES", floor)
+    monkeypatch.setattr(memory, "FLOOR_BYTES", floor)
     engine = Engine(concurrency=4)
     load(engine, tiny_path)
     mx.clear_cache()

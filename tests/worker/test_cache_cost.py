@@ -9,10 +9,10 @@ import pytest
 
 from mlx_server.engine.kv_cost import STEP, KvCost
 from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
-from mlx_server.worker.cache_cost import cache_cost
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.memory import cache_cost
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 from mlx_server.worker.weights import model_classes
-from mlx_server.worker.worker import Engine
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import SIZES
 

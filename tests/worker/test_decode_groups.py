@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.step_bytes import StepBytes, padding
+from mlx_server.worker.decode_groups import StepBytes, padding
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
 from tests.worker.test_kinds import Bench

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from mlx_server.worker.device_memory import MOST_FREED, limit_memory, release_memory
+from mlx_server.worker.memory import MOST_FREED, limit_memory, release_memory
 
 GB = 1 << 30
 

@@ -21,8 +21,8 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.worker.embeddings import IDLE_PIECE, pooled_texts
-from mlx_server.worker.prompt_logprobs import PIECE
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.rows import PIECE
 from tests.tiny import tiny_embedder
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until

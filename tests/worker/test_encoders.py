@@ -10,10 +10,10 @@ import pytest
 from mlx_server.checkpoints import encoders
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import Embedded
-from mlx_server.worker.cache_cost import cache_cost
 from mlx_server.worker.encoders import base
-from mlx_server.worker.prompt_logprobs import PIECE
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.memory import cache_cost
+from mlx_server.worker.rows import PIECE
 from tests.tiny_encoders import (
     BERT,
     ENCODERS,

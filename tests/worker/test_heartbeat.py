@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.worker.heartbeat import REST_SECONDS, HeartbeatMonitor
+from mlx_server.worker.server_connection import REST_SECONDS, HeartbeatMonitor
 
 
 class Clocks:

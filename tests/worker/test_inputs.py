@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from mlx_server.engine.messages import CancelRows, UnloadModel, encode_commands
-from mlx_server.worker.inputs import END, Inbox, OwnInputs
+from mlx_server.worker.server_connection import END, Inbox, OwnInputs
 
 
 def test_all_commands_that_have_come_are_taken_in_their_order() -> None:

@@ -16,7 +16,7 @@ from mlx_server.engine.messages import (
     StepOutput,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlx_server.engine.messages import CancelRows, StepOutput
-from mlx_server.worker.batch import Batch
-from mlx_server.worker.step_result import StepResult
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.engine import Engine
 from tests.worker.engine_runs import Clock, ask, load, of, run_by
 
 Turns = Callable[[int], list[str]]

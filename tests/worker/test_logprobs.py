@@ -9,9 +9,8 @@ import pytest
 
 from mlx_server.engine.messages import Logprobs
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.logprobs import places_of_largest
 from mlx_server.worker.row import Row
-from mlx_server.worker.sampling import Sampler
+from mlx_server.worker.sampling import Sampler, places_of_largest
 from tests.worker.test_sampling import Numbers, a_row, log_softmax, random_logits, sampled
 
 

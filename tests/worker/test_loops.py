@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from mlx_server.engine.messages import Generate, LoadModel, Thinking
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.loops import LONGEST_PERIOD, LoopDetector
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.row import LONGEST_PERIOD, LoopDetector
 from tests.tiny import IM_END, IM_START
 from tests.worker.batch_runs import a_prompt
 from tests.worker.constrained_decoding.grammars import HEAD

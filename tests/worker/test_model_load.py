@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import ModelLoaded
-from mlx_server.worker import model_load
+from mlx_server.worker import loaded_models
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.weights import arrays
-from mlx_server.worker.worker import Engine
 from tests.worker.engine_runs import ask, load, of
 
 
@@ -53,7 +53,7 @@ def loaded(
     """Two models, one after the other."""
     metal, engine = Metal(int(working_set)), Engine(concurrency=4, wired="auto")
     metal.refuses = refuses
-    monkeypatch.setattr(model_load, "mx", metal)
+    monkeypatch.setattr(loaded_models, "mx", metal)
     assert of(ModelLoaded, load(engine, path, "first"))
     assert of(ModelLoaded, load(engine, path, "second"))
     return engine, metal

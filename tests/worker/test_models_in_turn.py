@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from mlx_server.engine.messages import Generate, StepOutput
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.simulated import GREEDY, Network
 
 PAIR = "m4-max:gpt-oss-20b"

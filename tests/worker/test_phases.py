@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server.engine.messages import Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker import logprobs
+from mlx_server.worker import sampling
 from mlx_server.worker.sampling import Sampled, Sampler
 from tests.worker.batch_runs import CLOSE, LENGTHS, MIXED, Ask, Run, a_prompt, alone, together
 
@@ -80,13 +80,13 @@ def test_nobody_asked_and_no_logprobs_are_computed(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    step_logprobs = logprobs.step_logprobs
+    step_logprobs = sampling.step_logprobs
 
-    def counted(logits: mx.array, tokens: mx.array, most: int) -> logprobs.StepLogprobs:
+    def counted(logits: mx.array, tokens: mx.array, most: int) -> sampling.StepLogprobs:
         computed.append(len(tokens))
         return step_logprobs(logits, tokens, most)
 
-    monkeypatch.setattr(logprobs, "step_logprobs", counted)
+    monkeypatch.setattr(sampling, "step_logprobs", counted)
     silent = [Ask(a_prompt(5), 4), Ask(a_prompt(3), 4, sampling=MIXED[2])]
     answers = together(tiny_model, silent)
     assert computed == []

@@ -23,8 +23,8 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.worker import Engine
 from tests.worker.batch_runs import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, alone, ids
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
 from tests.worker.engine_runs import ask, drain, of, run, tokens_of

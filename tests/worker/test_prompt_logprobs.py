@@ -9,7 +9,7 @@ import pytest
 from mlx_server.engine.messages import Generate, Logprobs
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.prompt_logprobs import PIECE, prompt_logprobs
+from mlx_server.worker.rows import PIECE, prompt_logprobs
 from tests.worker.batch_runs import a_prompt
 
 LENGTHS = [1, 2, 3, PIECE - 1, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 1, 3 * PIECE - 20]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.worker.prompt_queue import SHARED
+from mlx_server.worker.prefill_groups import SHARED
 from tests.worker.batch_runs import (
     PIECE,
     Ask,

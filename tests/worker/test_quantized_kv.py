@@ -19,14 +19,14 @@ from mlx_server.engine.messages import (
     MeasureCache,
     ModelLoaded,
 )
-from mlx_server.worker.cache_cost import cache_cost
-from mlx_server.worker.quantized_kv import (
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.kv_caches import (
     QuantizedRow,
     QuantizedRows,
     make_caches,
     set_kv_bits,
 )
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import LINEAR
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import network

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_server.worker import read_rate
-from mlx_server.worker.read_rate import ALONE_SECONDS, DECODING_SECONDS, WeightReadPace
+from mlx_server.worker import weights
+from mlx_server.worker.weights import ALONE_SECONDS, DECODING_SECONDS, WeightReadPace
 
 GB = 10**9
 
@@ -22,12 +22,12 @@ def test_pieces_take_their_time_whatever_the_disk(rate: float) -> None:
     pace = WeightReadPace()
     pace.while_decoding = True
     *_, last = seconds_of_pieces(pace, rate, 10)
-    assert last == pytest.approx(max(DECODING_SECONDS, read_rate.LEAST_BYTES / rate), rel=0.01)
+    assert last == pytest.approx(max(DECODING_SECONDS, weights.LEAST_BYTES / rate), rel=0.01)
     pace.while_decoding = False
     *_, last = seconds_of_pieces(pace, rate, 10)
     assert last == pytest.approx(ALONE_SECONDS, rel=0.01)
     pace.while_decoding = True  # a row has come: at once
-    assert pace.nbytes / rate == pytest.approx(max(DECODING_SECONDS, read_rate.LEAST_BYTES / rate))
+    assert pace.nbytes / rate == pytest.approx(max(DECODING_SECONDS, weights.LEAST_BYTES / rate))
 
 
 def test_beside_rows_the_disk_is_used_for_most_of_what_it_can() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, PromptLogprobs, Token
 from mlx_server.requests import SamplingParams
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.worker import Engine
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids, together
 from tests.worker.engine_runs import Clock, ask, drain, of, run, run_by, tokens_of, until
 

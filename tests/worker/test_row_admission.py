@@ -7,10 +7,10 @@ import pytest
 
 from mlx_server.engine.messages import Admitted, Prefilled, PromptLogprobs, StepOutput
 from mlx_server.requests import SamplingParams
-from mlx_server.worker import row_admission
+from mlx_server.worker import rows
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.prompt_logprobs import PIECE, Scoring
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.rows import PIECE, Scoring
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import ask, failures, load, of, run, tokens_of
 
@@ -67,7 +67,7 @@ def test_a_scoring_that_fails_fails_alone(
         raise MemoryError("no room")
 
     engine.handle(ask(0))
-    monkeypatch.setattr(row_admission, "prompt_logprobs", fails)
+    monkeypatch.setattr(rows, "prompt_logprobs", fails)
     reports = run(engine, ask(1, prompt_logprobs=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer

@@ -8,9 +8,8 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.snapshot_places import NEAREST
 from mlx_server.worker.row import row_of
-from mlx_server.worker.row_cache import RowCache
+from mlx_server.worker.row_cache import NEAREST, RowCache
 from tests.worker.batch_runs import a_prompt
 
 REQUEST = Generate(1, "m", a_prompt(3000), 4, [], SamplingParams(), branches=[700])

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.engine.messages import Generate, PromptLogprobs
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import GREEDY, ask, failures, of, run, tokens_of
 

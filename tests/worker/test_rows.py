@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mlx_server.engine.messages import Admitted, CancelRows, PromptLogprobs, StepOutput
-from mlx_server.worker.prompt_logprobs import PIECE
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.rows import PIECE
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import ask, drain, failures, load, of, run, tokens, tokens_of, until
 

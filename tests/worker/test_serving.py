@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from mlx_server.engine.messages import CancelRows, Command
-from mlx_server.worker.heartbeat import HeartbeatMonitor
+from mlx_server.worker.server_connection import HeartbeatMonitor
 from mlx_server.worker.serving import serve
 
 

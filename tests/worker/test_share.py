@@ -11,8 +11,8 @@ import mlx.nn as nn
 import msgspec
 import pytest
 
+from mlx_server.worker.decode_groups import OneGroup, StepBytes
 from mlx_server.worker.share import WHOLE, Share
-from mlx_server.worker.step_bytes import OneGroup, StepBytes
 from mlx_server.worker.weights import Reading
 from tests.live.ranks import loopback_group
 
@@ -21,7 +21,7 @@ import json, sys
 import mlx.core as mx, mlx.nn as nn, msgspec
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.ranks.join import joined
+from mlx_server.worker.ranks.link import joined
 
 rank = int(sys.argv[1])
 share = joined(msgspec.json.decode(sys.argv[2], type=RankGroup), rank)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.worker.step_bytes import cheapest_groups, padded_less, padding
+from mlx_server.worker.decode_groups import cheapest_groups, padded_less, padding
 
 pytestmark = pytest.mark.tables
 

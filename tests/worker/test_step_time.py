@@ -1,6 +1,6 @@
 """Models that have rows get the same time, and idle time is not made up for."""
 
-from mlx_server.worker.step_time import StepTime
+from mlx_server.worker.loaded_models import StepTime
 
 
 class Clock:

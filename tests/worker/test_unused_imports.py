@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from mlx_server.worker.unused_imports import UNUSED, left_out
 
 with left_out():
-    from mlx_server.worker.worker import Engine
+    from mlx_server.worker.engine import Engine
     from mlx_lm.tokenizer_utils import NewlineTokenizer
 assert NewlineTokenizer.__name__ == "NewlineTokenizer"
 assert sys.modules.keys().isdisjoint(UNUSED), "a placeholder stays"

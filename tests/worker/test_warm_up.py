@@ -14,10 +14,10 @@ from mlx_server.engine.messages import (
     Report,
     StepOutput,
 )
-from mlx_server.worker import warm_up as module
+from mlx_server.worker import loaded_models as module
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.warm_up import ROWS, warm_up
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
+from mlx_server.worker.loaded_models import ROWS, warm_up
 from tests.worker.engine_runs import ask, load, of, run, tokens_of
 
 

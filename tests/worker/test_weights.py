@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoading
-from mlx_server.worker import read_rate
-from mlx_server.worker.worker import Engine
+from mlx_server.worker import weights
+from mlx_server.worker.engine import Engine
 from tests.worker.architectures import CONFIGS
 from tests.worker.engine_runs import ask, load, of, tokens_of, until
 from tests.worker.kinds import Kind
@@ -21,7 +21,7 @@ from tests.worker.served import TOKENS, prompts
 def test_a_load_reports_its_bytes_and_then_the_model(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_rate, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(weights, "MOST_BYTES", 50_000)
     engine = Engine()
     assert engine.pause is None
     *progress, loaded = load(engine, tiny_path)
@@ -40,7 +40,7 @@ def test_a_load_reports_its_bytes_and_then_the_model(
 def test_other_models_decode_while_one_loads(
     engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_rate, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(weights, "MOST_BYTES", 50_000)
     engine.handle(ask(0, tokens=1000))
     until(engine, lambda reports: bool(tokens_of(0, reports)))
     engine.handle(LoadModel("second", str(tiny_path)))

@@ -21,14 +21,13 @@ from mlx_server.engine.messages import (
     StepOutput,
     UnloadModel,
 )
-from mlx_server.worker import read_rate
-from mlx_server.worker.batch import Batch
+from mlx_server.worker import weights
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill_groups import PrefillGroups
-from mlx_server.worker.prompt_logprobs import PIECE
 from mlx_server.worker.row_cache import RowCache
-from mlx_server.worker.step_result import StepResult
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.rows import PIECE
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import (
     active_memory,
@@ -196,7 +195,7 @@ def test_unloading_fails_the_rows_that_are_left_and_no_others(
 def test_a_model_is_unloaded_while_it_loads(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_rate, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(weights, "MOST_BYTES", 50_000)
     engine = Engine()
     before = active_memory()
     engine.handle(LoadModel("tiny", str(tiny_path)))

@@ -20,16 +20,14 @@ from mlx_server.engine.messages import (
     StepOutput,
     UnloadModel,
 )
-from mlx_server.worker import worker
-from mlx_server.worker.batch import Batch
+from mlx_server.worker import engine
+from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.lora.adapters import AdapterWeights
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill_groups import PrefillGroups
-from mlx_server.worker.prompt_logprobs import PIECE
-from mlx_server.worker.row_admission import RowAdmission
+from mlx_server.worker.rows import PIECE, RowAdmission
 from mlx_server.worker.sampling import Sampler
-from mlx_server.worker.step_result import StepResult
-from mlx_server.worker.worker import Engine
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import ask, failures, load, of, run, tokens, tokens_of, until
 
@@ -128,7 +126,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
     assert of(DeviceFailed, reports)
     assert set(failures(reports)) == {0, 1, 6}
     with monkeypatch.context() as patched:
-        patched.setattr(worker.Engine, "_load_piece", fails)
+        patched.setattr(engine.Engine, "_load_piece", fails)
         two.handle(LoadModel("third", str(tiny_path)))
         reports = two.step()
     assert of(DeviceFailed, reports)

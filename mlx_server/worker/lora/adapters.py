@@ -13,10 +13,17 @@ from mlx_server import limits
 from mlx_server.errors import AdapterInvalid
 from mlx_server.lora.config import plain_path
 from mlx_server.worker.lora import layers
-from mlx_server.worker.lora.experts import stacked
-from mlx_server.worker.lora.layers import EMBEDDINGS, EXPERTS, LAYERS, LINEARS, SORTING, own_type
-from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta
-from mlx_server.worker.lora.tensors import LoraTensors, read
+from mlx_server.worker.lora.layers import (
+    EMBEDDINGS,
+    EXPERTS,
+    LAYERS,
+    LINEARS,
+    SORTING,
+    AdapterSlots,
+    LoraDelta,
+    own_type,
+)
+from mlx_server.worker.lora.tensors import LoraTensors, read, stacked
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 ROWS, TOKENS = 2, 3

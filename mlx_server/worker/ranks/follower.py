@@ -20,20 +20,22 @@ from mlx_server.engine.messages import Report
 from mlx_server.engine.worker_arguments import RankArguments, decode_rank_arguments
 from mlx_server.errors import public_message
 from mlx_server.system import descriptors, logs
-from mlx_server.worker.heartbeat import HEARTBEAT_SECONDS, HeartbeatMonitor, leave
-from mlx_server.worker.ranks.digest import TokenDigest
 from mlx_server.worker.ranks.link import Link
-from mlx_server.worker.ranks.reports import (
+from mlx_server.worker.ranks.tape import (
     CUT,
     REPORT_BYTES,
+    Input,
     RankDigest,
     RankFailed,
     RankHeartbeat,
     RankReady,
     RankReport,
+    RepeatedInputs,
+    TokenDigest,
+    decode_input,
     encode_report,
 )
-from mlx_server.worker.ranks.tape import Input, RepeatedInputs, decode_input
+from mlx_server.worker.server_connection import HEARTBEAT_SECONDS, HeartbeatMonitor, leave
 from mlx_server.worker.unused_imports import left_out
 
 log = logging.getLogger("mlx_server.engine")
@@ -105,7 +107,7 @@ class _Leader:
 def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
-        from mlx_server.worker.ranks.join import joined
+        from mlx_server.worker.ranks.link import joined
         from mlx_server.worker.serving import engine_of, serve
     reports.send(RankReady(_recommended_bytes()))
     recorded.get()

@@ -23,21 +23,22 @@ from mlx_server.engine.worker_arguments import (
     encode_arguments,
 )
 from mlx_server.errors import public_message
-from mlx_server.worker.heartbeat import HEARTBEAT_SECONDS, ReportSender, leave
-from mlx_server.worker.inputs import OwnInputs
-from mlx_server.worker.ranks.digest import Comparison, TokenDigest
 from mlx_server.worker.ranks.link import Link
-from mlx_server.worker.ranks.reports import (
+from mlx_server.worker.ranks.tape import (
     CUT,
     REPORT_BYTES,
+    Comparison,
     RankDigest,
     RankFailed,
     RankHeartbeat,
     RankReady,
     RankReport,
+    RecordedInputs,
+    TokenDigest,
     decode_report,
+    encode_input,
 )
-from mlx_server.worker.ranks.tape import RecordedInputs, encode_input
+from mlx_server.worker.server_connection import HEARTBEAT_SECONDS, OwnInputs, ReportSender, leave
 
 if TYPE_CHECKING:
     from mlx_server.worker.share import Share
@@ -119,7 +120,7 @@ class Leader:
     def join(self, own: OwnInputs) -> tuple["Share", RecordedInputs, Callable[..., None]]:
         """Joins the group once all ranks are ready. Returns this rank's share, the inputs of its
         steps and where the steps' reports go."""
-        from mlx_server.worker.ranks.join import joined
+        from mlx_server.worker.ranks.link import joined
 
         for rank in self._ranks:
             rank.ready.wait()

@@ -1,8 +1,4 @@
-"""The ring's connections, which MLX opens: a link that is cut is noticed within seconds.
-
-TCP itself would give up after many minutes. Where it does, MLX may raise RuntimeError, but a step
-may also wait for ever: so the connections are watched from another thread.
-"""
+"""A rank's place in its group: it joins MLX's distributed backend, and watches the connections."""
 
 import os
 import socket
@@ -10,6 +6,13 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import mlx.core as mx
+
+from mlx_server.engine.worker_arguments import RankGroup
+from mlx_server.worker.share import Share
 
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 3, 1, 5
 """A connection is probed after so many idle seconds and ends after so many lost probes. A host that
@@ -24,8 +27,12 @@ TCP_RXT_CONNDROPTIME = 0x80
 
 
 class Link:
-    """This rank's connections. JACCL has none, and its cut is noticed as a step that takes too
-    long."""
+    """This rank's connections of the ring, which MLX opens: a link that is cut is noticed within
+    seconds. JACCL has none, and its cut is noticed as a step that takes too long.
+
+    TCP itself would give up after many minutes. Where it does, MLX may raise RuntimeError, but a
+    step may also wait for ever: so the connections are watched from another thread.
+    """
 
     def __init__(self) -> None:
         """Takes every TCP connection of the process: the engine has no others."""
@@ -77,3 +84,19 @@ def _has_peer(connection: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def joined(group: RankGroup, rank: int) -> Share:
+    """Returns the rank's share when all ranks have connected. Raises RuntimeError if they can't."""
+    return Share(connected(group, rank), group.mode)
+
+
+def connected(group: RankGroup, rank: int) -> mx.distributed.Group:
+    os.environ.update(group.backend_variables() | {"MLX_RANK": str(rank)})
+    with TemporaryDirectory() as folder:
+        for variable, text in group.backend_files().items():
+            file = Path(folder) / variable
+            file.write_text(text, "utf-8")
+            os.environ[variable] = str(file)
+        backend = "ring" if group.backend == "ring" else "jaccl"
+        return mx.distributed.init(strict=True, backend=backend)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mlx_server.engine.messages import LoadModel, Report, RowRefused
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.engine_runs import drain, of
 

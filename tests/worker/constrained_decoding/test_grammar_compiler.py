@@ -20,11 +20,11 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.schemas.compiler import LIMITS
-from mlx_server.worker import read_rate
+from mlx_server.worker import weights
 from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.grammars.matching import compiled
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import (
@@ -354,7 +354,7 @@ def test_vocabularies_are_read_when_no_row_is_kept_waiting(
 def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
     engine: Engine, others: list[LoadModel], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_rate, "MOST_BYTES", 1)
+    monkeypatch.setattr(weights, "MOST_BYTES", 1)
     engine.handle(others[0])
     engine.step()
     assert engine.loading

@@ -24,7 +24,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import (

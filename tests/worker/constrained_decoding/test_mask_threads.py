@@ -34,7 +34,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import (
     MaskThreads,
     SlowMask,
 )
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, HEAD, loaded
 from tests.worker.engine_runs import (

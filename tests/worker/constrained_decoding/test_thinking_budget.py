@@ -15,7 +15,7 @@ from mlx_server.worker.constrained_decoding.thinking_budget import (
     ThinkingBudget,
     end_reasoning_early,
 )
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.tiny import ENDOFTEXT, IM_END, IM_START
 from tests.worker.batch_runs import a_prompt, ids
 from tests.worker.engine_runs import drain, failures, run, tokens_of

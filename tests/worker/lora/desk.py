@@ -24,7 +24,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import CLOSE, Ask, a_prompt, alone
 from tests.worker.lora_files import linears_of, mlx_adapter, network, weakened, with_adapter
 

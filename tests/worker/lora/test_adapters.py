@@ -26,7 +26,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
     UnloadModel,
 )
-from mlx_server.worker.prompt_logprobs import prompt_logprobs
+from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone, ids
 from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
 from tests.worker.lora.desk import (

@@ -15,7 +15,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_server.errors import AdapterInvalid
 from mlx_server.worker.lora import adapters as adapters_module
 from mlx_server.worker.lora.adapters import TRAIN_OTHERS, AdapterWeights, _refuse
-from mlx_server.worker.lora.slots import RowAdapters, using
+from mlx_server.worker.lora.layers import RowAdapters, using
 from tests.worker.lora.toys import RANK, WIDTH, pair, same
 from tests.worker.lora_files import save
 

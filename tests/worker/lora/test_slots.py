@@ -4,7 +4,7 @@ import gc
 
 import mlx.core as mx
 
-from mlx_server.worker.lora.slots import AdapterSlots, LoraDelta, RowAdapters
+from mlx_server.worker.lora.layers import AdapterSlots, LoraDelta, RowAdapters
 from tests.worker.lora.toys import RANK, WIDTH, same
 
 

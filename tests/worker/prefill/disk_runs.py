@@ -17,7 +17,7 @@ from mlx_server.engine.messages import (
     StepOutput,
 )
 from mlx_server.prompt_files.folder import PromptFolder
-from mlx_server.worker.worker import Engine
+from mlx_server.worker.engine import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.test_kinds import GREEDY
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 import pytest
 
 from mlx_server.engine.messages import Schedule
-from mlx_server.worker.prefill.budget import IDLE_SECONDS, LEAST, MOST, PrefillBudget
-from mlx_server.worker.prefill.cost import FIRST, GROWTH, PrefillCost, PrefillPiece
+from mlx_server.worker.prefill.schedule import (
+    FIRST,
+    GROWTH,
+    IDLE_SECONDS,
+    LEAST,
+    MOST,
+    PrefillBudget,
+    PrefillCost,
+    PrefillPiece,
+)
 from tests.worker.simulated import (
     PAIRS,
     alone_by_mlx_lm,

@@ -8,21 +8,21 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlx_server import limits
 from mlx_server.prompt_files.names import common_length
-from mlx_server.worker.prefill.cached_prompt import (
+from mlx_server.worker.prefill.prompt_cache import (
     CachedPrompt,
+    PromptCache,
     Snapshot,
     can_always_be_cut,
     ids_of,
     split,
 )
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.snapshot_places import (
+from mlx_server.worker.replay_model import ReplayCache
+from mlx_server.worker.row_cache import (
     MOST_SPACED,
     NEAREST,
     snapshot_places,
     with_parting,
 )
-from mlx_server.worker.replay_model import ReplayCache
 from tests.worker.batch_runs import a_prompt
 
 WINDOW = 50

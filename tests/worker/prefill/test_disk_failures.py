@@ -18,7 +18,7 @@ from mlx_server.prompt_files import contents
 from mlx_server.prompt_files import folder as folders
 from mlx_server.prompt_files.contents import DamagedFile, RawTensor, encoded, written
 from mlx_server.prompt_files.names import parsed
-from mlx_server.worker.prefill import disk_models, disk_tier
+from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
 from tests.worker.prefill.disk_runs import BLOCK, Process, words
 from tests.worker.test_kinds import GREEDY
@@ -193,10 +193,10 @@ def test_files_of_another_version_are_not_used(
     llama: Path, saved: Path, answer: list[int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "FORMAT":
-        monkeypatch.setattr(disk_models, "FORMAT", "0")
+        monkeypatch.setattr(disk_tier, "FORMAT", "0")
     else:
         monkeypatch.setattr(
-            disk_models, "version", lambda each: "0.0.1" if each == name else version(each)
+            disk_tier, "version", lambda each: "0.0.1" if each == name else version(each)
         )
     before = files(saved)
     process = Process(llama, saved)

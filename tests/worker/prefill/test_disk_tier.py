@@ -16,7 +16,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker.mlx_lm_internals import KVCache
-from mlx_server.worker.prefill import cache_layout, disk_tier
+from mlx_server.worker.prefill import disk_tier, stored_prompt
 from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import KINDS, SIZES
 from tests.worker.lora_files import mlx_adapter, network
@@ -281,7 +281,9 @@ def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
         """May keep what no file would have."""
 
     layers = SIZES["num_hidden_layers"]
-    monkeypatch.setattr(cache_layout, "make_caches", lambda network: [Own() for _ in range(layers)])
+    monkeypatch.setattr(
+        stored_prompt, "make_caches", lambda network: [Own() for _ in range(layers)]
+    )
     process, prompt = start(llama, tmp_path), words(1, 200)
     process.answer(prompt)
     process.write()

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
 
 from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.prompt_files.names import Ids, common_length
-from mlx_server.worker.prefill import cached_prompt
+from mlx_server.worker.prefill import prompt_cache
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.worker.batch_runs import a_prompt
 
@@ -107,7 +107,7 @@ def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.Monk
         compared.append(len(a))
         return common_length(a, b)
 
-    monkeypatch.setattr(cached_prompt, "common_length", common)
+    monkeypatch.setattr(prompt_cache, "common_length", common)
     CountedEntry.asked = 0
     store(50)
     assert CountedEntry.asked <= 3
@@ -128,7 +128,7 @@ def test_prompts_with_one_beginning_are_compared_as_far_as_they_may_have_more(
         compared.append(len(a))
         return common_length(a, b)
 
-    monkeypatch.setattr(cached_prompt, "common_length", common)
+    monkeypatch.setattr(prompt_cache, "common_length", common)
     assert cache.known("m", [*system, 99, *a_prompt(20)]) == 40
     assert len(compared) == 1
     assert cache.known("m", [*system, 30, *a_prompt(20, 30), 5]) == 61

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.engine.messages import CancelRows, Generate, LimitCache, StepOutput, UnloadModel
-from mlx_server.worker.prefill import prompt_restorer
+from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import SIZES
 from tests.worker.prefill.disk_runs import Start, words
 from tests.worker.test_kinds import GREEDY
@@ -21,7 +21,7 @@ def test_a_prompt_is_taken_over_in_pieces_between_the_steps_of_other_rows(
     process, prompt = start(llama, tmp_path), words(1, 400)
     process.answer(prompt)
     process.stop()
-    monkeypatch.setattr(prompt_restorer, "PIECE_BYTES", 1)
+    monkeypatch.setattr(disk_tier, "TAKEN_BYTES", 1)
     engine = start(llama, tmp_path).engine
     engine.handle(Generate(1, "m", words(2, 20), 60, [], GREEDY))
     while not any(isinstance(report, StepOutput) for report in engine.step()):

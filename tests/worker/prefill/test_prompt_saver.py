@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, Generate, LimitCache, LoadModel, UnloadModel
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.prompt_files.names import PromptFile
-from mlx_server.worker.prefill import disk_tier, prompt_saver
+from mlx_server.worker.prefill import disk_tier
 from tests.worker.prefill.disk_runs import BLOCK, Process, Start, words
 from tests.worker.test_kinds import GREEDY
 
@@ -58,7 +58,7 @@ def test_what_the_disk_has_not_taken_yet_is_waited_for(
         wait(futures, max(seconds, 30))
 
     monkeypatch.setattr(PromptFolder, "write", held_up)
-    monkeypatch.setattr(prompt_saver, "wait", waited)
+    monkeypatch.setattr(disk_tier, "wait", waited)
     process, prompt = start(llama, tmp_path), words(1, 200)
     process.answer(prompt)
     assert not goes_on.is_set()
@@ -198,14 +198,14 @@ def test_nothing_is_written_between_steps_but_single_pieces(
     monkeypatch.setattr(disk_tier, "OLD_SECONDS", 0.0)
     monkeypatch.setattr(disk_tier, "BUSY_SECONDS", 0.0)
     pieces: list[int] = []
-    save = prompt_saver.PromptSaver.save_piece
+    save = disk_tier.PromptSaver.save_piece
 
     def counted(self: Any, prompt: Any) -> None:
         pieces.append(len(process.reports))
         save(self, prompt)
 
     process = start(llama, tmp_path)
-    monkeypatch.setattr(prompt_saver.PromptSaver, "save_piece", counted)
+    monkeypatch.setattr(disk_tier.PromptSaver, "save_piece", counted)
     process.answer(words(1, 300), tokens=40)
     assert process.folder
     busy = [at for at in pieces if at < len(process.reports)]

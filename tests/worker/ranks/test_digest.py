@@ -1,6 +1,6 @@
 """Ranks whose tokens differ are found."""
 
-from mlx_server.worker.ranks.digest import CHECK_STEPS, Comparison, TokenDigest
+from mlx_server.worker.ranks.tape import CHECK_STEPS, Comparison, TokenDigest
 from tests.worker.ranks.steps import a_step
 
 

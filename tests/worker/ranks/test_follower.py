@@ -13,15 +13,15 @@ from mlx_server.engine.worker_arguments import (
     WorkerArguments,
     encode_arguments,
 )
-from mlx_server.worker.ranks.reports import (
+from mlx_server.worker.ranks.tape import (
     REPORT_BYTES,
     RankFailed,
     RankHeartbeat,
     RankReady,
     RankReport,
     decode_report,
+    encode_input,
 )
-from mlx_server.worker.ranks.tape import encode_input
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
 

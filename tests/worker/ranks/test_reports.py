@@ -5,15 +5,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from mlx_server.worker.ranks import reports
-from mlx_server.worker.ranks.reports import RankReport, decode_report, encode_report
+from mlx_server.worker.ranks import tape
+from mlx_server.worker.ranks.tape import RankReport, decode_report, encode_report
 from tests.structs import broken, filled, tagged
 
 REPORTS = get_args(RankReport)
 
 
 def test_every_report_can_be_decoded() -> None:
-    assert tagged(reports) == set(REPORTS)
+    assert tagged(tape) == set(REPORTS)
 
 
 @pytest.mark.parametrize("report", REPORTS)
@@ -36,7 +36,7 @@ def test_a_broken_report_is_refused(report: Any) -> None:
 
 
 def test_a_rank_without_metal_recommends_nothing() -> None:
-    sent = reports.RankReady(None)
+    sent = tape.RankReady(None)
     assert decode_report(encode_report(sent)) == sent
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.inputs import WAKE, Inbox, OwnInputs
 from mlx_server.worker.ranks.tape import Diverged, RecordedInputs, RepeatedInputs, decode_input
+from mlx_server.worker.server_connection import WAKE, Inbox, OwnInputs
 
 
 def a_pair() -> tuple[Inbox, RecordedInputs, RepeatedInputs]:

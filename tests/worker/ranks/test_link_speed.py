@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
-from mlx_server.worker import link_speed
-from mlx_server.worker.link_speed import LARGE, SMALL, measured
+from mlx_server.worker.ranks import link_speed
+from mlx_server.worker.ranks.link_speed import LARGE, SMALL, measured
 from tests.live.ranks import loopback_group
 
 

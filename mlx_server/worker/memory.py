@@ -1,12 +1,13 @@
-"""Finds out how much memory the caches of a model will take, before its weights are read.
+"""The memory of the device: what a row's caches will take of it, its limit, and what MLX frees."""
 
-The model is built from config.json and given two prompts, but no value is ever computed: MLX knows
-the shapes of arrays that it has not evaluated, and these take no memory.
-"""
-
+import ctypes
+import gc
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from mlx_server.engine.kv_cost import STEP, KvCost
 from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
 from mlx_server.errors import message_of
 from mlx_server.worker.encoders import encoder_classes
+from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
-from mlx_server.worker.quantized_kv import make_caches, set_kv_bits
 from mlx_server.worker.weights import arrays, model_classes
 
 log = logging.getLogger("mlx_server.engine")
@@ -131,3 +132,68 @@ def _largest(model: nn.Module) -> KvCost:
     """Returns the cost if each layer caches keys and values as wide as the model."""
     widest = max((array for array in arrays(model) if array.ndim == 2), key=lambda a: a.size)
     return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))
+
+
+MOST_FREED, FREED_SHARE = 32 << 20, 0.01
+"""Bounds on the freed buffers that MLX keeps on a CPU, where they do not count against its memory
+limit: MLX's own default in bytes, and a share of the limit."""
+
+
+def limit_memory(max_bytes: int) -> None:
+    mx.set_memory_limit(max_bytes)
+    if not mx.metal.is_available():  # with Metal, the limit includes freed buffers
+        mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
+
+
+def release_memory() -> None:
+    """Returns the memory of unloaded weights to the system, instead of keeping it for reuse."""
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+EVERY_STEPS = 256
+"""Decoding steps after which buffers are freed: KV caches grow in pieces of as many tokens."""
+
+FLOOR_BYTES = 256 << 20
+"""Fewer bytes than this are not worth freeing."""
+
+SHARE = 0.1
+"""The share of the memory limit above which buffers are freed earlier."""
+
+LEAST_STEPS = 16
+"""The fewest decoding steps between two times that buffers are freed, even if the steps themselves
+use more than the share."""
+
+
+@dataclass
+class Buffers:
+    """Decides when MLX frees the buffers that it keeps for reuse.
+
+    A KV cache grows by allocating a larger buffer. The old one has a size that is not needed again,
+    so such buffers pile up while rows decode. The buffers of a step itself are reused by the next
+    one: freeing them too often makes each step get new memory from the system, zeroed page by page.
+    """
+
+    limit: int
+    """MLX's memory limit in bytes."""
+    _steps: int = 0
+    """Decoding steps since buffers were freed."""
+
+    def should_free(self, held: int, *, prefilling: bool) -> bool:
+        """Whether to free the buffers; call it once after each step.
+
+        held: bytes kept for reuse. prefilling: whether the next piece of a prompt will reuse them.
+        """
+        if prefilling:
+            return False
+        self._steps += 1
+        if held <= FLOOR_BYTES:
+            return False
+        often = self._steps >= LEAST_STEPS and held > SHARE * self.limit
+        if often or self._steps >= EVERY_STEPS:
+            self._steps = 0
+            return True
+        return False

@@ -22,8 +22,6 @@ from mlx_server.errors import message_of
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.buffer_cache import Buffers
-from mlx_server.worker.cache_cost import measure_cache
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompilerBusy,
     GrammarRefused,
@@ -32,15 +30,13 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
-from mlx_server.worker.device_memory import limit_memory, release_memory
-from mlx_server.worker.loaded_models import LoadedModels
-from mlx_server.worker.model_load import ModelLoads
+from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
+from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
 from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.row import row_adapter_of
-from mlx_server.worker.row_admission import RowAdmission
 from mlx_server.worker.row_cache import key_of
-from mlx_server.worker.rows import Rows
+from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.share import WHOLE, WholeModel
 
 log = logging.getLogger("mlx_server.engine")

@@ -1,0 +1,497 @@
+"""Decides whose prompt is computed next, and how much of it before the rows that decode go on.
+
+On a GPU a step costs nearly the same for one row as for eight, and a small piece of prefill reads
+nearly as many weights as a large one. So a piece takes as long as streams may wait, and is followed
+by steps until prefill has had no more than its share of the time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, product
+from math import ceil, inf, sqrt
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_server.engine.messages import Schedule
+from mlx_server.limits import REMEMBERED_CLIENTS
+
+MEASURED = 24
+"""The number of latest pieces to which the cost is fitted."""
+FADING = 0.9
+"""The weight of a piece relative to the one after it."""
+
+PRIOR = (0.1, 0.0, 0.03)
+"""The penalty on each coefficient, which decides where pieces of one size can't separate them: time
+that is attributed to the tokens can only turn out to be shorter."""
+
+FIRST = 32
+"""Tokens of the first piece, whose cost is unknown."""
+GROWTH = 2
+"""A piece is at most this many times as large as the largest measured one, and no larger than it
+would be if that one's time were proportional to its tokens."""
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PrefillPiece:
+    rows: int
+    length: int
+    """Tokens of each row in this piece."""
+    context: int
+    """Tokens of each row before this piece."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def causes(self) -> tuple[float, float, float]:
+        return 1.0, float(self.tokens), self.tokens * (self.context + self.length / 2)
+
+
+class PrefillCost:
+    """Predicts the time of a piece of prefill on this machine and model from the latest pieces.
+
+    A piece takes a constant time, which is large where any piece reads most experts of a model; a
+    time for each of its tokens; and attention's time for each pair of a token and one before it.
+    The three coefficients are fitted to the measured times, none of them below zero.
+    """
+
+    def __init__(self) -> None:
+        self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
+        self._largest = 0, 0.0
+        """The tokens of the largest piece so far, and its seconds when it was last computed. Short
+        prompts do not make it smaller, so that many at once need not begin with small pieces."""
+        self._sizes: set[int] = set()
+        """The smallest and the largest number of tokens of a piece so far."""
+        self._cost = np.zeros(3)
+        """Seconds for a piece, for each token, and for each pair of a token and one before it."""
+
+    def learn(self, piece: PrefillPiece, seconds: float) -> None:
+        self._measured.append((piece, max(seconds, 1e-9)))
+        if piece.tokens >= self._largest[0]:
+            self._largest = piece.tokens, max(seconds, 1e-9)
+        sizes = {*self._sizes, piece.tokens}
+        self._sizes = {min(sizes), max(sizes)}
+        self._cost = self._fitted()
+
+    def seconds(self, piece: PrefillPiece) -> float:
+        """Predicts the seconds of a piece. It takes at least as long for each token as the largest
+        of the latest that had not much more context: a fit to the few pieces of short prompts may
+        predict less."""
+        most = piece.context + piece.length
+        alike = [each for each in reversed(self._measured) if each[0].context <= most]
+        if not alike:
+            return self._predicted(piece)
+        largest, took = max(alike, key=lambda measured: measured[0].tokens)
+        return max(self._predicted(piece), took * piece.tokens / largest.tokens)
+
+    def _predicted(self, piece: PrefillPiece) -> float:
+        return float(np.dot(self._cost, piece.causes))
+
+    def tokens(self, seconds: float, rows: int, context: int) -> int:
+        """Returns how many tokens, of all rows together, a piece of `seconds` has."""
+        if not self._measured:
+            return FIRST
+        each, more = self._cost[1] + self._cost[2] * context, self._cost[2] / (2 * rows)
+        left = seconds / self._slower - self._cost[0]
+        # This is the positive root of more * tokens ** 2 + each * tokens = left.
+        root = each + sqrt(each**2 + 4 * more * max(0.0, left))
+        fitting = 2 * left / root if root > 0 else inf
+        return int(max(0.0, min(fitting, self._tried(seconds))))
+
+    def _tried(self, seconds: float) -> float:
+        """Returns a size that is safe to try, from the largest of the latest pieces and that of all
+        pieces, whose time may be out of date."""
+        piece, took = max(self._measured, key=lambda measured: measured[0].tokens)
+        lately = piece.tokens * max(1.0, min(GROWTH, seconds / took))
+        largest, took = self._largest
+        return max(lately, largest * min(1.0, seconds / took))
+
+    @property
+    def useful(self) -> int:
+        """The size of a piece whose constant time equals the time for its tokens."""
+        return int(self._cost[0] / self._cost[1]) if self._cost[1] > 0 else 0
+
+    @property
+    def knows_one_size(self) -> bool:
+        """Whether all pieces so far, which are several, had the same size."""
+        return len(self._measured) > 2 and len(self._sizes) == 1
+
+    @property
+    def _slower(self) -> float:
+        """The factor by which the last piece took longer than predicted, at least 1: the budget
+        reacts at once to a machine that slows down."""
+        piece, seconds = self._measured[-1]
+        return max(1.0, seconds / max(self._predicted(piece), 1e-12))
+
+    def _fitted(self) -> Vector:
+        """Fits the coefficients by least squares of the relative errors: the best non-negative fit
+        among all subsets of the coefficients."""
+        ages = range(len(self._measured) - 1, -1, -1)
+        weights = np.array([FADING**age for age in ages])
+        causes = np.array([piece.causes for piece, _ in self._measured])
+        causes /= np.array([[seconds] for _, seconds in self._measured])
+        largest = causes.max(axis=0)
+        known = np.vstack([causes / largest * weights[:, None], np.diag(PRIOR)])
+        wanted = np.concatenate([weights, np.zeros(3)])
+        best, least = np.zeros(3), inf
+        for chosen in product((True, False), repeat=3):
+            if not any(chosen):
+                continue
+            found = np.zeros(3)
+            found[list(chosen)] = np.linalg.lstsq(known[:, list(chosen)], wanted, rcond=None)[0]
+            error = float(np.sum((known @ found - wanted) ** 2))
+            if found.min() >= 0 and error < least:
+                best, least = found, error
+            if all(chosen) and least < inf:
+                break  # a subset of them fits no better
+        fitted: Vector = best / largest
+        return fitted
+
+
+IDLE_SECONDS = 0.5
+"""Seconds of a piece while no row decodes: short enough to notice a cancel or a new prompt soon."""
+
+LAST_PIECE = 1.15
+"""The last piece of a prompt may be longer than the others by this factor, since a short additional
+piece wastes time."""
+
+LEAST, MOST = 32, 2048
+"""Bounds on the tokens of a piece; mlx-lm would cut longer ones."""
+DEEP_LEAST = 16
+"""The least piece after more than MOST tokens, where attention makes LEAST tokens take too long."""
+MOST_USEFUL = 512
+"""The least piece may be raised to this many tokens where a piece has a large constant cost."""
+
+SAVED_SECONDS = 1.0
+"""The most seconds of owed steps that are postponed while several prompts wait."""
+
+MARGIN = 1.07
+"""The factor on owed steps, for what the time of the last piece exceeds its prediction."""
+
+DEAREST = 1000.0
+"""The most seconds of steps for one second of prefill, where the prefill share is tiny."""
+
+STEP_EVERY = 16
+"""The number of rounds with a single step after which one has two: the second one shows how long a
+step takes by itself."""
+
+
+class PrefillBudget:
+    """Alternates rounds of one piece of prefill and at least one step.
+
+    MLX computes in the background, and the operation after a step waits for the step's end. So the
+    first step after a piece seems to take no time, and the next piece that much more.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._share, self._gap = schedule.prefill_share, schedule.longest_gap
+        self.cost = PrefillCost()
+        self._steps: dict[int, float] = {}
+        """Seconds of a step by its number of rows, smoothed."""
+        self._owed = 0.0
+        """Seconds of steps that are due before the next piece."""
+        self._stepped = 0
+        """Steps since the last piece."""
+        self._pending = 0.0
+        """Seconds of the latest step that the next piece will wait for."""
+        self._advance = 0.0
+        """Seconds of steps that come before a prompt's last piece and count for it, and for the
+        pass that computes the first token of its answer: steps after these would come after the
+        prompt. If several prompts wait, no steps come before: they follow the last prompt, in a
+        fuller batch."""
+        self._waits = False
+        """Whether a prompt has waited since the last step."""
+        self._in_company = False
+        """Whether another prompt has waited with the present one, at any step since the last one
+        without a prompt."""
+        self._paying = False
+        """Whether steps run until none are owed."""
+        self._waited = 0.0
+        """Seconds of prefill since the last step."""
+        self._joined = False
+        """Whether a new row has joined since the last step."""
+        self._single = 0
+        """Consecutive rounds that had a single step."""
+
+    def piece(
+        self,
+        decoding: int,
+        waiting: int,
+        rows: int,
+        context: int,
+        *,
+        left: float = inf,
+        shared: bool = False,
+    ) -> int:
+        """Returns the tokens to compute now, of all rows of the next piece together; 0 if a step
+        comes first.
+
+        decoding: the number of decoding rows. shared: whether another model's rows decode.
+        waiting: the number of rows without a token. rows, context: those of the next piece.
+        left: the tokens of these rows that are still to be computed.
+        """
+        seconds = min(self._gap, IDLE_SECONDS) if shared else IDLE_SECONDS
+        self._in_company = self._in_company or waiting > rows
+        self._advance = 0.0
+        self._waits = True
+        if not decoding:
+            return self._tokens(seconds, rows, context)
+        step = self._step(decoding)
+        due = self._joined or self._stepped < self._steps_due
+        if due or self._owes_steps(waiting, step):
+            return 0
+        # What one step leaves of the gap, or more if one step exceeds the share of the steps.
+        even = step / self._step_debt(1.0)
+        tokens = self._tokens(min(self._gap, max(self._gap - step, even)), rows, context)
+        if left <= tokens * LAST_PIECE and not self._in_company:
+            last = PrefillPiece(rows, ceil(left / rows), context)
+            self._advance = self._step_debt(self.cost.seconds(last) + self._step(rows))
+            if self._owed + self._advance > 0:
+                return 0
+        return tokens
+
+    def _tokens(self, seconds: float, rows: int, context: int) -> int:
+        # Pieces of one size do not show what further tokens cost, which may be very little.
+        least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
+        piece = PrefillPiece(rows, ceil(LEAST / rows), context)
+        if context > MOST and self.cost.seconds(piece) > seconds:
+            least = DEEP_LEAST
+        least = max(least, min(MOST_USEFUL, self.cost.useful))
+        return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
+
+    def is_step_first(self, context: int) -> bool:
+        """Whether decoding rows get a token before a new row with so many tokens joins them.
+
+        They have just waited for a piece, and the first steps with a long cache take longer than
+        the others. A short one joins at once."""
+        return context > MOST and self._waited > self._gap / 2
+
+    def joined(self, rows: int) -> None:
+        """Notes that so many new rows decode, after a pass of their own for their first tokens: a
+        step sends these before the next piece."""
+        self._joined = True
+        if self._advance:
+            self._owed += self._step_debt(self._step(rows))
+
+    def _owes_steps(self, waiting: int, step: float) -> bool:
+        """Whether steps are due. While several prompts wait, steps are postponed for a while: they
+        serve more rows later and take no longer."""
+        if waiting > 1 and not self._paying:
+            self._paying = self._owed > SAVED_SECONDS
+        else:
+            self._paying = self._owed > step / 2
+        return self._paying
+
+    @property
+    def _steps_due(self) -> int:
+        return 2 if not self._steps or self._single >= STEP_EVERY else 1
+
+    def stepped(self, decoding: int, seconds: float) -> None:
+        if self._stepped:
+            known = self._steps.get(decoding, seconds)
+            self._steps[decoding] = 0.7 * known + 0.3 * seconds
+        else:
+            self._pending = max(0.0, self._step(decoding) - seconds)
+        self._stepped += 1
+        self._waited, self._joined = 0.0, False
+        self._in_company, self._waits = self._in_company and self._waits, False
+        step = self._step(decoding)
+        # A step more than `_advance`, which grows with the measured time of a step.
+        self._owed = max(self._owed - step, -(step + self._advance))
+
+    def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
+        took = max(seconds - self._pending, seconds / 4) if decoding else seconds
+        self.cost.learn(piece, took)
+        self._waited += took
+        self._single = self._single + 1 if self._stepped == 1 else 0
+        self._stepped, self._pending = 0, 0.0
+        self._owed = self._owed + self._step_debt(took) if decoding else 0.0
+
+    def _step_debt(self, seconds: float) -> float:
+        """Returns the seconds of steps that are owed for a piece of `seconds`."""
+        return min(DEAREST, (1 - self._share) / self._share) * MARGIN * seconds
+
+    def _step(self, decoding: int) -> float:
+        """Returns the seconds of a step of `decoding` rows, or of the nearest measured number."""
+        if not self._steps:
+            return 0.0
+        return self._steps[min(self._steps, key=lambda rows: abs(rows - decoding))]
+
+
+TURN = 1024
+"""Prompt tokens after which a client's turn is counted although its prompt continues."""
+
+PASSED_OVER = 8192
+"""Tokens of a client's later prompts that are computed before its oldest one has a turn."""
+
+PASSED_OVER_SHARE = 4
+"""The number of these tokens that one token of the oldest prompt cancels."""
+
+SMALL = 2
+"""A prompt with at most this many pieces left is finished before another client's turn."""
+
+
+class ScheduledPrompt(Protocol):
+    """A prompt that waits or is being computed."""
+
+    @property
+    def client(self) -> str: ...
+    @property
+    def number(self) -> int:
+        """Numbers increase in order of arrival."""
+
+    @property
+    def left(self) -> int:
+        """The number of tokens that are still to be computed."""
+
+
+P = TypeVar("P", bound=ScheduledPrompt)
+
+
+class PromptScheduler(Generic[P]):
+    """Decides whose prompt is next: clients take turns, shortest prompt first within a client.
+
+    Clients are served as in VTC ("Fairness in Serving Large Language Models", Sheng et al. 2024):
+    the client with the fewest computed prompt tokens is next, and a new client starts level with
+    the lowest active one. So a new client gets its turn at once from a client with many prompts,
+    and its prompt is then computed to its end. Within a client, the prompt with the fewest tokens
+    left goes first; after PASSED_OVER tokens of later prompts, the client's oldest prompt has a
+    turn.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[P] = []
+        """The waiting prompts, in order of arrival."""
+        self._served: dict[str, int] = {}
+        """Tokens computed for each client, without the uncounted ones of the present turn."""
+        self._passed_over: dict[str, int] = {}
+        """Tokens computed of each client's later prompts while its oldest one waits."""
+        self._since: dict[str, int] = {}
+        """The time at which each client arrived or had its latest turn: among equals, the earliest
+        is next."""
+        self._times = count()
+        self._client: str | None = None
+        """The client whose turn it is."""
+        self._turn = 0
+        """Tokens computed in this turn that are not counted in `_served` yet."""
+        self._piece = 0
+        """Tokens of the latest piece of this turn; 0 before the first piece."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._waiting)
+
+    def add(self, prompt: P) -> None:
+        """Adds a new prompt, or one that another prompt has replaced."""
+        active = {waiting.client for waiting in self._waiting}
+        active |= set() if self._client is None else {self._client}
+        if prompt.client not in active:
+            self._enter(prompt.client, active)
+        self._waiting.append(prompt)
+        self._waiting.sort(key=lambda waiting: waiting.number)
+
+    def _enter(self, client: str, active: set[str]) -> None:
+        least = min((self._served[name] for name in active), default=0)
+        # Former clients with fewer tokens than that would start at `least` anyway.
+        gone = ((n, name) for name, n in self._served.items() if name not in active and n > least)
+        kept = sorted(gone)[-REMEMBERED_CLIENTS:] if active else []
+        self._served = {name: self._served[name] for name in active} | {n: s for s, n in kept}
+        self._served[client] = max(self._served.get(client, 0), least)
+        self._since = {name: self._since[name] for name in active}
+        self._since[client] = next(self._times)
+        self._passed_over = {n: t for n, t in self._passed_over.items() if n in active}
+
+    def remove(self, prompt: P) -> None:
+        self._waiting.remove(prompt)
+
+    def begin(self, prompt: P) -> None:
+        """Takes a prompt out of the queue and starts its client's turn."""
+        self.end()
+        self._waiting.remove(prompt)
+        self._client = prompt.client
+
+    def end(self) -> None:
+        """Ends the turn, because its prompt is computed, was cancelled or is replaced."""
+        self._count()
+        if self._client is not None:
+            self._since[self._client] = next(self._times)
+        self._client = None
+        self._piece = 0
+
+    def computed(self, prompt: P, client: str, tokens: int) -> None:
+        """Counts computed tokens. client: the prompt's own, or that of a row in the same pieces."""
+        if client != self._client:  # the row shares the pieces of another client's prompt
+            self._served[client] = self._served.get(client, 0) + tokens
+            return
+        self._turn += tokens
+        self._piece = tokens
+        if self._turn >= TURN:
+            self._count()
+        passed_over = self._passed_over.get(client, 0)
+        if any(waiting.number < prompt.number for waiting in self._client_prompts(client)):
+            passed_over += tokens
+        else:
+            passed_over = max(0, passed_over - PASSED_OVER_SHARE * tokens)
+        self._passed_over[client] = passed_over
+
+    def _count(self) -> None:
+        if self._client is not None:
+            self._served[self._client] += self._turn
+        self._turn = 0
+
+    def next(self, may_begin: Callable[[P], bool]) -> P | None:
+        """Returns the next waiting prompt for which `may_begin` is true."""
+        firsts = (self._first(client) for client in self._clients)
+        return next((prompt for prompt in firsts if may_begin(prompt)), None)
+
+    def instead_of(self, prompt: P, may_begin: Callable[[P], bool]) -> P | None:
+        """Returns a waiting prompt that should replace the one being computed, if any."""
+        if not self._piece:  # each turn computes at least one piece, however many prompts arrive
+            return None
+        return next((p for p in self._before(prompt) if may_begin(p)), None)
+
+    def _before(self, prompt: P) -> Iterator[P]:
+        for client in self._clients:
+            first = self._first(client)
+            before = self._is_shorter if client == prompt.client else self._has_had_less
+            if before(first, prompt):
+                yield first
+
+    def _is_shorter(self, first: P, prompt: P) -> bool:
+        """Whether `first` goes before another prompt of the same client, being much shorter."""
+        is_passed_over = self._passed_over.get(prompt.client, 0) and prompt.number < first.number
+        return not is_passed_over and first.left < prompt.left / 2
+
+    def _has_had_less(self, first: P, prompt: P) -> bool:
+        """Whether the client of `first` has had fewer tokens and has fewer left to compute."""
+        return (
+            self._served[first.client] <= self._served[prompt.client]
+            and self._backlog(first.client) < self._backlog(prompt.client) + prompt.left
+            and (prompt.left > SMALL * self._piece or first.left < prompt.left)
+        )
+
+    @property
+    def _clients(self) -> list[str]:
+        """The clients with waiting prompts, in the order in which they are served."""
+        clients = dict.fromkeys(prompt.client for prompt in self._waiting)
+        return sorted(clients, key=lambda client: (self._served[client], self._since[client]))
+
+    def _client_prompts(self, client: str) -> list[P]:
+        return [prompt for prompt in self._waiting if prompt.client == client]
+
+    def _backlog(self, client: str) -> int:
+        return sum(prompt.left for prompt in self._client_prompts(client))
+
+    def _first(self, client: str) -> P:
+        prompts = self._client_prompts(client)
+        if self._passed_over.get(client, 0) >= PASSED_OVER:
+            return prompts[0]
+        return min(prompts, key=lambda prompt: prompt.left)
