@@ -23,8 +23,7 @@ from mlx_server.events import (
 )
 from mlx_server.families import AS_TEXT
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.prompts.message_normalization import OwnText
-from mlx_server.prompts.system_text import format_text, tools_text
+from mlx_server.prompts.system_text import format_text
 from mlx_server.reading import as_tool
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
@@ -38,7 +37,7 @@ from mlx_server.repair.answers import (
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from mlx_server.upstream.pieces import REASONING, AnswerPiece, read_piece
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions
-from mlx_server.upstream.request import as_text, with_system_prompt
+from mlx_server.upstream.request import with_system_prompt, with_tools_in_prompt
 from mlx_server.upstream.text_families import ThoughtTags, opening_of_reasoning, text_family
 
 
@@ -335,20 +334,13 @@ def described_in_prompt(body: Wire, *, tools: bool) -> Wire:
 
 
 def with_hermes_tools(body: Wire) -> Wire:
-    """The body for a server without tool calling: the system prompt describes the tools in the
-    format of Hermes models, and earlier calls and their results become text."""
+    """The body for a server without tool calling."""
     if not (tools := body.get("tools")):
         return body
     rest = {n: v for n, v in body.items() if n not in ("tools", "tool_choice")}
-    messages = list(map(as_text, body["messages"]))
-    if (choice := _tool_choice(body)) == "none":
-        return {**rest, "messages": messages}
-    described = tools_text(map(as_tool, tools))
-    if isinstance(choice, NamedTool):
-        described.append(OwnText(f"\n\nCall the function {choice.name} now."))
-    elif choice == "required":
-        described.append(OwnText("\n\nCall one of the functions now."))
-    return {**rest, "messages": with_system_prompt(messages, described)}
+    described = map(as_tool, tools)
+    messages = with_tools_in_prompt(body["messages"], described, _tool_choice(body))
+    return {**rest, "messages": messages}
 
 
 def _joined(answer: Wire, thoughts: str, spent: int) -> Wire:

@@ -15,6 +15,7 @@ from mlx_server.messages import (
     Conversation,
     Media,
     Message,
+    Tool,
     ToolCall,
     content_of,
     has_extra_content,
@@ -316,11 +317,27 @@ def messages_of(
     messages = [_wire(message, can) for message in with_matching_results(thoughts, can)]
     if not (can.tools and can.tool_messages):
         messages = [as_text(message) for message in messages]
-    if conversation.tools and not can.tools and choice != "none":
-        messages = with_system_prompt(messages, tools_text(conversation.tools))
+    if conversation.tools and not can.tools:
+        messages = with_tools_in_prompt(messages, conversation.tools, choice)
     if conversation.response_format and tells_format:
         messages = with_system_prompt(messages, format_text(conversation.response_format))
     return messages
+
+
+def with_tools_in_prompt(
+    messages: Iterable[Wire], tools: Iterable[Tool], choice: ToolChoice
+) -> list[Wire]:
+    """The messages for a server without tool calling: the system prompt describes the tools in the
+    format of Hermes models, and earlier calls and their results are text."""
+    texts = [as_text(message) for message in messages]
+    if choice == "none":
+        return texts
+    described: list[Part] = [*tools_text(tools)]
+    if isinstance(choice, NamedTool):
+        described.append(OwnText(f"\n\nCall the function {choice.name} now."))
+    elif choice == "required":
+        described.append(OwnText("\n\nCall one of the functions now."))
+    return with_system_prompt(texts, described)
 
 
 def with_matching_results(

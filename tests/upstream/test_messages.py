@@ -17,6 +17,7 @@ from mlx_server.messages import (
     content_of,
     media_parts,
 )
+from mlx_server.requests import NamedTool, ToolChoice
 from mlx_server.upstream.request import NO_RESULT, messages_of, shows, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
 
@@ -26,9 +27,14 @@ THOUGHT = Message("assistant", "Yes", reasoning="Hm.")
 CALLED = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
 
 
-def sent(*messages: Message, can: UpstreamCapabilities = CAN, **more: Any) -> list[Any]:
+def sent(
+    *messages: Message,
+    can: UpstreamCapabilities = CAN,
+    choice: ToolChoice = "auto",
+    **more: Any,
+) -> list[Any]:
     conversation = Conversation(messages, **more)
-    return messages_of(conversation, can, "auto", tells_format=False)
+    return messages_of(conversation, can, choice, tells_format=False)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +74,22 @@ def test_tools_are_described_where_they_can_not_be_sent() -> None:
     system, _ = sent(hi, tools=tools, can=replace(CAN, tools=False))
     assert system["role"] == "system"
     assert "look" in system["content"]
+    assert "now." not in system["content"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ("required", "Call one of the functions now."),
+        (NamedTool("look"), "Call the function look now."),
+    ],
+)
+def test_a_required_call_is_demanded_where_tools_can_not_be_sent(
+    choice: ToolChoice, sentence: str
+) -> None:
+    can = replace(CAN, tools=False)
+    system, _ = sent(Message("user", "Hi"), tools=(Tool("look"),), can=can, choice=choice)
+    assert system["content"].endswith(sentence)
 
 
 SEEN: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,"}}
