@@ -40,6 +40,27 @@ class Schedule(msgspec.Struct, frozen=True):
 DEFAULT_SCHEDULE = Schedule()
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer has to be. The engine writes it as llguidance's Lark, and reads the schemas to
+    complete their JSON before the token limit."""
+
+    rules: str
+    """Rules in llguidance's Lark, of which the first is `start`."""
+    schemas: tuple[tuple[str, str], ...] = ()
+    """The rules that are JSON schemas: their names, and the schemas as JSON."""
+
+    @property
+    def is_schema(self) -> bool:
+        """Whether the whole answer is the JSON of one schema."""
+        return len(self.schemas) == 1 and self.rules.endswith(f"}}\nstart: {self.schemas[0][0]}\n")
+
+    @property
+    def source(self) -> str:
+        """The grammar in Lark."""
+        schemas = (f"{name}: %json {schema}\n" for name, schema in self.schemas)
+        return self.rules + "".join(schemas)
+
+
 class Thinking(msgspec.Struct):
     """How long a row may reason.
 
@@ -55,7 +76,7 @@ class Thinking(msgspec.Struct):
     closes: list[bytes]
     end: list[int]
     """The tokens that are forced after the budget's last token; they lead to the answer."""
-    rest: str | None = None
+    rest: Grammar | None = None
     """The grammar of what follows the forced tokens, in place of the row's; None: the row's."""
     answer: int | None = None
     """Most tokens that the server takes after the reasoning; a grammar has to end within them."""
@@ -84,8 +105,8 @@ class Generate(msgspec.Struct, tag=True):
     """The number of alternatives to report with them, if more than with the answer's tokens."""
     adapter: str | None = None
     adapter_scale: float = 1.0
-    grammar: str | None = None
-    """llguidance's Lark text for the whole answer, reasoning and tool calls included."""
+    grammar: Grammar | None = None
+    """That of the whole answer, reasoning and tool calls included."""
     grammar_prefix: list[int] = []
     """The beginning of the answer, if the prompt has it already: the grammar goes on after it."""
     thinking: Thinking | None = None

@@ -158,12 +158,12 @@ def _first_call(family: ModelFamily, block: BlockGrammar, tool: Tool) -> str:
         return _call_text(family, block, tool)
     lark = Lark(control_ids(family.special_tokens))
     whole = f"{lark.terminal(f'/{block.head(tool)}/')} {block.rest(lark, tool)}"
-    return first_text(lark.source(whole), family.special_tokens)
+    return first_text(lark.source(whole).source, family.special_tokens)
 
 
 def _call_text(family: ModelFamily, block: BlockGrammar, tool: Tool) -> str:
     lark = Lark(control_ids(family.special_tokens))
-    return first_text(lark.source(block.call(lark, tool)), family.special_tokens)
+    return first_text(lark.source(block.call(lark, tool)).source, family.special_tokens)
 
 
 def _reason(family: ModelFamily, answer: Message) -> str:

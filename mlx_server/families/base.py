@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.engine.messages import Grammar
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.parsers.markup.grammar import markup_grammar
 from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
@@ -32,7 +33,7 @@ Renderer = Callable[[Checkpoint, Conversation], RenderedPrompt]
 
 TEXT = MarkupLayout(reasoning=())
 
-GrammarAfterReasoning = Callable[[OutputSpec, bool], str | None]
+GrammarAfterReasoning = Callable[[OutputSpec, bool], Grammar | None]
 
 Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
 """The opening delimiters and the closing delimiters, any two of which may be paired."""
@@ -45,7 +46,7 @@ class FamilyOverrides:
     parser: Callable[[ParseContext], Parser]
     write: Callable[[Message], str]
     """Returns the raw output of an answer, as the model writes it."""
-    grammar: Callable[[OutputSpec], str | None] = lambda spec: None
+    grammar: Callable[[OutputSpec], Grammar | None] = lambda spec: None
     thinking_delimiters: Delimiters = ((), ())
     end_of_reasoning: Callable[[OutputSpec], str] = lambda spec: ""
     """Returns the text that ends reasoning and leads to the requested output."""
@@ -131,7 +132,7 @@ class ModelFamily:
             return self.overrides.parser(context)
         return MarkupParser(self.layout_with(context.tools), context)
 
-    def grammar(self, spec: OutputSpec) -> str | None:
+    def grammar(self, spec: OutputSpec) -> Grammar | None:
         """The Lark grammar of the whole answer; None if any text is valid."""
         if self.overrides:
             return self.overrides.grammar(spec)
@@ -170,7 +171,7 @@ class ModelFamily:
         none."""
         return self.overrides.end_of_reasoning(spec) if self.overrides else self.answer_prefix
 
-    def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> str | None:
+    def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> Grammar | None:
         overrides = self.overrides
         return overrides.grammar_after_reasoning(spec, constrains) if overrides else None
 

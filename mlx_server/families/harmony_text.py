@@ -3,6 +3,7 @@
 Only `family:` in models.yaml or `AS_TEXT` chooses this family, never a checkpoint.
 """
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.families.base import FamilyOverrides, ModelFamily
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
@@ -18,7 +19,7 @@ def _parser(context: ParseContext) -> Parser:
     return TextParser(context) if context.formatted else HarmonyTextParser(encoding(), context)
 
 
-def _grammar(spec: OutputSpec) -> str | None:
+def _grammar(spec: OutputSpec) -> Grammar | None:
     """The grammar of a required format, which is then the whole answer; None without a format,
     since calls are not constrained."""
     if spec.format is None:

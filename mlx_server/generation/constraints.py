@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
@@ -151,7 +151,7 @@ def _output_spec(
     )
 
 
-Constraint = tuple[str | None, tuple[str, ...], OutputSpec]
+Constraint = tuple[Grammar | None, tuple[str, ...], OutputSpec]
 """A grammar, the paths of the tools' schema keywords that it does not enforce, and its spec."""
 
 

@@ -13,7 +13,7 @@ def format_rule(format: Format, lark: Lark) -> str:
     """Returns the rule of an answer in this format, with nothing before or after it."""
     match format:
         case JsonFormat(schema=found):
-            return lark.rule(compiled(found).grammar)
+            return lark.schema(compiled(found).grammar)
         case RegexFormat(pattern):
             return lark.terminal(patterns.terminal_of(patterns.unanchored(pattern)))
         case ChoiceFormat(options):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.schemas.grammar import text_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
@@ -22,6 +23,9 @@ class Lark:
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._names: dict[str, str] = {}
+        """The names of rules and terminals, by their bodies."""
+        self._schemas: dict[str, str] = {}
+        """The names of schemas, by their JSON."""
 
     def rule(self, body: str) -> str:
         """Adds a rule and returns its name, which other rules may use."""
@@ -33,7 +37,11 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
         """Adds a rule of JSON that conforms to a schema, except for its unsupported keywords."""
-        return self.rule(text_of(schema))
+        return self.schema(text_of(schema))
+
+    def schema(self, text: str) -> str:
+        """Adds a rule of JSON that conforms to a schema as the compiler wrote it."""
+        return self._schemas.setdefault(text, f"j{len(self._schemas)}")
 
     def text(self, literal: str) -> str:
         """Returns the body of a rule of exactly this text, whose control tokens are matched as
@@ -94,11 +102,12 @@ class Lark:
         found = self.terminal(f"{whole} ({' | '.join(marks)}) {whole}")
         return self.terminal(f"{whole} & ~{found}")
 
-    def source(self, start: str) -> str:
-        lines = [OPTIONS, f"start: {start}"]
-        return (
-            "\n".join([*lines, *(f"{name}: {body}" for body, name in self._names.items())]) + "\n"
-        )
+    def source(self, start: str) -> Grammar:
+        """Returns the grammar of an answer that matches the body `start`."""
+        rules = [f"{name}: {body}" for body, name in self._names.items()]
+        lines = [OPTIONS, f"start: {start}", *rules]
+        schemas = tuple((name, text) for text, name in self._schemas.items())
+        return Grammar("".join(f"{line}\n" for line in lines), schemas)
 
     def _named(self, prefix: str, body: str, attributes: str = "") -> str:
         key = body

@@ -74,4 +74,4 @@ def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False
     """Returns the rule of a tool's arguments: a JSON object, even if the schema does not say so."""
     schema = object_of(parameters)
     check(schema, strict=strict)
-    return lark.rule(compiled(schema).grammar)
+    return lark.schema(compiled(schema).grammar)

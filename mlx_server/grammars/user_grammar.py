@@ -135,7 +135,7 @@ def _token_text(token: _LarkToken) -> str:
 def _schema(found: Any) -> str:
     json_schema = compiled(found)
     json_schema.require_all()
-    return json_schema.grammar
+    return f"%json {json_schema.grammar}"
 
 
 def _refused(line: int, why: str) -> InvalidGrammar:

@@ -110,7 +110,7 @@ def _try(grammar: str, view: View) -> None:
         if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
     ]
     is_small = sum(_written_out(part.schema) for part in expressions) <= SMALL_EXPRESSIONS
-    if why := fault(f"start: {grammar}", reads_only=is_small):
+    if why := fault(f"start: %json {grammar}", reads_only=is_small):
         if unsatisfiable := refusal_of(why, view):
             raise unsatisfiable
         at = _place(why, view)

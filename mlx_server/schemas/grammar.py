@@ -30,22 +30,21 @@ ESCAPES = 'nrbtf\\"'
 
 
 def text_of(schema: Schema) -> str:
-    """Returns the body of a rule in llguidance's Lark that matches JSON which conforms to the
-    schema."""
+    """Returns the schema as llguidance gets it, as JSON."""
     view = View(json.loads(json.dumps(schema)))
     return simplified_text(view, unsupported_keywords(view))
 
 
 def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> str:
-    """Returns the body of a rule for a view, whose schema is simplified in place. unsupported: the
-    keywords that a grammar can't enforce."""
+    """Returns a view's schema as JSON, simplified in place. unsupported: what a grammar
+    can't enforce."""
     simplify(view, unsupported)
     if view.root is False:
-        return "%json false"
+        return "false"
     members = view.root if isinstance(view.root, dict) else {}
     # with \u the model could write a listed property's name in a form that avoids its schema
     escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
-    return f"%json {json.dumps({**members, 'x-guidance': JSON | escapes})}"
+    return json.dumps({**members, "x-guidance": JSON | escapes})
 
 
 def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:

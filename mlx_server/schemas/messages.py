@@ -24,7 +24,7 @@ class CheckValue(msgspec.Struct, array_like=True, tag=True):
 
 class Compiled(msgspec.Struct, array_like=True, tag=True):
     grammar: str
-    """The body of a rule in llguidance's Lark."""
+    """The schema as llguidance gets it, or a grammar in Lark."""
     unsupported: list[tuple[tuple[str, ...], str, str]] = []
     """The path, keyword and reason of each unsupported keyword."""
 

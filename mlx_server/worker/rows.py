@@ -59,7 +59,10 @@ def check_row(command: Generate, batch: Batch) -> None:
         _check_thinking(command.thinking)
         ids += command.thinking.end
     grammars = (command.grammar, command.thinking and command.thinking.rest)
-    if max(len(grammar or "") for grammar in grammars) > limits.WHOLE_GRAMMAR_CHARACTERS:
+    if (
+        max(len(grammar.source) if grammar else 0 for grammar in grammars)
+        > limits.WHOLE_GRAMMAR_CHARACTERS
+    ):
         raise ValueError("the grammar is too long")
     for id in (min(ids), max(ids)):
         if not 0 <= id < batch.vocabulary:

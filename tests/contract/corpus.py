@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.schemas.check import measure, written
@@ -78,8 +79,8 @@ def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
             raise Refused(getattr(reply, "message", "?"))
         for keyword in reply.unsupported:
             raise UnsupportedKeyword(*keyword).refusal()
-        source = f"{OPTIONS}\nstart: {reply.grammar}\n"
-        return grammar_compiler._compile(source, vocabulary)
+        grammar = Grammar(f"{OPTIONS}\nstart: j0\n", (("j0", reply.grammar),))
+        return grammar_compiler._compile(grammar, vocabulary)
     except (InvalidGrammar, GrammarRefused) as error:
         raise Refused(str(getattr(error, "message", error))) from None
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
+from mlx_server.engine.messages import Grammar
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.answer_writer import write_answer
 from mlx_server.grammars.lark import OPTIONS
@@ -140,4 +141,4 @@ def test_the_arguments_of_a_call_are_ended(name: str, checkpoints: Path) -> None
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, in any message."""
     vocabulary = built(demo_path, (2,))
-    assert grammar_compiler._compile(f"{OPTIONS}\n{source}\n", vocabulary).matcher
+    assert grammar_compiler._compile(Grammar(f"{OPTIONS}\n{source}\n"), vocabulary).matcher

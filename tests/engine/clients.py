@@ -14,6 +14,7 @@ from mlx_server.engine.messages import Generate, Token
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.requests import SamplingParams
 from tests.worker.batch_runs import a_prompt
+from tests.worker.engine_runs import grammar_of
 
 P = ParamSpec("P")
 
@@ -47,8 +48,16 @@ async def running(path: Path | None = None, *, cache_bytes: int = 0) -> AsyncIte
 def ignored(done: int, total: int) -> None: ...
 
 
-def ask(tokens: int = 5, *, model: str = "tiny", prompt: int = 6, **rest: Any) -> Generate:
+def ask(
+    tokens: int = 5,
+    *,
+    model: str = "tiny",
+    prompt: int = 6,
+    grammar: str | None = None,
+    **rest: Any,
+) -> Generate:
     fields: dict[str, Any] = {"stop_tokens": [], "sampling": SamplingParams(temperature=0), **rest}
+    fields["grammar"] = grammar_of(grammar)
     return Generate(row=-1, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
 
 

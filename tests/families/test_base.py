@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.engine.messages import Grammar
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.base import FamilyOverrides, ModelFamily, RenderedPrompt
@@ -131,17 +132,17 @@ def test_overrides_replace_what_the_layout_says() -> None:
     own = FamilyOverrides(
         TextParser,
         str,
-        grammar=lambda spec: "start: /a/",
+        grammar=lambda spec: Grammar("start: /a/"),
         end_of_reasoning=lambda spec: "<end>",
-        grammar_after_reasoning=lambda spec, constrains: f"start: /{constrains}/",
+        grammar_after_reasoning=lambda spec, constrains: Grammar(f"start: /{constrains}/"),
         opening=lambda begun: f"<{begun.content}>",
     )
     layout = MarkupLayout(call_formats=(HERMES,))
     family = ModelFamily("f", layout, own, answer_prefix="</think>")
     spec = OutputSpec(ParseContext(tools=TOOLS), "required")
     assert isinstance(family.make_parser(ParseContext()), TextParser)
-    assert (family.grammar(spec), family.end_of_reasoning(spec)) == ("start: /a/", "<end>")
-    assert family.grammar_after_reasoning(spec, constrains=True) == "start: /True/"
+    assert (family.grammar(spec), family.end_of_reasoning(spec)) == (Grammar("start: /a/"), "<end>")
+    assert family.grammar_after_reasoning(spec, constrains=True) == Grammar("start: /True/")
     assert (family.call_delimiters(TOOLS), family.thinking_delimiters()) == ((), ((), ()))
     plain = replace(family, overrides=None)
     assert isinstance(plain.make_parser(ParseContext()), MarkupParser)

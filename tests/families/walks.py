@@ -100,9 +100,9 @@ class Way:
         return [self.encode(text) for text in (*CLOSERS * 2, *sorted(marks))]
 
     def matcher(self, wanted: OutputSpec) -> LLMatcher:
-        source = self.family.grammar(wanted)
-        assert source is not None, "there is no grammar"
-        matcher = LLMatcher(self.vocabulary.trie, source, log_level=0, limits=LIMITS)
+        grammar = self.family.grammar(wanted)
+        assert grammar is not None, "there is no grammar"
+        matcher = LLMatcher(self.vocabulary.trie, grammar.source, log_level=0, limits=LIMITS)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 

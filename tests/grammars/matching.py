@@ -42,7 +42,7 @@ def compiled(source: str) -> LLMatcher:
 
 def matcher_of(wanted: Format) -> LLMatcher:
     lark = Lark()
-    return compiled(lark.source(format_rule(wanted, lark)))
+    return compiled(lark.source(format_rule(wanted, lark)).source)
 
 
 def matches(matcher: LLMatcher, text: str | bytes) -> bool:

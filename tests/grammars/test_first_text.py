@@ -25,7 +25,7 @@ def test_it_ends_as_early_as_the_grammar_may(rule: str, text: str) -> None:
 
 def test_a_control_token_comes_before_text_that_could_go_on() -> None:
     lark = Lark(control_ids(CONTROL))
-    grammar = lark.source(f'/[a-z]+/ | {lark.text("<call>")} "f" {lark.text("<end>")}')
+    grammar = lark.source(f'/[a-z]+/ | {lark.text("<call>")} "f" {lark.text("<end>")}').source
     assert first_text(grammar, CONTROL) == "<call>f<end>"
 
 

@@ -190,7 +190,7 @@ def run(name: str) -> str:
 
 def _compile_and_step(wanted: Format) -> None:
     lark, chance = Lark(), random.Random(1)
-    matcher = compiled(lark.source(formats.format_rule(wanted, lark)))
+    matcher = compiled(lark.source(formats.format_rule(wanted, lark)).source)
     for _ in range(100):
         mask = matcher.compute_bitmask()
         if matcher.is_error():

@@ -36,7 +36,7 @@ from mlx_server.api.transport.framing import StrictConnection
 from mlx_server.api.transport.slow_clients import SlowClientGuard
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.checkpoints.weights_files import BadHeader, read_header_of
-from mlx_server.engine.messages import Generate, Thinking
+from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
 from mlx_server.grammars import formats, schema, user_grammar
@@ -408,7 +408,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "GRAMMAR_RULES": rules,
     "GRAMMAR_INTERSECTIONS": lambda n: user_grammar.user_grammar_body("start: /a/" + " & /a/" * n),
     "GRAMMAR_DEPTH": lambda n: user_grammar.user_grammar_body(f'start: {"(" * n}"x"{")" * n}'),
-    "WHOLE_GRAMMAR_CHARACTERS": lambda n: row(grammar="x" * n),
+    "WHOLE_GRAMMAR_CHARACTERS": lambda n: row(grammar=Grammar("x" * n)),
     "QUOTED_ERROR_CHARACTERS": lambda n: in_a_line("x" * n) == "x" * n,
     "CALL_DEPTH": call_depth,
     "READ_JSON_CHARACTERS": lambda n: json_text(f'"{"x" * (n - 2)}"') is not None,

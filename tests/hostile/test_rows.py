@@ -31,7 +31,7 @@ from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import HEAD, loaded
 from tests.worker.constrained_decoding.test_logit_constraints import Poisoned
-from tests.worker.engine_runs import ask, drain, failures, of, tokens_of, until
+from tests.worker.engine_runs import ask, drain, failures, grammar_of, of, tokens_of, until
 from tests.worker.lora_files import contents, mlx_adapter, save
 
 TOKENS = 20
@@ -61,7 +61,7 @@ def neighbour(row: int, things: str) -> Generate:
     if "penalties" in things:
         sampling = replace(sampling, repetition_penalty=1.2, frequency_penalty=-1.0)
     asked = ask(row, prompt=5 + row, tokens=TOKENS, sampling=sampling)
-    asked.grammar = WORDS if "grammar" in things else None
+    asked.grammar = grammar_of(WORDS if "grammar" in things else None)
     asked.adapter = "good" if "adapter" in things else None
     return asked
 
@@ -69,7 +69,7 @@ def neighbour(row: int, things: str) -> Generate:
 def poisoned() -> Generate:
     """As it is when nothing is wrong with it: of all things, one."""
     asked = neighbour(POISONED, "grammar seed logprobs penalties adapter")
-    asked.grammar = f"{WORDS}// poisoned\n"
+    asked.grammar = grammar_of(f"{WORDS}// poisoned\n")
     return asked
 
 

@@ -24,6 +24,7 @@ from tests.live.ranks import loopback_group
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
+from tests.worker.engine_runs import grammar_of
 from tests.worker.kinds import Kind
 
 P = ParamSpec("P")
@@ -148,7 +149,7 @@ LETTERS = "start: /[a-z]{3,40}/\n"
 
 def mixed() -> list[Generate]:
     rows = [ask(a_prompt(20 + i), 40, sampling=each) for i, each in enumerate(MIX)]
-    rows[1].grammar = rows[3].grammar = LETTERS
+    rows[1].grammar = rows[3].grammar = grammar_of(LETTERS)
     return rows
 
 
@@ -226,7 +227,7 @@ async def test_rows_come_and_go_at_any_step(tmp_path: Path) -> None:
             await asyncio.sleep(dice.random())
             prompt = a_prompt(dice.randrange(2, 400), dice.randrange(5))
             row = ask(prompt, 200, sampling=dice.choice(ANY))
-            row.grammar = dice.choice([None, None, "start: /[a-z]+/\n"])
+            row.grammar = grammar_of(dice.choice([None, None, "start: /[a-z]+/\n"]))
             async with group.generate([row]) as feed:
                 for _ in range(dice.randrange(12)):
                     await feed.take()

@@ -48,8 +48,8 @@ def test_one_that_takes_too_long_may_be_sent_again(monkeypatch: pytest.MonkeyPat
         patched.setattr(limits, "SCHEMA_SECONDS", 0.02)
         with pytest.raises(CompilerTooSlow, match=r"takes more than 0\.02 s of processor time"):
             compile_where_the_machine_has_time(SLOW)
-    assert compiled(SLOW).grammar.startswith("%json")
-    assert compiled({"type": "null"}).grammar.startswith("%json")
+    assert compiled(SLOW).grammar.startswith("{")
+    assert compiled({"type": "null"}).grammar.startswith("{")
 
 
 def test_all_one_of_share_the_work_of_their_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:

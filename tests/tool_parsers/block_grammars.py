@@ -78,7 +78,7 @@ CLOSING = (
 def grammar_of(family: str, notation: CallFormat, opens: str, tools: tuple[Tool, ...]) -> str:
     lark = Lark(tokenizer_of(family).control_tokens)
     (block,) = notation.blocks
-    return lark.source(f"{lark.text(opens)} {block_rule(block, lark, tools, several=True)}")
+    return lark.source(f"{lark.text(opens)} {block_rule(block, lark, tools, several=True)}").source
 
 
 def marked(family: str) -> list[tuple[CallFormat, str]]:

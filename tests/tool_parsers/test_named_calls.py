@@ -40,7 +40,9 @@ every_format = pytest.mark.parametrize(("record", "text"), FORMATS.values(), ids
 def grammar_of(notation: CallFormat) -> str:
     lark = Lark()
     (block,) = notation.blocks
-    return lark.source(f"{lark.text('<calls>')} {block_rule(block, lark, TOOLS, several=True)}")
+    return lark.source(
+        f"{lark.text('<calls>')} {block_rule(block, lark, TOOLS, several=True)}"
+    ).source
 
 
 @every_format

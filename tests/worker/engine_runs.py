@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Generate, LoadModel, Report, RowFailed, StepOutput, Token
+from mlx_server.engine.messages import (
+    Generate,
+    Grammar,
+    LoadModel,
+    Report,
+    RowFailed,
+    StepOutput,
+    Token,
+)
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import a_prompt
@@ -19,10 +27,25 @@ Kind = TypeVar("Kind", bound=Report)
 GREEDY = SamplingParams(temperature=0)
 
 
+def grammar_of(source: str | None) -> Grammar | None:
+    """The grammar with this source in Lark, whose last rule may be a schema."""
+    if source is None:
+        return None
+    rules, _, schema = source.partition("j0: %json ")
+    return Grammar(rules, (("j0", schema.strip()),) if schema else ())
+
+
 def ask(
-    row: int, *, model: str = "tiny", prompt: int = 6, tokens: int = 5, **rest: Any
+    row: int,
+    *,
+    model: str = "tiny",
+    prompt: int = 6,
+    tokens: int = 5,
+    grammar: str | None = None,
+    **rest: Any,
 ) -> Generate:
     fields: dict[str, Any] = {"stop_tokens": [], "sampling": GREEDY, **rest}
+    fields["grammar"] = grammar_of(grammar)
     return Generate(row=row, model=model, prompt=a_prompt(prompt), max_tokens=tokens, **fields)
 
 

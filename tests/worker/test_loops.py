@@ -16,7 +16,7 @@ from mlx_server.worker.row import LONGEST_PERIOD, LoopDetector
 from tests.tiny import IM_END, IM_START
 from tests.worker.batch_runs import a_prompt
 from tests.worker.constrained_decoding.grammars import HEAD
-from tests.worker.engine_runs import drain, failures, run, tokens_of
+from tests.worker.engine_runs import drain, failures, grammar_of, run, tokens_of
 from tests.worker.honest_repetition import samples
 
 REPEATS = 6
@@ -102,10 +102,17 @@ def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
 
 
 def row(
-    number: int, output: list[int], *, loops: int | None = 2, tokens: int = 1600, **fields: Any
+    number: int,
+    output: list[int],
+    *,
+    loops: int | None = 2,
+    tokens: int = 1600,
+    grammar: str | None = None,
+    **fields: Any,
 ) -> Generate:
     prompt, greedy = a_prompt(6, seed=number), SamplingParams(temperature=0)
     fields = {"sampling": greedy, "forced_tokens": output, "loops": loops, **fields}
+    fields["grammar"] = grammar_of(grammar)
     return Generate(number, "m", prompt, max_tokens=tokens, stop_tokens=[IM_END], **fields)
 
 

@@ -6,6 +6,7 @@ token may end the answer wherever the grammar is complete.
 
 from collections.abc import Iterator
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.errors import BadRequest
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark, quoted
@@ -31,7 +32,7 @@ OWN_CHANNELS = ("analysis", "commentary")
 """Channels for calls of built-in tools."""
 
 
-def grammar(spec: OutputSpec) -> str | None:
+def grammar(spec: OutputSpec) -> Grammar | None:
     """Returns the grammar of an answer; None if any answer is valid."""
     if not (spec.format or spec.context.tools):
         return None
@@ -45,7 +46,7 @@ def end_of_reasoning(spec: OutputSpec) -> str:
     return NEXT if _may_call(spec) else NEXT + FINAL
 
 
-def grammar_after_reasoning(spec: OutputSpec, constrains: bool) -> str | None:
+def grammar_after_reasoning(spec: OutputSpec, constrains: bool) -> Grammar | None:
     """Returns the grammar of what follows reasoning that was ended: a call, a preamble or the final
     message, but no more reasoning; None if the grammar of the answer goes on.
 
@@ -66,7 +67,7 @@ class _Grammar:
         self._spec = spec
         self._lark = Lark(spec.context.control)
 
-    def source(self) -> str:
+    def source(self) -> Grammar:
         lark, calls = self._lark, list(self._calls())
         context = self._spec.context
         if context.continues and context.ends_with == FINAL:
@@ -84,7 +85,7 @@ class _Grammar:
         before = f"{self._message('analysis')} | {self._message('commentary')}"
         return lark.source(f"{rest}({before})* ({' | '.join([*calls, self._final()])})")
 
-    def source_after_reasoning(self, *, constrains: bool) -> str:
+    def source_after_reasoning(self, *, constrains: bool) -> Grammar:
         calls = list(self._calls()) if constrains else [self._any_call()]
         answer = " | ".join([*calls, self._final()])
         return self._lark.source(f"({self._message('commentary')})* ({answer})")

@@ -6,6 +6,7 @@ MarkupParser reads whatever the grammar allows: delimiters have the same meaning
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.formats import format_rule, is_verbatim
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
@@ -35,7 +36,7 @@ STRAY_DELIMITERS = 2
 
 def markup_grammar(
     layout: MarkupLayout, spec: OutputSpec, stop_tokens: Sequence[str]
-) -> str | None:
+) -> Grammar | None:
     tools = spec.context.tools
     match spec.choice:
         case NamedTool(name):
@@ -118,16 +119,16 @@ class RequiredGrammar(MarkupGrammar):
         self._stop_tokens = stop_tokens
         self._verbatim = is_verbatim(spec.format)
 
-    def one_call(self, tools: Sequence[Tool]) -> str | None:
+    def one_call(self, tools: Sequence[Tool]) -> Grammar | None:
         return self._whole(self._marked(tools, several=False), self._bare(tools, several=False))
 
-    def calls(self, tools: Sequence[Tool]) -> str | None:
+    def calls(self, tools: Sequence[Tool]) -> Grammar | None:
         return self._whole(self._several(tools), self._bare(tools, several=True))
 
-    def text(self, format: Format) -> str | None:
+    def text(self, format: Format) -> Grammar | None:
         return self._whole(texts=[format_rule(format, self.lark)])
 
-    def calls_or_text(self, tools: Sequence[Tool], format: Format) -> str | None:
+    def calls_or_text(self, tools: Sequence[Tool], format: Format) -> Grammar | None:
         if self.marked:
             self.unmarked = []  # indistinguishable from formatted text
         bare = self._bare(tools, several=True)
@@ -151,7 +152,7 @@ class RequiredGrammar(MarkupGrammar):
 
     def _whole(
         self, marked: Sequence[str] = (), bare: Sequence[str] = (), texts: Sequence[str] = ()
-    ) -> str | None:
+    ) -> Grammar | None:
         """Returns the grammar of the answer. Nothing may follow `texts`, which extend to its
         end."""
         if not (marked or bare or texts):
@@ -224,7 +225,7 @@ class FreeGrammar(MarkupGrammar):
         formats = [(block, each) for each in layout.call_formats for block in each.blocks]
         self._format_of = {id(block): each for block, each in formats}
 
-    def whole(self) -> str | None:
+    def whole(self) -> Grammar | None:
         if not (self._constrains or self._banned):
             return None
         if self.continues_text:

@@ -1,12 +1,9 @@
 """Compiles grammars with llguidance, a few at a time, outside the thread that owns MLX."""
 
-import json
-import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -16,6 +13,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
+from mlx_server.engine.messages import Grammar
 from mlx_server.schemas.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
@@ -27,7 +25,7 @@ from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatc
 
 IsDone = Callable[[Future[Any]], bool]
 
-Key = tuple[Vocabulary, str, bytes]
+Key = tuple[Vocabulary, Grammar, bytes]
 """A vocabulary, a grammar, and the digest of the tokens that precede the answer's first one."""
 
 
@@ -80,7 +78,7 @@ class GrammarCompiler:
 
     def compiled(
         self,
-        source: str,
+        grammar: Grammar,
         vocabulary: Vocabulary,
         prefix: Sequence[int] = (),
         client: str = "",
@@ -92,7 +90,7 @@ class GrammarCompiler:
         Raises GrammarRefused and CompilerBusy.
         """
         self._collect()
-        key = vocabulary, source, sha256(array("q", prefix).tobytes()).digest()
+        key = vocabulary, grammar, sha256(array("q", prefix).tobytes()).digest()
         if key in self._known:
             self._known.move_to_end(key)
             match self._known[key]:
@@ -102,7 +100,7 @@ class GrammarCompiler:
                     return found.copy()
         now = self._clock()
         if key not in self._running and not self._awaited(client, now):
-            work = partial(_compile, source, vocabulary, prefix)
+            work = partial(_compile, grammar, vocabulary, prefix)
             self._running[key] = _Compilation(in_thread(work, self._wake), now, client)
         if key in self._running and self._is_overdue(self._running[key], now):
             # the time depends on the machine's load, so the grammar itself is not at fault
@@ -167,7 +165,10 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
             return GrammarRefused(in_a_line(f"the grammar can't be compiled: {error}"))
 
 
-def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) -> CompiledGrammar:
+def _compile(
+    grammar: Grammar, vocabulary: Vocabulary, prefix: Sequence[int] = ()
+) -> CompiledGrammar:
+    source = grammar.source
     if source.count("\n") > limits.WHOLE_GRAMMAR_RULES:
         raise GrammarRefused(f"the grammar has more than {limits.WHOLE_GRAMMAR_RULES} rules")
     trie, classes = vocabulary.trie, vocabulary.token_classes
@@ -181,24 +182,9 @@ def _compile(source: str, vocabulary: Vocabulary, prefix: Sequence[int] = ()) ->
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    schemas, is_framed = _schemas(source)
     own = YieldingMatcher(matcher.deep_copy())
-    hints = completion_hints(schemas, classes, own, is_framed=is_framed, begun=prefix)
+    hints = completion_hints(grammar, classes, own, prefix)
     return CompiledGrammar(matcher, matcher, hints, prefix)
-
-
-_JSON = re.compile(r"%json\s*")
-
-
-def _schemas(source: str) -> tuple[list[Any], bool]:
-    """Returns the schemas in a grammar, and whether it has more than one of them."""
-    schemas, at = list[Any](), 0
-    for found in _JSON.finditer(source):
-        if found.start() >= at:
-            with suppress(ValueError, RecursionError):
-                schema, at = json.JSONDecoder().raw_decode(source, found.end())
-                schemas.append(schema)
-    return schemas, not re.fullmatch(r"%llg.*\nstart: (r0\nr0: )?%json .*\s*", source)
 
 
 def fill_bitmask(bitmask: Bitmask, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

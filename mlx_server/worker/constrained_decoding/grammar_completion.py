@@ -16,6 +16,7 @@ is `","age":0}`, which is 10 tokens and the stop token.
     11            `"` only, with which the ending begins
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.schemas.instances import Instances
 from mlx_server.schemas.json_reader import JsonReader
 from mlx_server.worker.constrained_decoding.token_classes import Ids, Mask, TokenClasses
@@ -90,16 +92,12 @@ class CompletionHints:
 
 
 def completion_hints(
-    schemas: Sequence[Any],
-    classes: TokenClasses,
-    matcher: YieldingMatcher,
-    *,
-    is_framed: bool,
-    begun: Sequence[int] = (),
+    grammar: Grammar, classes: TokenClasses, matcher: YieldingMatcher, begun: Sequence[int] = ()
 ) -> CompletionHints:
     """matcher: in its initial state, where it stays. begun: the tokens that it has accepted
     already."""
-    instances = tuple(map(Instances, schemas))
+    instances = tuple(Instances(json.loads(schema)) for _, schema in grammar.schemas)
+    is_framed = not grammar.is_schema
     growth = width = 0
     for one in instances:
         for schema in _inside(one.root):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_server.engine.messages import Generate
+from mlx_server.engine.messages import Generate, Grammar
 from mlx_server.schemas.compiler import in_a_line
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
@@ -325,14 +325,14 @@ class LogitConstraints:
 
     def _compiled(
         self,
-        source: str | None,
+        grammar: Grammar | None,
         vocabulary: Vocabulary,
         client: str,
         prefix: Sequence[int] = (),
     ) -> CompiledGrammar | None:
-        if source is None:
+        if grammar is None:
             return None
-        return self._compiler.compiled(source, vocabulary, prefix, client)
+        return self._compiler.compiled(grammar, vocabulary, prefix, client)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if read := self._unread_vocabularies.pop(model, None):

@@ -5,7 +5,15 @@ from typing import Any, get_args
 import pytest
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import Command, Embed, Generate, LoadModel, Thinking, padded_tokens
+from mlx_server.engine.messages import (
+    Command,
+    Embed,
+    Generate,
+    Grammar,
+    LoadModel,
+    Thinking,
+    padded_tokens,
+)
 from mlx_server.requests import SamplingParams
 
 
@@ -23,8 +31,8 @@ def test_every_command_has_a_tag_of_its_own() -> None:
     [
         row(),
         row(
-            grammar="start: /\u00e9🙂/",
-            thinking=Thinking(None, True, [b"\xff[3]"], [b"</a>", b""], [], rest=""),
+            grammar=Grammar("start: /\u00e9🙂/", (("j0", "true"),)),
+            thinking=Thinking(None, True, [b"\xff[3]"], [b"</a>", b""], [], rest=Grammar("")),
             adapter="a" * 64,
             branches=[0, 2**31],
         ),

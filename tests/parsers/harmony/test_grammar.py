@@ -50,7 +50,7 @@ def wanted(*given: Tool, choice: ToolChoice = "auto", format: Format | None = No
 def grammar(*given: Tool, choice: ToolChoice = "auto", format: Format | None = None) -> str:
     found = GPT_OSS.grammar(wanted(*given, choice=choice, format=format))
     assert found
-    return found
+    return found.source
 
 
 def allows(answer: str, *given: Tool, **more: Any) -> bool:
@@ -160,16 +160,17 @@ def test_the_end_of_reasoning_leads_on_in_the_grammar(choice: ToolChoice, end: s
 
 @pytest.mark.parametrize("constrains", [True, False])
 def test_after_reasoning_was_ended_the_model_may_call_or_answer(constrains: bool) -> None:
-    source = grammar_after_reasoning(wanted(ADD), constrains)
-    assert source
-    for rest in (
+    rest = grammar_after_reasoning(wanted(ADD), constrains)
+    assert rest
+    source = rest.source
+    for answer in (
         CALL + '{"a": 1}',
         " to=functions.add" + CALL.replace(" to=functions.add", "") + '{"a": 1}',
         PREAMBLE + CALL + '{"a": 1}',
         PREAMBLE + FINAL + "Yes.",
         FINAL + "Yes.",
     ):
-        assert accepts("gpt_oss", source, rest), rest
+        assert accepts("gpt_oss", source, answer), answer
     assert not accepts("gpt_oss", source, THOUGHT + FINAL + "Yes.")
     assert not accepts("gpt_oss", source, PREAMBLE + THOUGHT + FINAL + "Yes.")
     assert accepts("gpt_oss", source, CALL + '{"a": "1"}') is not constrains
@@ -260,7 +261,7 @@ def goes_on(header: str, answer: str, *given: Tool, **more: Any) -> bool:
     context = replace(spec.context, ends_with=header, continues=True)
     found = GPT_OSS.grammar(replace(spec, context=context))
     assert found
-    return accepts("gpt_oss", found, answer)
+    return accepts("gpt_oss", found.source, answer)
 
 
 ANALYSIS, COMMENTARY = (f"<|channel|>{name}<|message|>" for name in ("analysis", "commentary"))

@@ -23,7 +23,7 @@ SCHEMA = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_pattern": r"\x20"},
 }
-JSON = f"{HEAD}start: %json {json.dumps(SCHEMA)}\n"
+JSON = f"{HEAD}start: j0\nj0: %json {json.dumps(SCHEMA)}\n"
 
 GRAMMARS = (DIGITS, WORDS, JSON)
 

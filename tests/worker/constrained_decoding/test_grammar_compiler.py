@@ -12,6 +12,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     Admitted,
     CancelRows,
+    Grammar,
     LoadModel,
     Report,
     RowTurnedAway,
@@ -37,7 +38,17 @@ from tests.worker.constrained_decoding.grammars import (
     loaded,
     refusals,
 )
-from tests.worker.engine_runs import Clock, ask, drain, failures, of, run, tokens_of, until
+from tests.worker.engine_runs import (
+    Clock,
+    ask,
+    drain,
+    failures,
+    grammar_of,
+    of,
+    run,
+    tokens_of,
+    until,
+)
 
 pytestmark = pytest.mark.tables
 
@@ -46,7 +57,7 @@ def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) ->
     variants = " | ".join(f'"{n}" T' for n in range(5000))
     asks = [ask(row, grammar=WORDS if row % 2 else None, tokens=9) for row in range(8)]
     before = run(engine, *asks)
-    asks[3].grammar = f'{HEAD}start: /[a-z]{{4}}/ ":" ({variants})\nT: /[a-z]/\n'
+    asks[3].grammar = grammar_of(f'{HEAD}start: /[a-z]{{4}}/ ":" ({variants})\nT: /[a-z]/\n')
     after = run(engine, *asks)
     assert {*failures(after)} == {3}
     assert f"max is {LIMITS.max_items_in_row}" in failures(after)[3]
@@ -139,12 +150,12 @@ class Gate:
         compile = grammar_compiler._compile
 
         def held(
-            source: str, vocabulary: Vocabulary, prefix: Sequence[int]
+            grammar: Grammar, vocabulary: Vocabulary, prefix: Sequence[int]
         ) -> grammar_compiler.CompiledGrammar:
-            self.begun.append(source)
+            self.begun.append(grammar.source)
             self.arrivals.release()
             assert self.open.wait(60)
-            return compile(source, vocabulary, prefix)
+            return compile(grammar, vocabulary, prefix)
 
         monkeypatch.setattr(grammar_compiler, "_compile", held)
 

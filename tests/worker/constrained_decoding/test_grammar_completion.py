@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance.numpy import fill_next_token_bitmask
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_CALLS,
     CompletionHints,
     GrammarCompletion,
+    completion_hints,
 )
 from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
 from tests.worker.constrained_decoding.worlds import (
@@ -37,7 +39,7 @@ PERSON = obj(name={"type": "string"}, age={"type": "integer"})
 class Row:
     """A row that has said a text, and what may come next."""
 
-    def __init__(self, world: World, grammar: str, hints: CompletionHints, text: bytes) -> None:
+    def __init__(self, world: World, grammar: Grammar, hints: CompletionHints, text: bytes) -> None:
         self.world = world
         self.matcher = YieldingMatcher(world.matcher(grammar))
         self.completion = GrammarCompletion(world.pieces, hints)
@@ -167,7 +169,7 @@ def test_the_example_of_the_docstring(
     bytewise: World, left: int, allowed: bytes, banned: bytes
 ) -> None:
     grammar = json_of(PERSON)
-    row = Row(bytewise, grammar, bytewise.hints(grammar, PERSON), b'{"name":"An')
+    row = Row(bytewise, grammar, bytewise.hints(grammar), b'{"name":"An')
     found = b"".join(row.allowed(left))
     assert {*allowed} <= {*found}
     assert {*banned}.isdisjoint(found)
@@ -180,7 +182,7 @@ def test_the_example_of_the_docstring(
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
-    row = Row(demo, grammar, demo.hints(grammar, SCHEMAS[name]), b"")
+    row = Row(demo, grammar, demo.hints(grammar), b"")
     for token in say(demo, grammar, 120, "opening").tokens:
         before = np.zeros((1, -(-len(demo.text) // 32)), np.int32)
         fill_next_token_bitmask(row.matcher.own, before)
@@ -191,7 +193,7 @@ def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> Non
 @pytest.mark.parametrize("name", ["simple", "forty properties", "formats"])
 def test_a_limit_that_no_ending_fits_restricts_nothing(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
-    known = demo.hints(grammar, SCHEMAS[name])
+    known = demo.hints(grammar)
     assert known.tokens is not None
     limit = len(known.tokens) // 2
     guarded = say(demo, grammar, limit, "text", 1, known)
@@ -211,7 +213,7 @@ def test_a_call_is_ended_with_its_delimiters(bytewise: World, begun: str) -> Non
     schema = {**PERSON, "required": ["name"]}
     call = f"{lark.text(f'<|call|>{CALL}')} {lark.json(schema)} /[ ]?/ {lark.text('}<|answer|>')}"
     grammar = lark.source(f"/[a-z {{]*/ ({call})+")
-    hints = bytewise.hints(grammar, schema, is_framed=True)
+    hints = bytewise.hints(grammar)
     row = Row(bytewise, grammar, hints, b"i call { this ")
     row.say(258)
     for token in f"{CALL}{begun}".encode():
@@ -229,14 +231,14 @@ def test_a_call_is_ended_with_its_delimiters(bytewise: World, begun: str) -> Non
 def test_text_outside_of_json_runs_into_its_limit(bytewise: World) -> None:
     lark = Lark(bytewise.control)
     grammar = lark.source(f"/[a-z ]*/ ({lark.text('<|call|>')} {lark.json(PERSON)})?")
-    row = Row(bytewise, grammar, bytewise.hints(grammar, PERSON, is_framed=True), b"so ")
+    row = Row(bytewise, grammar, bytewise.hints(grammar), b"so ")
     for left in (20, 2, 1):
         assert row.allowed(left) >= {b"a", b" "}
 
 
 def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     grammar = json_of(SCHEMAS["tree"])
-    row = Row(demo, grammar, demo.hints(grammar, SCHEMAS["tree"]), b'{"value":"a')
+    row = Row(demo, grammar, demo.hints(grammar), b'{"value":"a')
     before = row.matcher.own.compute_bitmask()
     row.mask(30)
     assert row.matcher.own.compute_bitmask() == before
@@ -250,7 +252,7 @@ def test_no_step_takes_more_than_its_calls(
     """They are counted, not timed, so that an answer is the same on a busy machine."""
     schema = SCHEMAS.get(name, WIDE)
     grammar = json_of(schema)
-    known = demo.hints(grammar, schema)
+    known = demo.hints(grammar)
     assert known.tokens is not None
     calls = [0]
     validate = YieldingMatcher.validate_tokens
@@ -275,7 +277,7 @@ def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, see
     texts = obj(name={"type": "string"}, url={"type": "string"})
     schema = obj(made=time, id={"type": "integer"}, changed=time, where=texts)
     grammar = json_of(schema)
-    known = demo.hints(grammar, schema)
+    known = demo.hints(grammar)
     assert known.tokens is not None
     said = say(demo, grammar, len(known.tokens) + 16, "anything", seed, known)
     assert said.ended, said.text
@@ -285,8 +287,8 @@ def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, see
 def test_near_the_limit_a_text_may_go_on_or_end(demo: World) -> None:
     names = {"name": {"type": "string"}, "note": {"type": "string"}, "n": {"type": "integer"}}
     schema = {"type": "object", "properties": names, "required": ["name"]}
-    grammar = f"start: %json {json.dumps(schema)}"
-    row = Row(demo, grammar, demo.hints(grammar, schema), b'{"name":"John')
+    grammar = json_of(schema)
+    row = Row(demo, grammar, demo.hints(grammar), b'{"name":"John')
     assert row.allowed(12) >= {b' "', b'"}', b" Smith"}
 
 
@@ -307,5 +309,8 @@ ENDLESS = obj([*NODES], **NODES)
 )
 def test_what_can_not_be_read_of_a_schema_restricts_nothing(bytewise: World, schema: Any) -> None:
     grammar = json_of({"type": "object"})
-    row = Row(bytewise, grammar, bytewise.hints(grammar, schema), b'{"a":1')
+    unreadable = Grammar(grammar.rules, (("j0", json.dumps(schema)),))
+    matcher = YieldingMatcher(bytewise.matcher(grammar))
+    hints = completion_hints(unreadable, bytewise.pieces, matcher)
+    row = Row(bytewise, grammar, hints, b'{"a":1')
     assert b"5" in row.allowed(30)

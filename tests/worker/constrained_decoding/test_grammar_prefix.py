@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat
@@ -32,7 +33,7 @@ def tokenizer(tiny_path: Path) -> Tokenizer:
     return Tokenizer(tiny_path / "tokenizer.json")
 
 
-def grammar(format: Format) -> str:
+def grammar(format: Format) -> Grammar:
     lark = Lark({})
     return lark.source(format_rule(format, lark))
 

@@ -37,7 +37,7 @@ from tests.worker.constrained_decoding.grammars import (
     WORDS,
     loaded,
 )
-from tests.worker.engine_runs import ask, failures, of, run, tokens_of
+from tests.worker.engine_runs import ask, failures, grammar_of, of, run, tokens_of
 
 pytestmark = pytest.mark.tables
 
@@ -168,13 +168,13 @@ def test_a_row_whose_grammar_errs_ends_alone(
 
     def poisoned_constraint(asked: Generate) -> LogitConstraint | None:
         made = make(asked)
-        if made and asked.grammar == poisoned:
+        if made and asked.grammar == grammar_of(poisoned):
             made.__class__, Poisoned.at = Poisoned, step
         return made
 
     make = engine._constraints.constraint
     monkeypatch.setattr(engine._constraints, "constraint", poisoned_constraint)
-    asks[3].grammar = poisoned
+    asks[3].grammar = grammar_of(poisoned)
     after = run(engine, *asks)
     assert [failed.row for failed in of(RowFailed, after)] == [3]
     assert "grammar could not be followed" in failures(after)[3]

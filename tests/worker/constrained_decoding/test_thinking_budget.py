@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mlx_server.engine.messages import Generate, LoadModel, Report, Thinking, Token
+from mlx_server.engine.messages import Generate, Grammar, LoadModel, Report, Thinking, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.thinking_budget import (
     ThinkingBudget,
@@ -18,7 +18,7 @@ from mlx_server.worker.constrained_decoding.thinking_budget import (
 from mlx_server.worker.engine import Engine
 from tests.tiny import ENDOFTEXT, IM_END, IM_START
 from tests.worker.batch_runs import a_prompt, ids
-from tests.worker.engine_runs import drain, failures, run, tokens_of
+from tests.worker.engine_runs import drain, failures, grammar_of, run, tokens_of
 
 pytestmark = pytest.mark.tables
 
@@ -166,10 +166,18 @@ def engine(request: pytest.FixtureRequest, tiny_path: Path, tmp_path: Path) -> E
     return made
 
 
-def ask(engine: Engine, row: int, thinking: Thinking, tokens: int = 40, **rest: Any) -> Generate:
+def ask(
+    engine: Engine,
+    row: int,
+    thinking: Thinking,
+    tokens: int = 40,
+    grammar: str | None = None,
+    **rest: Any,
+) -> Generate:
     script = [30 + i for i in range(60)] if engine._batches["m"].plays else None
     fields: dict[str, Any] = {"stop_tokens": [], "sampling": SamplingParams(temperature=0), **rest}
     prompt = a_prompt(6, seed=row)
+    fields["grammar"] = grammar_of(grammar)
     return Generate(
         row, "m", prompt, max_tokens=tokens, forced_tokens=script, thinking=thinking, **fields
     )
@@ -262,7 +270,7 @@ def test_an_answer_begins_where_reasoning_was_ended(
 @pytest.mark.parametrize("grammar", [None, "start: /(?s:.*)/ <[1]> /(?s:.*)/\n"])
 def test_another_grammar_may_hold_from_there_on(engine: Engine, grammar: str | None) -> None:
     letter, x, end = 3 + 70, 3 + ord("x") - ord("!"), [1]
-    thinking = msgspec.structs.replace(reasoning(2, end), rest="start: /x+/\n")
+    thinking = msgspec.structs.replace(reasoning(2, end), rest=Grammar("start: /x+/\n"))
     sampling = SamplingParams(temperature=0, logit_bias={letter: 90.0})
     asked = ask(engine, 1, thinking, grammar=grammar, sampling=sampling, stop_tokens=[IM_END])
     tokens, reports = answer(engine, asked)

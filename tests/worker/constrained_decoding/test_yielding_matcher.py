@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.worker.constrained_decoding import yielding_matcher
 from mlx_server.worker.constrained_decoding.yielding_matcher import RowGone, YieldingMatcher
 from tests.worker.constrained_decoding.grammars import HEAD, JSON, WORDS
@@ -17,7 +18,10 @@ def test_a_slow_matcher_answers_as_a_quick_one(
     demo: World, grammar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(yielding_matcher, "SLOW_SECONDS", -1.0)
-    quick, slow = demo.matcher(grammar), YieldingMatcher(demo.matcher(grammar))
+    quick, slow = (
+        demo.matcher(Grammar(grammar)),
+        YieldingMatcher(demo.matcher(Grammar(grammar))),
+    )
     dice = random.Random(grammar)
     for _ in range(12):
         mask = quick.compute_bitmask()
@@ -36,7 +40,7 @@ def test_a_slow_matcher_answers_as_a_quick_one(
 
 
 def test_a_matcher_whose_row_is_gone_computes_nothing(demo: World) -> None:
-    matcher = YieldingMatcher(demo.matcher(WORDS))
+    matcher = YieldingMatcher(demo.matcher(Grammar(WORDS)))
     matcher.is_abandoned = True
     with pytest.raises(RowGone):
         matcher.validate_tokens([5])

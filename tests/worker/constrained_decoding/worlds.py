@@ -11,11 +11,12 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
+from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.lark import Lark
-from mlx_server.worker.constrained_decoding import grammar_completion
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     GrammarCompletion,
+    completion_hints,
 )
 from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
 from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
@@ -39,17 +40,13 @@ class World:
         """What samplers of bad character like best."""
         return {name: np.array([wish(t) for t in self.text]) for name, wish in WISHES.items()}
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self.tree, grammar, log_level=0)
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        matcher = LLMatcher(self.tree, grammar.source, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
-    def hints(self, grammar: str, *schemas: Any, is_framed: bool = False) -> CompletionHints:
-        """schemas: those in the grammar. is_framed: whether there is text around their JSON."""
-        matcher = YieldingMatcher(self.matcher(grammar))
-        return grammar_completion.completion_hints(
-            schemas, self.pieces, matcher, is_framed=is_framed
-        )
+    def hints(self, grammar: Grammar) -> CompletionHints:
+        return completion_hints(grammar, self.pieces, YieldingMatcher(self.matcher(grammar)))
 
 
 WISHES: dict[str, Callable[[bytes], float]] = {
@@ -71,7 +68,7 @@ class Said:
 
 def say(
     world: World,
-    grammar: str,
+    grammar: Grammar,
     limit: int,
     wish: str = "anything",
     seed: int = 0,
@@ -209,7 +206,7 @@ def half(names: Iterable[str], wishes: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, wish) for name, wish, number in pairs if number % 2 == 0]
 
 
-def json_of(schema: Any) -> str:
+def json_of(schema: Any) -> Grammar:
     lark = Lark()
     return lark.source(lark.json(schema))
 
@@ -221,7 +218,7 @@ def walks(world: World, schema: Any, wish: str) -> Iterator[Said]:
     """Answers under what the shortest ending takes for a limit, and under more; those that ended
     are valid."""
     grammar = json_of(schema)
-    known = world.hints(grammar, schema)
+    known = world.hints(grammar)
     assert known.tokens is not None
     need = len(known.tokens) + 1
     for seed, limit in enumerate([need, need + max(8, need // 4), need + MORE[wish]]):

@@ -34,6 +34,7 @@ from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs, OwnInp
 from mlx_server.worker.serving import engine_of, serve
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.batch_runs import a_prompt
+from tests.worker.engine_runs import grammar_of
 
 STEPS = 24
 LENGTH = 12
@@ -66,7 +67,9 @@ def scripts(draw: st.DrawFn) -> list[list[Command]]:
             prompt = a_prompt(draw(st.integers(1, 200)), draw(st.integers(0, 3)))
             sampling, grammar = draw(st.sampled_from(SAMPLINGS)), draw(st.sampled_from(GRAMMARS))
             commands.append(
-                Generate(count, "m", prompt, LENGTH, [IM_END], sampling, grammar=grammar)
+                Generate(
+                    count, "m", prompt, LENGTH, [IM_END], sampling, grammar=grammar_of(grammar)
+                )
             )
         if count and draw(st.booleans()):
             rows = st.lists(st.integers(1, count), min_size=1, max_size=3, unique=True)
