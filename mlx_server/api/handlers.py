@@ -1,14 +1,19 @@
-"""Generates the events of a request and folds them into a response, for every endpoint."""
+"""Generates the events of a request and folds them into a response, for every endpoint; the work is
+cancelled when the client disconnects.
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+A client that closes only its sending side, which HTTP allows, counts as disconnected: the server
+can't tell the two apart.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.metrics import Metrics
 from mlx_server.api.overflow import messages_too_long, with_overflow_error
@@ -19,6 +24,31 @@ from mlx_server.generation.generate import generate
 from mlx_server.generation.overflow import MakeOverflowError
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
+
+T = TypeVar("T")
+
+
+async def while_connected(http: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Cancels it and raises ClientDisconnect when the client leaves.
+
+    The body must have been read, so that the next message can only be the disconnect.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
 
 
 class Aggregator(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.accumulator import arguments_object
 from mlx_server.api.ollama.output import OllamaOutput, chat_shape, line
 from mlx_server.events import Event, Finished, Started, ToolCallDelta, ToolCallFinished
 from mlx_server.events import ToolCallStarted as Called

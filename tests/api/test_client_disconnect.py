@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from mlx_server.api.client_disconnect import while_connected
+from mlx_server.api.handlers import while_connected
 
 pytestmark = pytest.mark.anyio
 

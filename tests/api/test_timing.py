@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.api.timing import Timing
+from mlx_server.api.accumulator import Timing
 from mlx_server.events import PromptProgress, Started, TextDelta
 
 SECOND = 10**9
@@ -12,7 +12,7 @@ SECOND = 10**9
 def timed(monkeypatch: pytest.MonkeyPatch) -> Timing:
     """Of an answer with an event each second, and the time at which the last one came."""
     seconds = 0
-    monkeypatch.setattr("mlx_server.api.timing.time.perf_counter_ns", lambda: seconds * SECOND)
+    monkeypatch.setattr("mlx_server.api.accumulator.time.perf_counter_ns", lambda: seconds * SECOND)
     timing = Timing()
     for event in (
         Started("m", 7),

@@ -26,9 +26,8 @@ from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody
 from mlx_server.api.formats import JsonSchemaParam
-from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.runs import EventLog, Runs
 from mlx_server.api.responses.tools import McpTool
 from mlx_server.api.responses.web_socket import UnstoredContext
 from mlx_server.api.transport.byte_budget import ByteBudget

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mlx_server.api.messages.blocks import AnthropicMessageParam
+from mlx_server.api.messages.protocol import AnthropicMessageParam
 
 
 def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:

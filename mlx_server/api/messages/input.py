@@ -1,27 +1,386 @@
-"""Converts a messages body to a `GenerateRequest`."""
+"""Converts a messages body to a `GenerateRequest`.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Messages of one role in a row are one turn, however their blocks are divided: text as a list in one
+request and as a string in the next gives the same prompt, and so is found in the prompt cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_server.api import formats
+from mlx_server.api import formats, media
 from mlx_server.api.compaction_prompt import SUMMARIZE
+from mlx_server.api.content import OtherPart, path_to
+from mlx_server.api.files import FileData, content_of_data, content_of_file
 from mlx_server.api.formats import FormatChoice, the_only_format
 from mlx_server.api.messages.effort import effort_of, only_has_results
 from mlx_server.api.messages.protocol import (
+    AnthropicMessageParam,
     AnthropicThinking,
+    AnthropicTool,
+    Block,
+    CompactionBlock,
     CompactionConfig,
+    ContentSource,
+    CustomTool,
+    DataSource,
+    DocumentBlock,
+    FileSource,
+    HostedBlock,
+    McpToolChange,
+    MediaBlock,
     MessagesBody,
     OutputFormat,
     PromptBody,
+    RedactedThinkingBlock,
+    ResultBlock,
+    SearchResultBlock,
+    TextBlock,
+    Texts,
+    TextSource,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolSearchBlock,
+    ToolUseBlock,
 )
-from mlx_server.api.messages.tools import select_tools
-from mlx_server.api.messages.turns import instructions, turns_of
 from mlx_server.api.signatures import Signer
 from mlx_server.api.thinking import SOME_EFFORT
+from mlx_server.api.tool_choice import check_offered, check_usable
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message
-from mlx_server.requests import GenerateRequest, JsonFormat
+from mlx_server.messages import (
+    UNNAMED,
+    ContentPart,
+    Conversation,
+    Media,
+    Message,
+    Role,
+    Tool,
+    ToolCall,
+    content_of,
+    media_parts,
+)
+from mlx_server.requests import GenerateRequest, JsonFormat, NamedTool, ToolChoice
+
+
+@dataclass
+class ToolChanges:
+    """State after the messages that were read so far."""
+
+    named: dict[str, None] = field(default_factory=dict)
+    """Tools with `defer_loading` that are offered by now, in the order in which they were named."""
+    defined: dict[str, CustomTool] = field(default_factory=dict)
+    """Tools that the messages define, and not the body."""
+    removed: set[str] = field(default_factory=set)
+
+    def name(self, tool: str) -> None:
+        self.named[tool] = None
+
+    def apply(self, block: ToolAdditionBlock | ToolRemovalBlock) -> None:
+        change = block.tool
+        if isinstance(change, McpToolChange):
+            return
+        if isinstance(change, ToolDefinition):
+            if isinstance(change.definition, AnthropicTool):
+                return
+            name = change.definition.name
+            self.defined[name] = change.definition
+        else:
+            name = change.name
+        if block.type == "tool_removal":
+            self.named.pop(name, None)
+            self.removed.add(name)
+        else:
+            self.name(name)
+            self.removed.discard(name)
+
+
+def select_tools(body: PromptBody, changes: ToolChanges) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that the model may call, and whether it has to call one.
+
+    A tool with `defer_loading` is among them once the conversation or `tool_choice` names it, and
+    so is one that the conversation defines. Such tools come last, in the order in which they were
+    named: what came before stays the same.
+    """
+    given: dict[str, CustomTool] = {}
+    unknown: list[str] = []
+    for i, tool in enumerate(body.tools or ()):
+        if isinstance(tool, AnthropicTool):
+            unknown.append(tool.type)
+            continue
+        if tool.name in given:
+            raise BadRequest(
+                f"Two `tools` have the name {tool.name[:64]!r}: give each its own.",
+                param=f"tools[{i}].name",
+            )
+        given[tool.name] = tool
+    if body.mcp_servers:
+        raise BadRequest(
+            "`mcp_servers` is not supported here: call the server's tools yourself, or use "
+            "`/v1/responses`, which has MCP servers.",
+            param="mcp_servers",
+        )
+    choice = _choice(body)
+    if not given and choice != "none":
+        check_usable(unknown)
+    named = [choice.name] if isinstance(choice, NamedTool) else []
+    kept = [tool for tool in given.values() if tool.name not in changes.removed]
+    at_once = {tool.name: tool for tool in kept if not tool.defer_loading}
+    known = {tool.name: tool for tool in kept} | changes.defined
+    wanted = dict.fromkeys([*changes.named, *named])
+    later = {name: known[name] for name in wanted if name in known}
+    tools = tuple(map(_tool, (at_once | later).values()))
+    if named:
+        check_offered(named[0], tools)
+    if choice == "required" and not tools:
+        raise BadRequest("`tool_choice: any` needs `tools`.", param="tool_choice")
+    return tools, choice
+
+
+def _choice(body: PromptBody) -> ToolChoice:
+    choice = body.tool_choice
+    match choice and choice.type:
+        case "any":
+            return "required"
+        case "none":
+            return "none"
+        case "tool":
+            assert choice
+            if choice.name is None:
+                raise BadRequest(
+                    "`tool_choice.name` is missing: it names the tool that must be called.",
+                    param="tool_choice.name",
+                )
+            return NamedTool(choice.name)
+    return "auto"
+
+
+def _tool(tool: CustomTool) -> Tool:
+    return Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+
+
+SUMMARY = "What was said before, in short:\n\n"
+FAILED = "Error: "
+"""Put before a result with `is_error`, since chat templates have no place for that flag."""
+
+ROLES = {
+    "tool_result": "user",
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+}
+"""The role to which such a block belongs, wherever it is; others belong to their message's."""
+
+
+@dataclass
+class Draft:
+    """Text of the assistant, and the reasoning before it."""
+
+    reasoning: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+class Turns:
+    """Takes messages one by one; `messages` is complete after `end`."""
+
+    def __init__(self, signer: Signer) -> None:
+        self.messages: list[Message] = []
+        self.tools = ToolChanges()
+        self.ignored: dict[str, None] = {}
+        self._signer = signer
+        self._role = ""
+        self._drafts: list[Draft] = []
+        self._calls: list[ToolCall] = []
+        self._results: list[Message] = []
+        self._parts: list[ContentPart] = []
+        self._known: dict[str, int] = {}
+        """Number of each call, by its id."""
+
+    def add(self, message: AnthropicMessageParam, where: str) -> None:
+        self._begin(message.speaker)
+        content = message.content
+        if isinstance(content, str):
+            content = [TextBlock(type="text", text=content)]
+        for i, block in enumerate(content or ()):
+            role = ROLES.get(block.type, message.speaker)
+            if role != self._role:
+                self._begin(role)
+            self._add(block, f"{where}.content[{i}]")
+
+    def _begin(self, role: str) -> None:
+        if role != self._role or role == "system":
+            self.end()
+            self._role = role
+
+    def end(self) -> None:
+        """Ends the turn: what was collected becomes messages."""
+        match self._role:
+            case "assistant":
+                self.messages += self._answers()
+            case "user":
+                last = len(self._known)
+                self._results.sort(key=lambda each: self._known.get(each.tool_call_id or "", last))
+                self.messages += self._results
+                if self._parts or not self._results:
+                    self._say_as("user")
+            case "system" if self._parts:
+                self._say_as("system")
+        self._role = ""
+        self._drafts, self._calls, self._results, self._parts = [], [], [], []
+
+    def _say_as(self, role: Role) -> None:
+        parts = self._parts
+        self.messages.append(Message(role, content_of(parts), parts=media_parts(parts)))
+
+    def _answers(self) -> list[Message]:
+        drafts, calls = self._drafts, tuple(self._calls)
+        if calls or not drafts:  # results must directly follow their calls: one message
+            drafts = [_merged(drafts)]
+        return [
+            Message(
+                "assistant",
+                "\n".join(draft.texts),
+                reasoning="\n\n".join(draft.reasoning) or None,
+                tool_calls=calls,
+            )
+            for draft in drafts
+        ]
+
+    def _add(self, block: Block, where: str) -> None:
+        match block:
+            case TextBlock():
+                self._say(block.text or "")
+            case ToolResultBlock():
+                self._result(block, where)
+            case ToolUseBlock():
+                id, name = block.id or "", block.name or UNNAMED
+                self.tools.name(name)
+                self._known.setdefault(id, len(self._known))
+                arguments = block.input or "{}"
+                extra = block.extra_content
+                self._calls.append(ToolCall(id, name, arguments, extra_content=extra))
+            case ThinkingBlock():
+                self._think(block)
+            case ToolSearchBlock():
+                for found in block.content.tool_references or ():
+                    self.tools.name(found.tool_name)
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                self.tools.apply(block)
+            case HostedBlock() | RedactedThinkingBlock():
+                pass
+            case OtherPart() if not block.text:
+                pass
+            case CompactionBlock():
+                for change in block.tool_changes or ():
+                    self.tools.apply(change)
+                self._say(SUMMARY + block.content if block.content else "")
+            case _:
+                for part in self._block_parts(block, where):
+                    self._say(part)
+
+    def _say(self, part: ContentPart) -> None:
+        if not part:
+            return
+        if self._role != "assistant":
+            self._parts.append(part)
+            return
+        if not self._drafts:
+            self._drafts.append(Draft())
+        if isinstance(part, Media):
+            self.ignored[part.place] = None
+            part = part.line
+        self._drafts[-1].texts.append(part)
+
+    def _think(self, block: ThinkingBlock) -> None:
+        signature = block.signature or ""
+        thought = self._signer.opened(signature) or block.thinking or ""
+        if not self._signer.is_own(thought, signature):
+            self.ignored["messages.content.signature"] = None
+        if not thought:
+            return
+        if not self._drafts or self._drafts[-1].texts:
+            self._drafts.append(Draft())
+        self._drafts[-1].reasoning.append(thought)
+
+    def _result(self, block: ToolResultBlock, where: str) -> None:
+        parts: list[ContentPart] = []
+        if isinstance(block.content, str):
+            parts.append(block.content)
+        else:
+            for i, each in enumerate(block.content or ()):
+                parts += self._block_parts(each, f"{where}.content[{i}]")
+        content = content_of(parts)
+        if block.is_error in (True, "true"):
+            content, parts = FAILED + content, [FAILED.strip(), *parts]
+        id = block.tool_use_id
+        self._results.append(Message("tool", content, tool_call_id=id, parts=media_parts(parts)))
+
+    def _block_parts(self, block: ResultBlock, where: str) -> Sequence[ContentPart]:
+        match block:
+            case TextBlock() | OtherPart():
+                return [block.text or ""]
+            case MediaBlock():
+                return [_medium(block, where)]
+            case SearchResultBlock():
+                texts = (block.title or "", block.source or "", instructions(block.content))
+                return ["\n".join(filter(None, texts))]
+            case DocumentBlock():
+                named = filter(None, (block.title, block.context))
+                return [*named, *_document(block, path_to(where, block.type))]
+            case ToolReferenceBlock(tool_name=name):
+                self.tools.name(name)
+                return [f"The tool {name} is available now."]
+
+
+def _medium(block: MediaBlock, where: str) -> Media:
+    kind = media.kind_of(block.type) or "file"
+    return media.of_part(kind, block.model_extra or {}, path_to(where, block.type))
+
+
+def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
+    match block.source:
+        case TextSource(data=text):
+            return [text or ""]
+        case DataSource(media_type=kind, data=data):
+            return [content_of_data(f"data:{kind or ''};base64,{data or ''}", place)]
+        case FileSource() as elsewhere:
+            known = [each for each in (elsewhere.url, elsewhere.file_id) if isinstance(each, str)]
+            return [content_of_file(FileData(filename=" ".join(known)), place)]
+        case ContentSource(content=parts):
+            pass
+        case None:
+            return []
+    if isinstance(parts, str):
+        return [parts]
+    return [_medium(p, place) if isinstance(p, MediaBlock) else p.text or "" for p in parts]
+
+
+def _merged(drafts: Sequence[Draft]) -> Draft:
+    texts = ["\n".join(draft.texts) for draft in drafts if draft.texts]
+    reasoning = [thought for draft in drafts for thought in draft.reasoning]
+    return Draft(reasoning, ["\n\n".join(texts)] if texts else [])
+
+
+def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:
+    turns = Turns(signer)
+    last_user = max((i for i, each in enumerate(messages) if each.speaker == "user"), default=-1)
+    for i, message in enumerate(messages):
+        is_cleared = message.clear_at == "next_user_message" and i < last_user
+        if not (is_cleared and message.speaker == "system"):
+            turns.add(message, f"messages[{i}]")
+    turns.end()
+    if not turns.messages:
+        raise BadRequest("`messages` has no content: add a user message.", param="messages")
+    return turns
+
+
+def instructions(system: Texts | None) -> str:
+    if isinstance(system, str):
+        return system
+    return "\n".join(block.text for block in system or () if block.text)
 
 
 @dataclass(frozen=True, slots=True)

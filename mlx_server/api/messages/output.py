@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.api.accumulator import Accumulator
-from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.accumulator import Accumulator, arguments_object
 from mlx_server.api.signatures import Signer
 from mlx_server.events import (
     Event,

@@ -1,9 +1,14 @@
+"""The routes of `/v1/messages`, and `GET /v1/models` as Anthropic's clients expect it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import documented, read
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response, respond
-from mlx_server.api.messages.counting import count
 from mlx_server.api.messages.errors import PATH, prompt_too_long
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.output import MessagesOutput, OutputOptions
@@ -11,9 +16,68 @@ from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.messages.stream import frames
 from mlx_server.api.security import signer_of
 from mlx_server.engine.messages import SHORTEST_STORED
+from mlx_server.errors import BadRequest
+from mlx_server.generation.plan import count_prompt
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
+
+MOST, DEFAULT = 1000, 20
+"""Bound on `limit`, and its default."""
+
+Wire = dict[str, Any]
+
+
+def model_info(model: Mapping[str, Any], context: int | None) -> Wire:
+    """A model of OpenAI's list in Anthropic's form. `context`: None before it is known."""
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model["created"])),
+        "lifecycle": "active",
+        "max_input_tokens": context and context - 1,
+        "max_tokens": context and context - 1,
+    }
+
+
+def page(models: Sequence[Wire], query: Mapping[str, str]) -> Wire:
+    """A page of the list, by `limit` and either `after_id` or `before_id`."""
+    limit = _limit(query.get("limit", str(DEFAULT)))
+    ids = [model["id"] for model in models]
+    if before := query.get("before_id"):
+        end = _place(ids, before, "before_id")
+        begin = max(0, end - limit)
+        has_more = begin > 0
+    else:
+        after = query.get("after_id")
+        begin = _place(ids, after, "after_id") + 1 if after else 0
+        end = begin + limit
+        has_more = end < len(ids)
+    found = list(models[begin:end])
+    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
+    return {"data": found, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _limit(text: str) -> int:
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) else 0
+    if not 1 <= limit <= MOST:
+        raise BadRequest(f"`limit` should be a whole number from 1 to {MOST}.", param="limit")
+    return limit
+
+
+def _place(ids: Sequence[str], id: str, param: str) -> int:
+    if id not in ids:
+        raise BadRequest(f"`{param}` names no model: {id[:100]!r}.", param=param)
+    return ids.index(id)
+
+
+async def count(pool: Pool, request: GenerateRequest) -> int:
+    name, _ = pool.named(request.model)
+    prepared = await pool.prepared(name)
+    return await in_thread(count_prompt, prepared, request, model=prepared.id)
+
 
 COUNT_PATH = f"{PATH}/count_tokens"
 

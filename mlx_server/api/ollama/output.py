@@ -8,12 +8,10 @@ from typing import Any
 
 import msgspec
 
-from mlx_server.api.accumulator import Accumulator
-from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.accumulator import Accumulator, Timing, arguments_object
 from mlx_server.api.embeddings import numbers
 from mlx_server.api.ollama.errors import error_body
 from mlx_server.api.sse import Frames
-from mlx_server.api.timing import Timing
 from mlx_server.events import (
     Event,
     Finished,

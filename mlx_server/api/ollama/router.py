@@ -8,14 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server import __version__
 from mlx_server.api.body import documented, read
-from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.embeddings import checked, embedded
 from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import json_response, respond
+from mlx_server.api.handlers import json_response, respond, while_connected
 from mlx_server.api.ollama import models
 from mlx_server.api.ollama.errors import input_too_long, prompt_too_long
 from mlx_server.api.ollama.input import chat_request, generate_request
-from mlx_server.api.ollama.keep_alive import seconds_of
 from mlx_server.api.ollama.output import (
     OllamaOutput,
     Shape,
@@ -32,6 +30,7 @@ from mlx_server.api.ollama.protocol import (
     OlderEmbedBody,
     OllamaChatBody,
     ShowBody,
+    seconds_of,
 )
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest

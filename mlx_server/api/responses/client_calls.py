@@ -1,10 +1,10 @@
 """The items of calls that the client runs, each as the client knows the tool."""
 
-from mlx_server.api.call_arguments import arguments_object
+from mlx_server.api.accumulator import arguments_object
 from mlx_server.api.freeform import FreeformInput
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.stream import End, Events, StreamedCall
-from mlx_server.api.responses.tool_table import OfferedTool
+from mlx_server.api.responses.tools import OfferedTool
 from mlx_server.events import ToolCallStarted
 from mlx_server.messages import EXTRA_CONTENT
 

@@ -10,15 +10,20 @@ from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
 from mlx_server.api.overflow import input_too_long, with_overflow_error
-from mlx_server.api.responses.background import Background
-from mlx_server.api.responses.event_log import EventLog
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
 from mlx_server.api.responses.output import ResponseOutput
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.response import new_response
-from mlx_server.api.responses.run import Events, NullRunStore, Run, RunRecord
-from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.runs import (
+    Background,
+    EventLog,
+    Events,
+    NullRunStore,
+    Run,
+    RunRecord,
+    Runs,
+)
 from mlx_server.api.responses.state import (
     ReadBackBudget,
     Recalled,

@@ -1,30 +1,464 @@
-"""Converts a responses body to a `GenerateRequest` and the use of MCP servers."""
+"""Converts a responses body to a `GenerateRequest` and the use of MCP servers.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Items of one model turn are merged into one message.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlx_server import limits
 from mlx_server.api import formats
+from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.fields import check_stream_options
-from mlx_server.api.responses.item_messages import messages_of
+from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.responses.items import (
     AdditionalToolsItem,
+    CallOutputItem,
+    CompactionItem,
+    CustomCallItem,
+    FunctionCallItem,
     InputItem,
     ItemReference,
+    McpApprovalRequestItem,
+    McpApprovalResponseItem,
+    McpCallItem,
     McpListToolsItem,
     MessageItem,
     Open,
     ReasoningItem,
+    Thoughts,
+    ToolSearchCallItem,
     ToolSearchOutputItem,
+    json_text,
     read_items,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.tool_selection import select_tools
-from mlx_server.api.responses.tool_table import NO_TABLE, ToolTable
-from mlx_server.api.responses.tools import ToolParam
+from mlx_server.api.responses.tools import (
+    NO_TABLE,
+    TOOL_SEARCH,
+    ApprovalFilter,
+    FreeformTool,
+    FunctionTool,
+    McpTool,
+    NamespacedTool,
+    OtherTool,
+    ToolChoiceAllowed,
+    ToolChoiceFunction,
+    ToolChoiceMcp,
+    ToolFilterParam,
+    ToolNamespace,
+    ToolParam,
+    ToolTable,
+    tool_table,
+    without_use,
+)
+from mlx_server.api.roles import role_of
+from mlx_server.api.tool_choice import check_choice, check_usable
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message
-from mlx_server.requests import GenerateRequest, McpTools
+from mlx_server.messages import (
+    UNNAMED,
+    ContentPart,
+    Conversation,
+    Message,
+    Phase,
+    Tool,
+    ToolCall,
+    content_of,
+    media_parts,
+)
+from mlx_server.requests import (
+    ALL_TOOLS,
+    NO_TOOLS,
+    Approval,
+    GenerateRequest,
+    McpChoice,
+    McpServer,
+    McpTools,
+    NamedTool,
+    ToolChoice,
+    ToolFilter,
+)
+
+SUMMARY = "What was said before, in short:\n\n"
+DENIED = "The user has denied this call"
+
+
+@dataclass
+class AssistantDraft:
+    reasoning: list[str] = field(default_factory=list)
+    text: str | None = None
+    phase: Phase | None = None
+    parts: tuple[ContentPart, ...] = ()
+
+
+class ItemsToMessages:
+    """Takes items one by one; `messages` and `approvals` are complete after `end`."""
+
+    def __init__(self, table: ToolTable, opened: Open) -> None:
+        """`opened` reads the encoded content of reasoning."""
+        self.messages: list[Message] = []
+        self.ignored: dict[str, None] = {}
+        self._opened = opened
+        self._table = table
+        self.approvals: list[Approval] = []
+        """Answers to approval requests that have not become messages yet."""
+        self._drafts: list[AssistantDraft] = []
+        self._calls: list[ToolCall] = []
+        self._results: list[Message] = []
+        """Results of MCP calls in the current turn."""
+        self._requests: dict[str, McpApprovalRequestItem] = {}
+
+    def add(self, item: InputItem, where: str) -> None:
+        match item:
+            case MessageItem(role=role) if role_of(role) == "assistant":
+                self._say(item, parts_of(item.content, f"{where}.content"))
+            case MessageItem(role=role):
+                self.end()
+                parts = parts_of(item.content, f"{where}.content")
+                self.messages.append(
+                    Message(role_of(role), content_of(parts), parts=media_parts(parts))
+                )
+            case ReasoningItem():
+                self._add_reasoning(_reasoning(item, self._opened))
+            case FunctionCallItem():
+                name = self._table.shown(item.name or UNNAMED, item.namespace)
+                self._call(_tool_call(item, name, item.arguments or ""))
+            case CustomCallItem():
+                name = self._table.shown(item.name or UNNAMED, item.namespace)
+                self._call(_tool_call(item, name, arguments_of_text(item.input or "")))
+            case ToolSearchCallItem(call_id=str(id)):
+                self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
+            case ToolSearchOutputItem(call_id=str(id)):
+                self._answer(id, [self._found(item)])
+            case CallOutputItem(call_id=id):
+                self._answer(id or "", parts_of(item.output, f"{where}.output"))
+            case McpCallItem():
+                self._mcp_call(item)
+            case McpApprovalRequestItem():
+                self._requests[item.id] = item
+            case McpApprovalResponseItem():
+                self._approve(item)
+            case CompactionItem():
+                self.end()
+                if (summary := self._opened(item.encrypted_content or "")) is None:
+                    self.ignored["input.encrypted_content"] = None
+                else:
+                    self.messages.append(Message("system", SUMMARY + summary))
+
+    def end(self) -> None:
+        """Ends the model's turn: drafts, calls and results become messages."""
+        drafts, calls = self._drafts, tuple(self._calls)
+        if calls:  # results must directly follow their calls, so all drafts become one message
+            drafts = [_merged(drafts)]
+        self.messages += [
+            Message(
+                "assistant",
+                each.text or "",
+                reasoning="\n\n".join(each.reasoning) or None,
+                tool_calls=calls,
+                phase=each.phase,
+                parts=each.parts,
+            )
+            for each in drafts
+        ]
+        self.messages += self._results
+        self._drafts, self._calls, self._results = [], [], []
+
+    def _draft(self) -> AssistantDraft:
+        """The draft for the model's next text."""
+        self._flush()
+        if self._results:
+            self.end()
+        if not self._drafts or self._drafts[-1].text is not None:
+            self._drafts.append(AssistantDraft())
+        return self._drafts[-1]
+
+    def _say(self, item: MessageItem, parts: tuple[ContentPart, ...]) -> None:
+        draft = self._draft()
+        draft.reasoning += thoughts_of(item.content)
+        draft.text, draft.phase = content_of(parts), item.known_phase
+        draft.parts = media_parts(parts)
+
+    def _add_reasoning(self, text: str) -> None:
+        draft = self._draft()
+        if text:
+            draft.reasoning.append(text)
+
+    def _call(self, call: ToolCall) -> None:
+        self._flush()
+        self._calls.append(call)
+
+    def _answer(self, id: str, output: Sequence[ContentPart]) -> None:
+        self.end()
+        parts = media_parts(output)
+        self.messages.append(Message("tool", content_of(output), tool_call_id=id, parts=parts))
+
+    def _found(self, item: ToolSearchOutputItem) -> str:
+        """The result of a search, as text: the tools themselves are among those of the request."""
+        names = [self._table.shown(name, ns) for name, ns in _names(item.tools or ())]
+        return f"These tools can be called now: {', '.join(names)}" if names else "No tool found."
+
+    def _mcp_call(self, item: McpCallItem) -> None:
+        id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
+        arguments, extra = item.arguments or "", item.extra_content
+        self._call(ToolCall(id, item.name, arguments, item.server_label, extra_content=extra))
+        output = item.output if item.output is not None else _error_text(item.error)
+        self._results.append(Message("tool", output, tool_call_id=id))
+
+    def _approve(self, item: McpApprovalResponseItem) -> None:
+        request = self._requests.pop(item.approval_request_id, None)
+        if request is None:  # it was answered before, or its request is not in the history
+            self.ignored["input.approval_request_id"] = None
+            return
+        self.approvals.append(
+            Approval(
+                request.id,
+                request.server_label,
+                request.name,
+                request.arguments or "",
+                item.approve,
+                item.reason,
+                request.extra_content,
+            )
+        )
+
+    def _flush(self) -> None:
+        """Turns denied approvals into calls with results. The model went on after them, so granted
+        ones follow as call items."""
+        answered, self.approvals = self.approvals, []
+        for denied in (approval for approval in answered if not approval.approve):
+            extra = denied.extra_content
+            call = ToolCall(
+                denied.id, denied.name, denied.arguments, denied.server, extra_content=extra
+            )
+            result = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
+            self._calls.append(call)
+            self._results.append(Message("tool", result, tool_call_id=call.id))
+
+
+def _tool_call(item: FunctionCallItem | CustomCallItem, name: str, arguments: str) -> ToolCall:
+    return ToolCall(item.call_id or "", name, arguments, extra_content=item.extra_content)
+
+
+def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
+    texts = [(each.text, each.phase) for each in drafts if each.text]
+    phases = {phase for _, phase in texts}
+    return AssistantDraft(
+        parts=media_parts([part for each in drafts for part in each.parts]),
+        reasoning=[text for each in drafts for text in each.reasoning],
+        text="\n\n".join(text for text, _ in texts),
+        phase=phases.pop() if len(phases) == 1 else None,
+    )
+
+
+def _reasoning(item: ReasoningItem, opened: Open) -> str:
+    """The reasoning's text: its content, or the encoded content, or the summary."""
+    if item.content:
+        return "".join(_texts(item.content))
+    if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
+        return found
+    return "\n\n".join(_texts(item.summary or ""))
+
+
+def _texts(thoughts: Thoughts) -> list[str]:
+    if isinstance(thoughts, str):
+        return [thoughts]
+    return [part.text for part in thoughts if part.text]
+
+
+def _error_text(error: object) -> str:
+    """The text of an MCP error in any of its forms."""
+    match error:
+        case None:
+            return ""
+        case str(text) | {"message": str(text)}:
+            return text
+        case {"content": [*parts]} if parts and all(_is_text(part) for part in parts):
+            return "\n".join(part["text"] for part in parts)
+    return json_text(error)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _names(
+    tools: Iterable[ToolParam | NamespacedTool], namespace: str | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """The names of tools, with their namespace."""
+    for tool in tools:
+        match tool:
+            case FunctionTool(name=name) | FreeformTool(name=name):
+                yield name, namespace
+            case ToolNamespace():
+                yield from _names(tool.tools, tool.name)
+
+
+def messages_of(
+    items: Iterable[tuple[InputItem, str]], table: ToolTable, opened: Open
+) -> ItemsToMessages:
+    """The messages and approvals of items, which come with their place in the request."""
+    turns = ItemsToMessages(table, opened)
+    for item, where in items:
+        turns.add(item, where)
+    turns.end()
+    return turns
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSelection:
+    table: ToolTable
+    tools: tuple[Tool, ...]
+    """The tools of the table that the model may call."""
+    choice: ToolChoice
+    servers: tuple[McpServer, ...]
+    mcp_choice: McpChoice | None = None
+
+
+def select_tools(
+    body: ResponsesBody, *, listed: Container[str], found: Iterable[ToolParam] = ()
+) -> ToolSelection:
+    """The tools that the model may call, and whether it has to call one.
+
+    `listed`: labels of the MCP servers whose tools are already in the conversation.
+    `found`: tools that the conversation's items add.
+    """
+    given = list(enumerate(body.tools or ()))
+    found = list(found)
+    table = tool_table(body.tools or (), found)
+    tools = table.tools
+    servers = tuple(_server(tool, i, listed) for i, tool in given if isinstance(tool, McpTool))
+    labels = [server.label for server in servers]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            raise BadRequest(
+                f"Two MCP servers have the `server_label` {label[:64]!r}: give each its own.",
+                param="tools",
+            )
+    _check_number(tools)
+    match body.tool_choice:
+        case ToolChoiceAllowed() as allowed:
+            return _allowed(allowed, table, servers)
+        case ToolChoiceMcp(server_label=label, name=name):
+            _check_server(label, servers)
+            return ToolSelection(table, tools, "auto", servers, McpChoice(label, name))
+        case ToolChoiceFunction() as named:
+            chosen = NamedTool(table.chosen(named).tool.name)
+            return ToolSelection(table, tools, chosen, servers)
+        case OtherTool(type=kind):
+            raise BadRequest(
+                f"`tool_choice` has a tool of type {kind[:64]!r}, which is not supported.",
+                param="tool_choice.type",
+            )
+        case mode:
+            choice = mode or "auto"
+    if choice != "none" and not (tools or servers):
+        _refuse_unusable([*(body.tools or ()), *found])
+    if not servers:
+        check_choice(choice, tools)
+    return ToolSelection(table, tools, choice, servers)
+
+
+def _check_number(tools: Sequence[Tool]) -> None:
+    if len(tools) > (most := limits.TOOLS):
+        raise BadRequest(
+            f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
+            f"is {most}. Send fewer.",
+            param="tools",
+        )
+
+
+def _refuse_unusable(params: Sequence[ToolParam]) -> None:
+    """Raises BadRequest if there are tools: none of them can be offered. A code interpreter may be
+    the only one: it says how calls are reported that gpt-oss makes without being offered it."""
+    kinds = list(without_use(params))
+    if "code_interpreter" not in kinds:
+        check_usable(kinds)
+
+
+def _refuse_others(allowed: ToolChoiceAllowed) -> None:
+    kinds = [each.type for each in allowed.tools if isinstance(each, OtherTool)]
+    names = ", ".join(repr(kind[:64]) for kind in dict.fromkeys(kinds))
+    raise BadRequest(
+        f"`tool_choice` allows only tools that can't be offered: this server has no {names}.",
+        param="tool_choice.tools",
+    )
+
+
+def _allowed(
+    allowed: ToolChoiceAllowed, table: ToolTable, servers: Sequence[McpServer]
+) -> ToolSelection:
+    chosen = (choice for choice in allowed.tools if isinstance(choice, ToolChoiceFunction))
+    names = {table.chosen(choice).tool.name for choice in chosen}
+    of_servers: dict[str, set[str] | None] = {}
+    for choice in allowed.tools:
+        if isinstance(choice, ToolChoiceMcp):
+            _check_server(choice.server_label, servers)
+            before = of_servers.get(choice.server_label, set())
+            both = before | {choice.name} if choice.name and before is not None else None
+            of_servers[choice.server_label] = both
+    kept = tuple(tool for tool in table.tools if tool.name in names)
+    narrowed = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
+    if not narrowed and not kept:
+        _refuse_others(allowed)
+    if not narrowed:
+        check_choice(allowed.mode, kept)
+    return ToolSelection(table, kept, allowed.mode, narrowed)
+
+
+def _narrowed(server: McpServer, names: set[str] | None) -> McpServer:
+    if names is None:
+        return server
+    before = server.allowed.names
+    both = frozenset(names) if before is None else before & names
+    return replace(server, allowed=replace(server.allowed, names=both))
+
+
+def _check_server(label: str, servers: Sequence[McpServer]) -> None:
+    if label not in {server.label for server in servers}:
+        raise BadRequest(
+            f"`tool_choice` names the server {label[:64]!r}, which is not among the `tools`.",
+            param="tool_choice",
+        )
+
+
+def _server(tool: McpTool, index: int, listed: Container[str]) -> McpServer:
+    param = f"tools[{index}]"
+    if (tool.server_url is None) == (tool.connector_id is None):
+        raise BadRequest(f"`{param}` needs either a `server_url` or a `connector_id`.", param=param)
+    always, never = _approvals(tool)
+    return McpServer(
+        label=tool.server_label,
+        url=tool.server_url,
+        connector=tool.connector_id,
+        headers=tool.headers or {},
+        authorization=tool.authorization,
+        allowed=_filter(tool.allowed_tools, ALL_TOOLS),
+        always_approve=always,
+        never_approve=never,
+        listed=tool.server_label in listed,
+        param=param,
+    )
+
+
+def _approvals(tool: McpTool) -> tuple[ToolFilter, ToolFilter]:
+    match tool.require_approval:
+        case "never":
+            return NO_TOOLS, ALL_TOOLS
+        case ApprovalFilter(always=always, never=never):
+            return _filter(always, NO_TOOLS), _filter(never, NO_TOOLS)
+    return ALL_TOOLS, NO_TOOLS
+
+
+def _filter(given: list[str] | ToolFilterParam | None, otherwise: ToolFilter) -> ToolFilter:
+    match given:
+        case None:
+            return otherwise
+        case ToolFilterParam(tool_names=names, read_only=read_only):
+            return ToolFilter(None if names is None else frozenset(names), read_only)
+    return ToolFilter(frozenset(given))
+
 
 Resolve = Callable[[str], Mapping[str, Any] | None]
 """Returns the wire form of the item with this id, None if it is not stored."""

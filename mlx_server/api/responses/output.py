@@ -15,8 +15,7 @@ from mlx_server.api.accumulator import (
 from mlx_server.api.responses import built_in, client_calls, stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
-from mlx_server.api.responses.tool_table import NO_TABLE, ToolTable
-from mlx_server.api.responses.tools import NOT_OFFERED, HostedTools
+from mlx_server.api.responses.tools import NO_TABLE, NOT_OFFERED, HostedTools, ToolTable
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,

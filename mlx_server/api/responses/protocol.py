@@ -20,8 +20,7 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
 from mlx_server.api.responses.items import InputItem
-from mlx_server.api.responses.tool_table import deferred_in_vain
-from mlx_server.api.responses.tools import Choice, HostedTools, ToolParam
+from mlx_server.api.responses.tools import Choice, HostedTools, ToolParam, deferred_in_vain
 from mlx_server.api.thinking import ThinkingBody
 from mlx_server.requests import JsonFormat
 

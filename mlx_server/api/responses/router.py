@@ -1,30 +1,105 @@
-from collections.abc import AsyncGenerator, Mapping
+"""The routes of `/v1/responses`."""
+
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response, WebSocket
 
+from mlx_server import limits
 from mlx_server.api.body import documented, read
-from mlx_server.api.client_disconnect import while_connected
 from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import json_response
-from mlx_server.api.responses import compaction, counting
-from mlx_server.api.responses.background import Background
-from mlx_server.api.responses.create import CreatedResponse, create
-from mlx_server.api.responses.event_log import EventLog, decoded
-from mlx_server.api.responses.include import Included, included
-from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.pagination import After, Limit, Sorted
-from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.run import Run
-from mlx_server.api.responses.runs import Runs
+from mlx_server.api.handlers import json_response, while_connected
+from mlx_server.api.responses import compaction
+from mlx_server.api.responses.create import CreatedResponse, create, read_all
+from mlx_server.api.responses.items import Seal, Wire
+from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody
+from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
 from mlx_server.api.responses.state import page_body
 from mlx_server.api.responses.web_socket import Socket
+from mlx_server.api.security import signer_of
 from mlx_server.api.sse import EventStream
 from mlx_server.errors import BadRequest, NotFound
+from mlx_server.generation.plan import plan
+from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.store import Store
+from mlx_server.store import ItemRecord, Store
+
+After = Annotated[str | None, Query(description="Id after which the list starts.")]
+Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS)]
+Sorted = Annotated[Literal["asc", "desc"], Query()]
+
+
+async def counted_tokens(http: Request, body: ResponsesBody) -> tuple[int, tuple[str, ...]]:
+    """The prompt tokens, without the tools of MCP servers, which are not contacted, and the names
+    of what has no effect."""
+    found = await read_all(http, body)
+    pool: Pool = http.app.state.pool
+    name, _ = pool.named(body.model)
+    prepared = await pool.prepared(name)
+    # without its transcript, a replay model does not advance to its next answer
+    counted = replace(prepared, transcript=None)
+    planned = await in_thread(plan, counted, found.parsed.request, model=name)
+    return planned.prompt_tokens, (*found.parsed.ignored, *planned.ignored)
+
+
+NAME = re.compile(r"include(?:\[\d*\])?")
+"""How clients spell the name of a list in a query."""
+
+ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
+KNOWN = frozenset({ENCRYPTED, LOGPROBS, *get_args(NotHere)})
+
+
+class Included:
+    """The values of one request, and which of them its items turned out not to have."""
+
+    def __init__(self, wanted: Iterable[str], seal: Seal) -> None:
+        self._seal = seal
+        self._wanted = list(dict.fromkeys(wanted))
+        self._has_texts = self._has_logprobs = False
+
+    def records(self, items: Sequence[ItemRecord]) -> list[Any]:
+        if not self._wanted:
+            return [msgspec.Raw(item.body) for item in items]
+        return self.items(msgspec.json.decode(item.body, type=dict[str, Any]) for item in items)
+
+    def items(self, items: Iterable[Wire]) -> list[Wire]:
+        return [self._item(item) for item in items]
+
+    def wanted(self) -> list[str]:
+        return [f"include.{value}" for value in self._wanted]
+
+    def ignored(self) -> list[str]:
+        absent = set(NOT_HERE)
+        if self._has_texts and not self._has_logprobs:
+            absent.add(LOGPROBS)  # they were not computed
+        return [name for name in self.wanted() if name.removeprefix("include.") in absent]
+
+    def _item(self, item: Wire) -> Wire:
+        match item:
+            case {"type": "reasoning", "content": [*parts]} if ENCRYPTED in self._wanted:
+                text = "".join(part["text"] for part in parts)
+                return {"encrypted_content": self._seal(text), **item}
+            case {"type": "message", "role": "assistant", "content": [*parts]}:
+                texts = [part for part in parts if part["type"] == "output_text"]
+                self._has_texts = self._has_texts or bool(texts)
+                self._has_logprobs = self._has_logprobs or any(p.get("logprobs") for p in texts)
+        return item
+
+
+def included(http: Request) -> Included:
+    """Raises BadRequest for a value that no route has."""
+    values = [value for name, value in http.query_params.multi_items() if NAME.fullmatch(name)]
+    for value in values:
+        if value not in KNOWN:
+            raise BadRequest(
+                f"`include` should be one of {', '.join(sorted(KNOWN))}.", param="include"
+            )
+    return Included(values, signer_of(http).seal)
+
 
 PATH = "/v1/responses"
 ONE = PATH + "/{id}"
@@ -94,7 +169,7 @@ async def compact(http: Request) -> Response:
 @router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
 async def input_tokens(http: Request) -> Response:
     body = await read(http, ResponsesBody)
-    tokens, ignored = await while_connected(http, counting.input_tokens(http, body))
+    tokens, ignored = await while_connected(http, counted_tokens(http, body))
     counted = {"object": "response.input_tokens", "input_tokens": tokens}
     return json_response(counted, ignored_header(ignored))
 

@@ -1,23 +1,329 @@
-"""The running responses: they are found by id here, and stored when they begin and end."""
+"""The running responses: they are found by id here, and stored when they begin and end.
+
+A run in the background goes on whether or not a client waits for it, and keeps its events in
+memory meanwhile.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from mlx_server import limits
-from mlx_server.api.responses.background import Background
+from mlx_server.api.handlers import PrependedEvents
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.run import Run
+from mlx_server.api.responses.output import BROKEN, ResponseOutput
 from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import OpenSockets
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
-from mlx_server.store import Store
+from mlx_server.events import Event, Finished, Started
+from mlx_server.store import ItemRecord, ResponseRecord, Store
 
-T = TypeVar("T")
+
+class EventLog:
+    """An append-only log for any number of readers, each with its own position."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self.events: list[bytes] = []
+        """JSON of each event, at the index of its sequence number."""
+        self.is_full = False
+        self._budget = budget
+        """Shared by the logs of all responses."""
+        self._bytes = 0
+        self._complete = False
+        self._news = asyncio.Event()
+
+    def add(self, event: Wire) -> None:
+        if self._complete:
+            return
+        body = msgspec.json.encode(event)
+        self.events.append(body)
+        if self._budget.take(len(body)):
+            self._bytes += len(body)
+        else:
+            self.is_full = True
+        self.is_full = self.is_full or self._bytes > limits.STREAM_LOG_BYTES
+        self._notify()
+
+    def end(self) -> None:
+        """Marks the log as complete: readers stop after its last event."""
+        self._complete = True
+        self._budget.give_back(self._bytes)
+        self._bytes = 0
+        self._notify()
+
+    def drop(self) -> None:
+        """Frees the events once they are stored: readers get the rest from the store."""
+        self.events = []
+        self.end()
+
+    async def read(self, start: int) -> AsyncGenerator[Wire]:
+        """Yields the events from `start` on, and waits for more until the log is complete."""
+        while True:
+            while start < len(self.events):
+                yield decoded(self.events[start])
+                start += 1
+            if self._complete:
+                return
+            await self._news.wait()
+
+    def _notify(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def decoded(event: bytes) -> Wire:
+    return msgspec.json.decode(event, type=Wire)
+
 
 log = logging.getLogger("mlx_server.api")
+
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+Events = AsyncGenerator[Event]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The parts of a response that are stored with it."""
+
+    id: str
+    owner: str
+    created_at: float
+    input: Sequence[ItemRecord]
+    previous: str | None = None
+    conversation: str | None = None
+
+    def response_record(self, response: Wire) -> ResponseRecord:
+        output = [ItemRecord(item["id"], msgspec.json.encode(item)) for item in response["output"]]
+        rest = {name: value for name, value in response.items() if name != "output"}
+        return ResponseRecord(
+            self.id,
+            self.created_at,
+            response["status"],
+            msgspec.json.encode(rest),
+            output,
+            self.previous,
+            self.conversation,
+        )
+
+
+class RunStore(Protocol):
+    """Stores runs."""
+
+    async def begin(self, run: "Run") -> None: ...
+
+    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
+        """Whether the response is stored now; if not, storing it is retried later."""
+
+    def end_later(self, run: "Run") -> None: ...
+
+    def forget(self, run: "Run") -> None: ...
+
+
+class NullRunStore:
+    """The store of a response with `store: false`: it keeps nothing."""
+
+    async def begin(self, run: "Run") -> None:
+        pass
+
+    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
+        return True
+
+    def end_later(self, run: "Run") -> None:
+        pass
+
+    def forget(self, run: "Run") -> None:
+        pass
+
+
+class Run:
+    """One response from its request to its end. The owner must call `aclose` in any case."""
+
+    def __init__(
+        self, record: RunRecord, output: ResponseOutput, events: Events, run_store: RunStore
+    ) -> None:
+        self.record = record
+        self.output = output
+        self.log: EventLog | None = None
+        """Set for a background response that is streamed."""
+        self.ended = False
+        self.failure: ServerError | None = None
+        self._events = events
+        self._run_store = run_store
+        self._is_stored = False
+        self._started: Started | None = None
+
+    @property
+    def response(self) -> Wire:
+        return self.output.response
+
+    async def begin(self) -> Started:
+        """Stores the response, then starts it. Raises ServerError and removes it if that fails."""
+        await self.store()
+        try:
+            return await self.start()
+        except ServerError:
+            self.ended = True
+            self._run_store.forget(self)
+            raise
+
+    async def store(self) -> None:
+        self._is_stored = True
+        try:
+            await self._run_store.begin(self)
+        except ServerError:
+            self._is_stored = False
+            raise
+        self.record = replace(self.record, input=())  # frees memory: it is in the store now
+
+    async def start(self) -> Started:
+        started = await anext(self._events)
+        assert isinstance(started, Started)
+        self._started = started
+        return started
+
+    def renew(self, events: Events) -> None:
+        """Replaces the event source after a failed start."""
+        self._events = events
+
+    async def chunks(self) -> AsyncGenerator[Wire]:
+        """Yields the stream's events. The last one comes after the response is stored."""
+        assert self._started
+        try:
+            async for event in PrependedEvents(self._started, self._events):
+                for chunk in self.output.feed(event):
+                    yield await self._recorded(chunk)
+        except Exception as error:
+            async for chunk in self.fail(error):
+                yield chunk
+
+    async def prepared(self) -> AsyncGenerator[Wire]:
+        """Yields the events of a response without output, which later ones can continue."""
+        for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
+            for chunk in self.output.feed(event):
+                yield await self._recorded(chunk)
+
+    async def complete(self) -> Wire:
+        response = self.response
+        async for chunk in self.chunks():
+            response = chunk.get("response", response)
+        if self.failure:
+            raise self.failure
+        return response
+
+    async def fail(self, error: Exception) -> AsyncGenerator[Wire]:
+        if not isinstance(error, ServerError):
+            log.error("a response ended with an error", exc_info=error)
+            error = ServerError(BROKEN, code="internal_error")
+        self.failure = error
+        async for chunk in self._last(self.output.fail(error)):
+            yield chunk
+
+    async def cancel(self) -> AsyncGenerator[Wire]:
+        async for chunk in self._last(self.output.cancel()):
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Frees the event source. A response that has not ended is cancelled."""
+        if self._is_stored and not self.ended:
+            self.ended = True
+            for _ in self.output.cancel():
+                pass
+            self._run_store.end_later(self)
+        await self._events.aclose()
+
+    async def _last(self, chunks: Iterator[Wire]) -> AsyncGenerator[Wire]:
+        if not self.ended:
+            for chunk in chunks:
+                yield await self._recorded(chunk)
+
+    async def _recorded(self, chunk: Wire) -> Wire:
+        if chunk["type"] not in TERMINAL:
+            return chunk
+        self.ended = True
+        events = [*self.log.events, msgspec.json.encode(chunk)] if self.log else []
+        if await self._run_store.end(self, events):
+            return chunk
+        return {**chunk, "response": {**chunk["response"], "store": False}}
+
+
+BUSY_SECONDS = 1.0
+"""Pause before a response that found the queue full tries again."""
+
+
+class Background:
+    def __init__(self, run: Run, events: Callable[[], Events], log: EventLog | None) -> None:
+        """`events` makes a new source for each attempt to start; `log` is for streaming."""
+        self.run = run
+        self.task: asyncio.Task[None] | None = None
+        self._event_source = events
+        run.log = log
+        for chunk in run.output.queue():
+            self._note(chunk)
+
+    def discard(self) -> None:
+        """Drops a response that has not begun."""
+        if self.run.log:
+            self.run.log.drop()
+
+    def begin(self, turn: asyncio.Semaphore) -> asyncio.Task[None]:
+        """Starts its task. `turn` limits how many background responses run at once."""
+        self.task = asyncio.create_task(self._work(turn))
+        return self.task
+
+    async def cancel(self) -> None:
+        """Cancels the response and waits until it has ended."""
+        assert self.task
+        if not self.run.ended:
+            self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def _work(self, turn: asyncio.Semaphore) -> None:
+        run = self.run
+        try:
+            async with turn:
+                await self._start_when_free()
+                await self._note_all(run.chunks())
+        except asyncio.CancelledError:
+            await self._note_all(run.cancel())
+        except Exception as error:
+            await self._note_all(run.fail(error))
+        finally:
+            await run.aclose()
+            if run.log:
+                run.log.end()
+
+    async def _start_when_free(self) -> None:
+        while True:
+            try:
+                await self.run.start()
+                return
+            except Overloaded:
+                await asyncio.sleep(BUSY_SECONDS)
+                self.run.renew(self._event_source())
+
+    async def _note_all(self, chunks: AsyncGenerator[Wire]) -> None:
+        async for chunk in chunks:
+            self._note(chunk)
+            if self.run.log and self.run.log.is_full and not self.run.ended:
+                raise ServerError(
+                    "The events of this response, or of all background responses together, are "
+                    "over their memory limit. Set a lower `max_output_tokens`, or leave out "
+                    "`stream`.",
+                    code="response_too_large",
+                )
+
+    def _note(self, chunk: Wire) -> None:
+        if self.run.log:
+            self.run.log.add(chunk)
+
+
+T = TypeVar("T")
 
 STORING_SECONDS = 5.0
 """How long the last event of a response waits for an unavailable store."""

@@ -1,14 +1,21 @@
-"""`tools` and `tool_choice` of a responses body on the wire."""
+"""The tools of a responses body: on the wire, as the client names them, and as the model sees them.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+A model knows only functions. Tools of other kinds are shown to it as functions, those of a
+namespace under a name that joins both, and its calls are answered as what the client knows.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel
-from mlx_server.api.freeform import FreeformText, TextGrammar
+from mlx_server.api.freeform import FreeformText, TextGrammar, freeform_tool
+from mlx_server.errors import BadRequest
+from mlx_server.generation.tool_turn import callable_name, unused_name
+from mlx_server.messages import Tool
 
 Name = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=limits.MCP_LABEL_CHARACTERS)]
@@ -191,3 +198,176 @@ Choice = (
         Discriminator(_kind_of_choice),
     ]
 )
+
+
+ToolKind = Literal["function", "custom", "tool_search"]
+
+TOOL_SEARCH = "tool_search"
+SEARCH_SCHEMA = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What the tool should do."}},
+    "required": ["query"],
+}
+"""The arguments of a tool search whose client describes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedToolParam:
+    """A tool as the client names it. Its name for the model is not decided yet."""
+
+    kind: ToolKind
+    tool: Tool
+    namespace: str | None = None
+    is_deferred: bool = False
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        return self.namespace, self.tool.name
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    kind: ToolKind
+    name: str
+    namespace: str | None
+    tool: Tool
+    """The tool as the model sees it."""
+
+
+class ToolTable:
+    def __init__(self, offered: Iterable[OfferedTool] = ()) -> None:
+        self._offered = list(offered)
+        self._by_shown = {each.tool.name: each for each in self._offered}
+        self._by_key = {(each.namespace, each.name): each for each in self._offered}
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools as the model sees them."""
+        return tuple(each.tool for each in self._offered)
+
+    def called(self, shown: str) -> OfferedTool | None:
+        """The tool that the model calls by this name."""
+        return self._by_shown.get(shown)
+
+    def shown(self, name: str, namespace: str | None) -> str:
+        """The name by which the model knows a tool, which earlier requests may have offered."""
+        found = self._by_key.get((namespace, name))
+        return found.tool.name if found else _shown(name, namespace)
+
+    def chosen(self, choice: ToolChoiceFunction) -> OfferedTool:
+        """The tool that a `tool_choice` names. A namespace may be left out if no other tool has
+        the name. Raises BadRequest."""
+        name, namespace = choice.name, choice.namespace
+        fitting = [each for each in self._offered if _fits(each, choice)]
+        if found := next((each for each in fitting if each.namespace == namespace), None):
+            return found
+        others = fitting if namespace is None else []
+        if len(others) == 1:
+            return others[0]
+        whole = f"{namespace}.{name}" if namespace else name
+        which = (
+            "several of the `tools` have: add its `namespace`"
+            if others
+            else "is not among the `tools`"
+        )
+        raise BadRequest(f"`tool_choice` names {whole[:64]!r}, which {which}.", param="tool_choice")
+
+
+def _fits(offered: OfferedTool, choice: ToolChoiceFunction) -> bool:
+    is_custom = offered.kind == "custom"
+    return offered.name == choice.name and is_custom == (choice.type == "custom")
+
+
+NO_TABLE = ToolTable()
+
+
+def tool_table(params: Iterable[ToolParam], found: Iterable[ToolParam]) -> ToolTable:
+    """`found`: tools that items of the conversation add, for example those that a tool search has
+    found. They replace tools of the same name."""
+    params = list(params)
+    searches = any(_is_clients_search(param) for param in params)
+    listed: dict[tuple[str | None, str], ListedToolParam] = {}
+    for i, param in enumerate(params):
+        for each in _listed(param):
+            if each.key in listed and listed[each.key].kind != each.kind:
+                raise BadRequest(
+                    f"Two `tools` have the name {each.tool.name[:64]!r}: give each its own.",
+                    param=f"tools[{i}].name",
+                )
+            if not (searches and each.is_deferred):
+                listed[each.key] = each
+    for param in found:
+        listed |= {each.key: each for each in _listed(param)}
+    return ToolTable(_offered(listed.values()))
+
+
+def without_use(params: Iterable[ToolParam]) -> Iterator[str]:
+    """The types of tools that can't be offered, with their namespace."""
+    for param in params:
+        match param:
+            case OtherTool(type=kind):
+                yield kind
+            case ToolSearchTool() if not _is_clients_search(param):
+                yield param.type
+            case ToolNamespace(name=name):
+                yield from (f"{name}.{kind}" for kind in without_use(param.tools))
+
+
+def deferred_in_vain(params: Iterable[ToolParam]) -> Iterator[str]:
+    """Paths of `defer_loading` if the client has no search that would find these tools."""
+    params = list(params)
+    if any(map(_is_clients_search, params)):
+        return
+    for param in params:
+        match param:
+            case FunctionTool(defer_loading=True) | FreeformTool(defer_loading=True):
+                yield "tools.defer_loading"
+            case ToolNamespace():
+                inside = (each for each in param.tools if not isinstance(each, OtherTool))
+                yield from ("tools.tools.defer_loading" for each in inside if each.defer_loading)
+
+
+def _is_clients_search(param: ToolParam) -> bool:
+    return isinstance(param, ToolSearchTool) and param.is_clients
+
+
+def _listed(param: ToolParam) -> Iterator[ListedToolParam]:
+    match param:
+        case FunctionTool():
+            tool = Tool(param.name, param.description, param.parameters or {}, bool(param.strict))
+            yield ListedToolParam("function", tool, is_deferred=bool(param.defer_loading))
+        case FreeformTool(format=format):
+            grammar = format if isinstance(format, FreeformGrammar) else None
+            tool = freeform_tool(param.name, param.description, grammar)
+            yield ListedToolParam("custom", tool, is_deferred=bool(param.defer_loading))
+        case ToolNamespace():
+            yield from _in_namespace(param)
+        case ToolSearchTool() if _is_clients_search(param):
+            schema = param.parameters or SEARCH_SCHEMA
+            yield ListedToolParam("tool_search", Tool(TOOL_SEARCH, param.description, schema))
+
+
+def _in_namespace(namespace: ToolNamespace) -> Iterator[ListedToolParam]:
+    """The tools of a namespace. Its description precedes that of its first tool."""
+    about = namespace.description
+    for param in namespace.tools:
+        for each in _listed(param):
+            descriptions = filter(None, (about, each.tool.description))
+            tool = replace(each.tool, description="\n\n".join(descriptions) or None)
+            yield replace(each, tool=tool, namespace=namespace.name)
+            about = None
+
+
+def _offered(listed: Iterable[ListedToolParam]) -> Iterator[OfferedTool]:
+    listed = list(listed)
+    taken = {each.tool.name for each in listed if each.namespace is None}
+    for each in listed:
+        name, shown = each.tool.name, each.tool.name
+        if each.namespace is not None:
+            shown = unused_name(_shown(name, each.namespace), taken)
+            taken.add(shown)
+        yield OfferedTool(each.kind, name, each.namespace, replace(each.tool, name=shown))
+
+
+def _shown(name: str, namespace: str | None) -> str:
+    return name if namespace is None else callable_name(name, namespace)

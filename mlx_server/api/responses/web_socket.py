@@ -21,8 +21,7 @@ from mlx_server.api.responses.create import create
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.output import BROKEN
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.run import Run, log
-from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.runs import Run, Runs, log
 from mlx_server.api.responses.state import as_stored
 from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import ReceivedMessage

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.input import input_items, to_request
-from mlx_server.api.responses.item_messages import SUMMARY
+from mlx_server.api.responses.input import SUMMARY, input_items, to_request
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.signatures import Signer

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from mlx_server.api.responses import runs
 from mlx_server.api.responses import web_socket as lines
-from mlx_server.api.responses.event_log import EventLog
+from mlx_server.api.responses.runs import EventLog
 from mlx_server.api.transport.byte_budget import ByteBudget
 from mlx_server.api.transport.web_sockets import StrictWebSockets
 from mlx_server.errors import StoreUnavailable

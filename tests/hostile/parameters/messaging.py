@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api.messages import blocks, protocol, tool_params
+from mlx_server.api.messages import protocol
 from tests.hostile.parameters.case import (
     CALLS,
     HI,
@@ -126,7 +126,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "compaction": Case({"compaction": {"type": "summarize"}}),
     },
     protocol.CompactionConfig: {"instructions": f"{EFFORT}::test_a_summary_is_asked_for"},
-    tool_params.CustomTool: {
+    protocol.CustomTool: {
         "type": f"{TOOLS}::test_tools",
         "name": Case(tool(name="g"), OFFERED),
         "description": Case(tool(description="does g"), OFFERED),
@@ -137,7 +137,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ),
         "defer_loading": Case(tool(defer_loading=True), OFFERED),
     },
-    tool_params.AnthropicTool: {"type": refused({"tools": [{"type": "web_search_20250305"}]})},
+    protocol.AnthropicTool: {"type": refused({"tools": [{"type": "web_search_20250305"}]})},
     protocol.ToolChoiceParam: {
         "name": Case(chosen(name="g"), {**TWO, **chosen()}),
         "disable_parallel_tool_use": Case(
@@ -149,10 +149,10 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "budget_tokens": Case(thinks(budget_tokens=2), asked(THINKS, **thinks())),
         "display": Case(thinks(display="omitted"), asked(THINKS, **thinks())),
     },
-    blocks.MessageOutputConfig: {"effort": Case(effort("low"), effort("high"))},
+    protocol.MessageOutputConfig: {"effort": Case(effort("low"), effort("high"))},
     protocol.OutputConfig: {"effort": Case({"output_config": {"effort": "low"}})},
     protocol.OutputFormat: {"schema_": Case(format({"const": "x"}), format({"const": "y"}))},
-    blocks.AnthropicMessageParam: {
+    protocol.AnthropicMessageParam: {
         "role": Case({"messages": [HI, {**HI, "role": "system"}]}, {"messages": [HI, HI]}),
         "content": Case({"messages": [{**HI, "content": "Ho"}]}),
         "clear_at": Case(
@@ -160,54 +160,54 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ),
         "output_config": Case(effort("low"), {"messages": [HI]}),
     },
-    blocks.TextBlock: {
+    protocol.TextBlock: {
         "text": Case(user({"type": "text", "text": "Ho"}), user({"type": "text", "text": "Hi"})),
     },
-    blocks.MediaBlock: {"type": HISTORIES},
-    blocks.FileSource: dict.fromkeys(("type", "url", "file_id"), HISTORIES),
-    blocks.SearchResultBlock: {
+    protocol.MediaBlock: {"type": HISTORIES},
+    protocol.FileSource: dict.fromkeys(("type", "url", "file_id"), HISTORIES),
+    protocol.SearchResultBlock: {
         "title": Case(found(title="c"), found()),
         "source": Case(found(source="c"), found()),
     },
-    blocks.TextSource: {
+    protocol.TextSource: {
         "data": Case(document(source={"type": "text", "data": "y"}), document()),
     },
-    blocks.DataSource: {
+    protocol.DataSource: {
         "media_type": Case(file("eA==", "image/png"), file("eA==")),
         "data": Case(file("eQ=="), file("eA==")),
     },
-    blocks.ContentSource: {
+    protocol.ContentSource: {
         "content": Case(document(source={"type": "content", "content": "y"}), document()),
     },
-    blocks.DocumentBlock: {
+    protocol.DocumentBlock: {
         "title": Case(document(title="t"), document()),
         "context": Case(document(context="t"), document()),
     },
-    blocks.ToolReferenceBlock: {"tool_name": Case(referenced("g"), referenced("h"))},
-    blocks.ToolResultBlock: {
+    protocol.ToolReferenceBlock: {"tool_name": Case(referenced("g"), referenced("h"))},
+    protocol.ToolResultBlock: {
         "tool_use_id": f"{TURNS}::test_a_result_without_a_call_comes_last",
         "content": Case(answered(result={"content": "y"}), answered()),
         "is_error": Case(answered(result={"is_error": True}), answered()),
     },
-    blocks.ToolUseBlock: {
+    protocol.ToolUseBlock: {
         "extra_content": "tests/upstream/test_reasoning_details.py::"
         "test_a_signature_comes_back_with_its_call",
         "id": f"{TURNS}::test_calls_and_results",
         "name": Case(answered({"name": "g"}), answered()),
         "input": Case(answered({"input": {"b": 1}}), answered()),
     },
-    blocks.ThinkingBlock: {
+    protocol.ThinkingBlock: {
         "thinking": Case(thought(thinking="Ho"), thought()),
         "signature": f"{INPUT}::test_an_omitted_thought_is_in_its_signature",
     },
-    blocks.RedactedThinkingBlock: {
+    protocol.RedactedThinkingBlock: {
         "data": f"{BLOCKS}::test_what_anthropics_own_tools_did_is_left_out_and_listed",
     },
-    blocks.NamedToolChange: {"name": Case(changed("tool_removal", "f"), OFFERED)},
-    blocks.ToolDefinition: {"definition": f"{CHANGES}::test_messages_change_the_tools"},
-    blocks.ToolAdditionBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
-    blocks.ToolRemovalBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
-    blocks.CompactionBlock: {
+    protocol.NamedToolChange: {"name": Case(changed("tool_removal", "f"), OFFERED)},
+    protocol.ToolDefinition: {"definition": f"{CHANGES}::test_messages_change_the_tools"},
+    protocol.ToolAdditionBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
+    protocol.ToolRemovalBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
+    protocol.CompactionBlock: {
         "tool_changes": f"{CHANGES}::test_messages_change_the_tools",
         "content": Case(said({"type": "compaction", "content": "x"}), said({"type": "compaction"})),
     },
