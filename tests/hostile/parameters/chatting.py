@@ -55,8 +55,8 @@ SAMPLING: Mapping[str, Shown] = {
     "frequency_penalty": Case({"frequency_penalty": 2}, BOTH),
 }
 
-CALL_TOKENS = 40
-"""As many as the name of a tool comes within."""
+CALL_TOKENS = 120
+"""As many as a call takes."""
 
 FUNCTION: Json = {
     "name": "f",

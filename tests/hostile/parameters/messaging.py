@@ -28,7 +28,7 @@ CHANGES = "tests/api/messages/test_tool_changes.py"
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
-CALL_TOKENS = 40
+CALL_TOKENS = 120
 
 
 def offered(*tools: Json, **more: Any) -> Json:
