@@ -193,6 +193,7 @@ CHECK_SECONDS                  = _limit(5,             "seconds",    "response",
 CHECK_ERRORS                   = _limit(8,             "items",      "response",   "errors that are reported for an answer", "the rest is not listed")
 NATIVE_ARGUMENTS_BYTES         = _limit(256 << 10,     "bytes",      "response",   "the arguments of a call on `/generate`", "an error instead of the call")
 QUEUE                          = _limit(64,            "rows",       "client",     "answers of one client that wait for a place in a batch; a third more for all clients", "503 with Retry-After", "server.queue")
+PROGRAMS                       = _limit(8,             "items",      "client",     "programs of this machine that take turns with each other without API keys, by user agent or `x-mlx-server-client`", "a new name takes the turns of the one that was used longest ago")
 REMEMBERED_CLIENTS             = _limit(1024,         "items",      "model",      "clients without a waiting prompt whose share of prefill the engine remembers", "those with the smallest share are forgotten, and start level with the others")
 
 _section("MCP servers")

@@ -144,7 +144,8 @@ class GenerateRequest:
     token_ids: bool = False
     """Whether `Started` and `TokensSoFar` have the ids of the tokens."""
     client: str = ""
-    """Digest of an API key, or an address. Waiting requests take turns by client."""
+    """Digest of an API key, or an address, which the number of a program may follow. Waiting
+    requests take turns by client."""
     hops: int = 0
     """The number of servers of this kind that have passed the request on."""
     cache_scope: str = ""

@@ -32,6 +32,7 @@ from mlx_server.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from mlx_server.fair_queue import Programs
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import HOPS_HEADER, GenerateRequest
 from mlx_server.system.logs import RequestLogContext, request_context
@@ -44,6 +45,10 @@ PREFLIGHT_SECONDS = "600"
 POLICY_VIOLATION = 1008
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
+THIS_MACHINE = "127.0.0.1"
+
+CLIENT_HEADER = "x-mlx-server-client"
+"""The name that a program gives itself, if its user agent is also that of others."""
 
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
@@ -203,20 +208,25 @@ def _limited(receive: Receive, limit: int) -> Receive:
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency for routers that require one of these keys; without keys everyone is allowed.
 
-    It sets four strings in the connection's state. `owner` is a digest of the client's key, or
+    It sets five strings in the connection's state. `owner` is a digest of the client's key, or
     empty. `seal_owner` is another one, which the store does not have: without the key, no one can
-    open what was sealed for it. `client` identifies the client for fair queueing: the owner or else
-    the peer's address. `cache_scope` is the owner if there are several keys: whether a prompt is in
-    the prompt cache shows in the time to the first token, and is no other user's business.
+    open what was sealed for it. `source` has a share of sockets, threads and processes: the owner
+    or else the peer's address. `client` takes turns with others: the source or, without keys, a
+    program of this machine. `cache_scope` is the owner if there are several keys: whether a prompt
+    is in the prompt cache shows in the time to the first token, and is no other user's business.
     """
     seal_owners = {_digest(key.encode()): _digest(b"seals:" + key.encode()).hex() for key in keys}
     digests = [*seal_owners]
+    programs = Programs()
 
     async def check_key(connection: HTTPConnection) -> None:
-        connection.state.owner = connection.state.cache_scope = connection.state.seal_owner = ""
-        connection.state.client = _peer(connection.scope)
-        client_of_request.set(connection.state.client)
+        state = connection.state
+        state.owner = state.cache_scope = state.seal_owner = ""
+        state.source = state.client = _peer(connection.scope)
+        client_of_request.set(state.source)
         if not digests:
+            if state.source == THIS_MACHINE:
+                state.client = programs.client(state.source, _program(connection.headers))
             return
         given = _credentials(connection.headers)
         if not given:
@@ -227,10 +237,10 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         ]
         if not matches:
             raise Unauthorized("This key is not one of the server's `server.api_keys`.")
-        connection.state.owner = connection.state.client = matches[0].hex()
-        client_of_request.set(connection.state.client)
-        connection.state.seal_owner = seal_owners[matches[0]]
-        connection.state.cache_scope = connection.state.owner if len(digests) > 1 else ""
+        state.owner = state.source = state.client = matches[0].hex()
+        client_of_request.set(state.source)
+        state.seal_owner = seal_owners[matches[0]]
+        state.cache_scope = state.owner if len(digests) > 1 else ""
 
     return check_key
 
@@ -253,8 +263,14 @@ def with_client(request: GenerateRequest, connection: HTTPConnection) -> Generat
 
 
 def _peer(scope: Scope) -> str:
-    peer = scope.get("client")
-    return source_of(peer[0]) if peer else ""
+    """The peer's address. A program of this machine can choose among all that are loopback."""
+    if not (peer := scope.get("client")):
+        return ""
+    return THIS_MACHINE if _is_loopback(peer[0]) else source_of(peer[0])
+
+
+def _program(headers: Headers) -> str:
+    return headers.get(CLIENT_HEADER) or headers.get("user-agent", "")
 
 
 def _digest(key: bytes) -> bytes:

@@ -29,7 +29,7 @@ async def events(http: Request) -> Response:
     states: none is kept for it."""
     streams: PageStreams = http.app.state.page_streams
     with ExitStack() as on:
-        on.enter_context(streams.take(http.state.client))
+        on.enter_context(streams.take(http.state.source))
         states = _States(streams, on.pop_all(), lambda: _now(http))
     return EventStream(states.changes(), {}, source=states, frames=Frames(end=b""))
 

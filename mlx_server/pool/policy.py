@@ -11,6 +11,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mlx_server.fair_queue import FairQueue
+
 Ticket = int
 State = Literal["unloaded", "loading", "ready", "unloading"]
 
@@ -105,29 +107,6 @@ TURN = 64
 """The virtual time that one row takes. A grant advances the clock by at least one, so a waiting
 reservation is passed by at most this many newcomers for each row that its client queued before
 it."""
-
-
-class FairOrder:
-    """The order in which waiting clients are served: start-time fair queueing on a virtual clock.
-
-    A row starts when the previous row of its client has used up its time, but never before the
-    clock; the row with the earliest start is served first.
-    """
-
-    def __init__(self) -> None:
-        self._clock = 0
-        self._ends: dict[str, int] = {}
-        """The virtual time at which each client's last row ends, if it is later than the clock."""
-
-    def next(self, client: str, rows: int) -> int:
-        """Adds rows of the client, and returns the virtual time at which they start."""
-        begins = max(self._clock, self._ends.get(client, 0))
-        self._ends = {who: end for who, end in self._ends.items() if end > self._clock}
-        self._ends[client] = begins + TURN * rows
-        return begins
-
-    def granted(self, turn: int) -> None:
-        self._clock = max(self._clock, turn) + 1
 
 
 @dataclass
@@ -507,7 +486,7 @@ class Policy:
         self._models = ResidentModels(models)
         self._waiting: list[Reservation] = []
         self._granted = Granted()
-        self._order = FairOrder()
+        self._turns = FairQueue()
         self._clock = 0
         """Counts requests and grants, so that their order can be compared."""
         self._actions: list[Action] = []
@@ -534,7 +513,8 @@ class Policy:
         assert ticket not in self._granted
         assert ticket not in self.waiting
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
-        turn = self._order.next(client, rows), came
+        turn = self._turns.time(client), came
+        self._turns.charge(client, TURN * rows)
         self._waiting.append(
             Reservation(
                 ticket, model, rows, kv_bytes, most, padding_bytes, extra_bytes, now, turn, came
@@ -789,7 +769,7 @@ class Policy:
         self._shrink_cache(self._granted.reserved.more_now(reservation))
         self._waiting.remove(reservation)
         self._granted.add(reservation, self._tick_of_clock())
-        self._order.granted(reservation.turn[0])
+        self._turns.advance(max(self._turns.now, reservation.turn[0]) + 1)
         model = self._models[reservation.model]
         model.leases += 1
         model.last_used = now

@@ -27,6 +27,7 @@ from mlx_server.errors import (
     ServerError,
 )
 from mlx_server.events import Event
+from mlx_server.fair_queue import address_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import AdapterCatalogs, LeasedAdapter, catalog_of
@@ -57,6 +58,9 @@ SHARE = 3
 """A client may hold at most this many times the slots that are left free. So a single client gets
 three quarters of all slots, and a new client always finds some free. Network switches share their
 buffers in this way, by dynamic thresholds."""
+
+SHARE_OF_ADDRESS = 6
+"""The same for all programs of one address together."""
 
 
 class RowSlots:
@@ -94,7 +98,13 @@ class RowSlots:
 
     def _has_room(self, rows: int, client: str) -> bool:
         free, own = self.total - self.taken - rows, self._taken_by[client]
-        return free >= 0 and (not own or own + rows <= SHARE * free)
+        address = address_of(client)
+        others = sum(n for who, n in self._taken_by.items() if address_of(who) == address) - own
+        return (
+            free >= 0
+            and (not own or own + rows <= SHARE * free)
+            and (not others or others + own + rows <= SHARE_OF_ADDRESS * free)
+        )
 
 
 log = logging.getLogger("mlx_server.pool")

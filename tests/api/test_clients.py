@@ -1,15 +1,19 @@
 """Whom a row belongs to: waiting rows take turns by client."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 from starlette.testclient import TestClient
 
-from mlx_server.api.security import _peer
+from mlx_server import limits
+from mlx_server.api.security import authorise
 from mlx_server.api.transport.web_sockets import OpenSockets
 from mlx_server.pool.pool import RowSlots
 from tests.api import wire
@@ -28,6 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 Send = Callable[[TestClient], None]
+Check = Callable[[HTTPConnection], Awaitable[None]]
 
 
 def over_http(path: str, **more: Any) -> Send:
@@ -101,8 +106,9 @@ def test_sockets_and_loads_count_for_whoever_has_the_network(
 @pytest.mark.parametrize(
     ("address", "client"),
     [
-        ("127.0.0.1", "127.0.0.1"),
-        ("::1", "::/64"),
+        ("127.0.0.1", "127.0.0.1 0"),
+        ("127.9.9.9", "127.0.0.1 0"),
+        ("::1", "127.0.0.1 0"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
         ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
         ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
@@ -112,4 +118,42 @@ def test_sockets_and_loads_count_for_whoever_has_the_network(
     ],
 )
 def test_an_address_stands_for_whoever_has_its_network(address: str | None, client: str) -> None:
-    assert _peer({"client": (address, 5) if address else None}) == client
+    assert client_of(authorise([]), address) == client
+
+
+def client_of(check: Check, address: str | None, user_agent: str = "", **headers: str) -> str:
+    """The client that a request is taken to be."""
+    sent = {"user-agent": user_agent, **headers}
+    scope = {
+        "type": "http",
+        "client": (address, 5) if address else None,
+        "headers": [(n.replace("_", "-").encode(), v.encode()) for n, v in sent.items()],
+    }
+    connection = HTTPConnection(scope)
+
+    async def run() -> None:
+        await check(connection)
+
+    asyncio.run(run())
+    client: str = connection.state.client
+    return client
+
+
+def test_programs_of_this_machine_are_clients_and_those_of_others_are_not() -> None:
+    check = authorise([])
+    agents = ["codex", "curl", "openai-python", "codex", "curl"]
+    clients = [client_of(check, "127.0.0.1", agent) for agent in agents]
+    assert len(set(clients)) == 3
+    assert clients[:2] == clients[3:]
+    named = [client_of(check, "::1", "curl", x_mlx_server_client=name) for name in "ab"]
+    assert len({*clients, *named}) == 5
+    assert {client_of(check, "192.0.2.7", agent) for agent in agents} == {"192.0.2.7"}
+    keys = authorise(["secret"])
+    with_key = [client_of(keys, "127.0.0.1", a, authorization="Bearer secret") for a in agents]
+    assert len(set(with_key)) == 1
+
+
+def test_a_program_that_takes_a_name_for_each_request_is_a_few_clients() -> None:
+    check = authorise([])
+    clients = Counter(client_of(check, "127.0.0.1", f"name {at}") for at in range(800))
+    assert set(clients.values()) == {800 // limits.PROGRAMS}

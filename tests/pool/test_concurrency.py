@@ -43,6 +43,17 @@ def test_one_client_keeps_nobody_out(first: int) -> None:
     assert not places._taken_by
 
 
+def test_programs_of_one_address_leave_room_for_others() -> None:
+    places = RowSlots(80)
+    with ExitStack() as on:
+        assert taken(places, on, "127.0.0.1 0") == 80
+        assert [taken(places, on, f"127.0.0.1 {at}") for at in range(1, 8)] == [11, *[0] * 6]
+        assert taken(places, on, "192.0.2.7") >= 10
+    with ExitStack() as on:
+        assert taken(places, on, "192.0.2.7") == 80
+        assert taken(places, on, "127.0.0.1 0") >= 16
+
+
 def test_more_than_can_ever_fit_is_no_matter_of_waiting() -> None:
     with (
         pytest.raises(BadRequest, match="asks for 6 answers; this server allows 5"),

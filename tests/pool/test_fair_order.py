@@ -1,5 +1,7 @@
 """Clients take turns, and each row of a client counts."""
 
+from collections import Counter
+
 from mlx_server.pool.policy import TURN, Grant, ModelFacts
 from tests.pool.policies import policy_of
 
@@ -15,6 +17,23 @@ def test_clients_take_turns() -> None:
     for ticket in (0, 4, 1, 5, 2, 3):
         granted += list(policy.release(ticket, 7.0))
     assert granted == [Grant(4), Grant(1), Grant(5), Grant(2), Grant(3)]
+
+
+def test_programs_of_one_address_share_the_turns_of_a_client() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    policy.request(0, "a", 6, 5.0, client="192.0.2.7")
+    clients = [*(f"127.0.0.1 {at}" for at in range(3)), "192.0.2.7"] * 20
+    for ticket, client in enumerate(clients, 1):
+        policy.request(ticket, "a", 6, 5.0, client=client)
+    last, turns = 0, []
+    for _ in range(24):
+        (grant,) = policy.release(last, 6.0)
+        assert isinstance(grant, Grant)
+        last = grant.ticket
+        turns.append(clients[last - 1])
+    counts = Counter(turns)
+    assert 10 <= counts["192.0.2.7"] <= 14
+    assert all(2 <= counts[f"127.0.0.1 {at}"] <= 6 for at in range(3))
 
 
 def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:

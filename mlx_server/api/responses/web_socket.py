@@ -108,7 +108,7 @@ class Socket:
     async def serve(self) -> None:
         """Serves until the client disconnects or the server stops. Raises Overloaded if there are
         too many WebSockets."""
-        with self._runs.sockets.one_more(self._websocket.state.client):
+        with self._runs.sockets.one_more(self._websocket.state.source):
             try:
                 await self._serve()
             finally:

@@ -14,6 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server import limits
 from mlx_server.engine.messages import Grammar
+from mlx_server.fair_queue import address_of
 from mlx_server.schemas.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
@@ -121,7 +122,7 @@ class GrammarCompiler:
         running = [*self._running.values()]
         slow = [each for each in running if now - each.began > SLOW_SECONDS]
         quick = [each for each in running if each not in slow]
-        own = [each for each in slow if each.client == client]
+        own = [each for each in slow if address_of(each.client) == address_of(client)]
         for some, most in (
             (own, limits.COMPILE_THREADS),
             (quick, limits.COMPILE_THREADS),

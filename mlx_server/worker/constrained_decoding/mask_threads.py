@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server import limits
+from mlx_server.fair_queue import address_of
 from mlx_server.schemas.compiler import STACK_BYTES
 from mlx_server.system.scheduling import yield_processor
 
@@ -195,8 +196,9 @@ class MaskThreads:
         for slow in sorted(self._waiting, key=lambda slow: slow.constraint.history.seconds):
             if len(self._running) >= limits.MASK_THREADS:
                 return
-            busy = {running.constraint.client for running in self._running}
-            if slow.constraint.client not in busy and not self._is_computed(slow.constraint.lexer):
+            busy = {address_of(running.constraint.client) for running in self._running}
+            is_busy = address_of(slow.constraint.client) in busy
+            if not is_busy and not self._is_computed(slow.constraint.lexer):
                 self._waiting.remove(slow)
                 work = partial(_made, slow.constraint, slow.token, slow.bitmask)
                 slow.began = self._clock()
