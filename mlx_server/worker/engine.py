@@ -54,7 +54,6 @@ class Engine:
         concurrency: int = 16,
         cache_bytes: int = 0,
         wired: str = "never",
-        schedule: messages.Schedule = messages.DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.perf_counter,
         is_done: IsDone = Future.done,
         wake: Callable[[], None] = lambda: None,
@@ -65,7 +64,7 @@ class Engine:
         do before `pause` ends. disk: the folder of the prompt cache's files. share: the part of
         each model that this process has."""
         self._concurrency = concurrency
-        self._schedule, self._clock, self._share = schedule, clock, share
+        self._clock, self._share = clock, share
         self._cache = PromptCache(cache_bytes)
         self._ahead = AheadComputation(self._cache, clock)
         self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
@@ -355,7 +354,6 @@ class Engine:
             key=model,
             cache=self._cache,
             held=self._rows.paused,
-            schedule=self._schedule,
             reads=self._share.step_bytes(network),
             most_padding=self._most_padding.get(model),
             clock=self._clock,
