@@ -79,6 +79,10 @@ class OutputProcessor:
         self._progress = request.progress
         self._has_output = self._has_text = self._is_forced = False
         self._logprobs: list[TokenLogprob] = []
+        self._call_logprobs = 0
+        """The number of pending log probabilities up to the end of the last call."""
+        self._is_call_made = False
+        """Whether the call in progress was made, and only its end is still to come."""
         _, self._closes = prepared.family.thinking_delimiters()
         self._invisible = _invisible(prepared)
 
@@ -143,12 +147,17 @@ class OutputProcessor:
         if token.logprobs and section != "reasoning":  # a call's beginning may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
+        if is_call := "call" in (section, self._parser.section):
+            self._call_logprobs = len(self._logprobs)
         yield from self._forward(events)
+        if is_call and self._is_call_made:
+            self._drop_call_logprobs()
+            self._is_call_made = self._parser.section == "call"
         self._reasoning += self._is_reasoning(section, events)
         self._text += self._has_text and section == self._parser.section == "text"
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
-        if self._parser.section != section and self._parser.section != "call":
+        if self._parser.section != section and "reasoning" in (section, self._parser.section):
             # drops those of a delimiter, whose end may show only in the next delimiter's first
             # token, which is kept
             self._logprobs = self._logprobs[-1:] if self._is_other_control_token(token.id) else []
@@ -160,24 +169,42 @@ class OutputProcessor:
         elif token.finish or self._answer_tokens_left == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
 
-    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Takes the log probabilities of the text's tokens out of those that are pending. Earlier
-        ones, of tokens that are not text, are dropped; later ones stay for the next text."""
-        pending, wanted = self._pending_bytes(), text.encode()
-        at = pending.find(wanted, self._delimiters_before(pending))
-        if at < 0:
-            at = pending.find(wanted)
-        while at > 0 and not self._invisible.fullmatch(pending, 0, at):
-            at = pending.find(wanted, at + 1)
-        taken, later, end = [], [], 0
+    def _logprobs_of(self, delta: TextDelta) -> tuple[TokenLogprob, ...]:
+        """Takes the log probabilities of the text's tokens, and of the white space before it, out
+        of those that are pending. Earlier ones, of tokens that are not text, are dropped; later
+        ones stay for the next text."""
+        pending, wanted = self._pending_bytes(), delta.text.encode()
+        at = self._position_in(pending, wanted)
+        before, taken, later, end = [], [], [], 0
         for logprob in self._logprobs:
             begin, end = end, end + len(logprob.bytes)
             if wanted and begin >= at + len(wanted) and at >= 0:
                 later.append(logprob)
             elif end > at or begin == at:  # begin == at for a token without bytes
                 taken.append(logprob)
-        self._logprobs = later
-        return tuple(taken)
+            else:
+                before.append(logprob)
+        self._logprobs, self._call_logprobs = later, 0
+        if not delta.separator:
+            return tuple(taken)
+        shared = taken[0].bytes if taken else b""  # the first token may begin with white space
+        space = delta.separator.encode().removesuffix(shared[: len(shared) - len(shared.lstrip())])
+        return (*_spelled(space, before), *taken)
+
+    def _position_in(self, pending: bytes, wanted: bytes) -> int:
+        """Returns where the text begins in the bytes of the pending tokens. Only what is invisible
+        comes before it, or a call that was not made; or else it is at their end. -1 if the tokens
+        before it are control tokens, which belong to it, or if it is not found."""
+        call = sum(len(logprob.bytes) for logprob in self._logprobs[: self._call_logprobs])
+        for begin, search in ((0, self._delimiters_before(pending)), (0, 0), (call, call)):
+            at = pending.find(wanted, search)
+            while at > begin and not self._invisible.fullmatch(pending, begin, at):
+                at = pending.find(wanted, at + 1)
+            if at >= 0:
+                return at
+        control = self._tokenizer.control_tokens
+        is_control = self._logprobs and self._logprobs[0].id in control
+        return -1 if is_control else pending.rfind(wanted)
 
     def _is_other_control_token(self, token: int) -> bool:
         """Whether it is a control token, but not one of those that close reasoning."""
@@ -189,6 +216,11 @@ class OutputProcessor:
         white space after them may be part of the text, so it is not counted."""
         found = self._invisible.match(pending)
         return len(found[0].rstrip()) if found else 0
+
+    def _has_no_text(self, logprob: TokenLogprob) -> bool:
+        """Whether it is of a control token or of a part of a character."""
+        is_part = not logprob.bytes.decode(errors="ignore")
+        return is_part or logprob.id in self._tokenizer.control_tokens
 
     def _pending_bytes(self) -> bytes:
         return b"".join(logprob.bytes for logprob in self._logprobs)
@@ -294,8 +326,10 @@ class OutputProcessor:
         section = self._parser.section
         yield from self._forward(self._parser.finish(cut=reason == "length"))
         # the last tokens may have log probabilities but no text, for example an incomplete emoji
+        del self._logprobs[: self._call_logprobs]
         if (
             self._logprobs
+            and all(self._has_no_text(logprob) for logprob in self._logprobs)
             and section == "text"
             and not self._invisible.fullmatch(self._pending_bytes())
         ):
@@ -328,24 +362,36 @@ class OutputProcessor:
             )
             if isinstance(event, TextDelta):
                 self._has_text = True
-                logprobs = self._logprobs_of(event.text)
+                logprobs = self._logprobs_of(event)
                 yield from self._stops.feed(replace(event, logprobs=logprobs))
             elif not self._stops.matched:
                 yield from self._stops.finish()  # any other event ends the text before it
                 if isinstance(event, ToolCallFinished):
                     self._calls += 1
-                    self._keep_logprobs_of(events[at:])
+                    self._call_is_made(events[at:])
                 yield event
 
-    def _keep_logprobs_of(self, events: Sequence[Event]) -> None:
+    def _call_is_made(self, events: Sequence[Event]) -> None:
         """Drops the log probabilities of a call's tokens, but not those of the text after it, of
         which the first tokens may show whether the call was text."""
+        self._is_call_made = self._parser.section == "call"
         left = sum(len(event.text.encode()) for event in events if isinstance(event, TextDelta))
-        kept = len(self._logprobs)
-        while kept and left > 0:
-            kept -= 1
-            left -= len(self._logprobs[kept].bytes)
-        del self._logprobs[:kept]
+        end = self._call_logprobs or len(self._logprobs)
+        left -= sum(len(logprob.bytes) for logprob in self._logprobs[end:])
+        while end and left > 0:
+            end -= 1
+            left -= len(self._logprobs[end].bytes)
+        self._call_logprobs = end
+        self._drop_call_logprobs()
+
+    def _drop_call_logprobs(self) -> None:
+        """Drops those before the end of the last call, except for the white space before it, which
+        may separate texts."""
+        begin, end = 0, self._call_logprobs
+        while begin < end and self._logprobs[begin].bytes.isspace():
+            begin += 1
+        del self._logprobs[begin:end]
+        self._call_logprobs = begin
 
     @property
     def counts(self) -> TokenCounts:
@@ -395,6 +441,16 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
         verbatim = is_verbatim(request.format)
         context = replace(context, formatted=True, verbatim=verbatim)
     return prepared.family.make_parser(context)
+
+
+def _spelled(space: bytes, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """Returns those of the tokens that spell the white space, which delimiters may interrupt."""
+    spelled: list[TokenLogprob] = []
+    for token in reversed(tokens):
+        if token.bytes.isspace() and space.endswith(token.bytes):
+            space = space[: -len(token.bytes)]
+            spelled.insert(0, token)
+    return spelled
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:
