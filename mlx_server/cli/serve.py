@@ -1,12 +1,15 @@
 """`mlx-server serve`."""
 
 import gc
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.terminal import safe
+from mlx_server.errors import SettingsError
 
 app = command_app()
 
@@ -75,6 +78,7 @@ def serve(
         "log_format": log_format,
     }
     with logs.logged_end():
+        terminal = os.dup(2)
         if log_file:
             from mlx_server.system.log_file import write_to
 
@@ -86,7 +90,12 @@ def serve(
             chosen = models or ()
             settings = checked_settings(config, chosen, overrides, hostfile, discover=discover)
             from mlx_server.app import run
+        except SettingsError as error:
+            if log_file:  # which has it too
+                os.write(terminal, f"{safe(error.message)}\n".encode())
+            raise
         finally:
+            os.close(terminal)
             gc.freeze()
             gc.enable()
         run(settings)

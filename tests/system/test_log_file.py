@@ -42,3 +42,12 @@ def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match="--log-file"):
         write_to(tmp_path / "file" / "server.log")
+
+
+def test_wrong_settings_are_said_in_the_terminal_and_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("modles: {}\n")
+    command = [sys.executable, "-m", "mlx_server", "serve", "--log-file", "server.log"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "modles" in ended.stderr
+    assert "modles" in (tmp_path / "server.log").read_text()
