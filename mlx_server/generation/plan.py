@@ -87,6 +87,7 @@ def plan(
     for (those, _), rendered in zip(planned, prompts, strict=True):
         _set_branches(prepared, those, rendered)
     rows = [row for those, _ in planned for row in those]
+    _check_prompt_logprobs(request, rows)
     if adapter:
         for row in rows:
             row.adapter, row.adapter_scale = adapter.spec.digest, request.adapter_scale
@@ -298,6 +299,18 @@ def _scores_prompt(request: GenerateRequest, choice: int) -> bool:
     if request.echo and (request.logprobs is not None or request.max_tokens == 0):
         return True
     return request.prompt_logprobs is not None and choice == 0
+
+
+def _check_prompt_logprobs(request: GenerateRequest, rows: Sequence[Generate]) -> None:
+    """Raises BadRequest if the prompts have more log probabilities than a response may hold."""
+    top = max(request.prompt_logprobs or 0, request.logprobs or 0 if request.echo else 0)
+    count = sum((1 + top) * len(row.prompt) for row in rows if row.prompt_logprobs)
+    if count > limits.KEPT_LOGPROBS:
+        raise BadRequest(
+            f"The prompts have {count:,} log probabilities, and a response holds "
+            f"{limits.KEPT_LOGPROBS:,}. Ask for fewer alternatives or a shorter prompt.",
+            param="echo" if request.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:

@@ -175,6 +175,18 @@ def test_log_probabilities_of_a_whole_response_are_bounded(
     assert not any("error" in chunk for chunk in chunks)
 
 
+def test_log_probabilities_of_a_prompt_are_bounded(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = len(ok(post(client, prompt_logprobs=4))["prompt_logprobs"])
+    monkeypatch.setattr(limits, "KEPT_LOGPROBS", 5 * prompt)
+    ok(post(client, prompt_logprobs=4))
+    assert error(post(client, prompt_logprobs=5))["param"] == "prompt_logprobs"
+    echo = {"model": BODY["model"], "prompt": "a" * prompt, "echo": True, "logprobs": 5}
+    for more in ({}, {"stream": True}):
+        assert error(client.post("/v1/completions", json=echo | more))["param"] == "echo"
+
+
 @pytest.mark.parametrize("name", [*OPTIONAL, *ChatBody.UNSUPPORTED])
 def test_null_means_unset(client: TestClient, name: str) -> None:
     response = post(client, **{name: None})
