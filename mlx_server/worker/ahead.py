@@ -164,7 +164,7 @@ class AheadComputation:
         size = max(LEAST, min(MOST, cost.tokens(PIECE_SECONDS, 1, present.computed)))
         piece = present.prompt.tokens[present.computed : present.computed + size]
         began = self._clock()
-        with using(RowAdapters([present.prompt.row_adapter])):
+        with using(RowAdapters([present.prompt.row_adapter]), model):
             model(mx.array([piece]), cache=present.cache)
         mx.eval([entry.state for entry in present.cache])
         cost.learn(PrefillPiece(1, len(piece), present.computed), self._clock() - began)

@@ -40,7 +40,7 @@ class DecodeBatch(GenerationBatch):
         self._current_tokens, self._current_logprobs = inputs, logprobs
 
         sampler, rows = self._for_rows()
-        with using(rows):
+        with using(rows, self.model):
             logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
         faults = [row.fault for row in self.samplers]
         sampled = self._sampled(sampler, logits, inputs)
@@ -169,7 +169,7 @@ class PrefillBatch(PromptProcessingBatch):
         if max(lengths) == 1 and min(lengths) == 0:
             self._prompt_token(tokens, lengths)
         else:
-            with using(_rows(self.samplers)):
+            with using(_rows(self.samplers), self.model):
                 super().prompt(tokens)
 
     def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
@@ -179,7 +179,7 @@ class PrefillBatch(PromptProcessingBatch):
             known += row
         for cache in self.prompt_cache:
             cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
-        with using(_rows(self.samplers)):
+        with using(_rows(self.samplers), self.model):
             self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
         for cache in self.prompt_cache:
             cache.finalize()

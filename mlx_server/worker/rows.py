@@ -132,7 +132,7 @@ def prompt_logprobs(
     found: list[Logprobs] = []
     for start in range(0, len(prompt) - 1, PIECE):
         piece = prompt[start : min(start + PIECE, len(prompt) - 1)]
-        with using(rows):
+        with using(rows, model):
             logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
         followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
         reported = step_logprobs(logits, followers, top)

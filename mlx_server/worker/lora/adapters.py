@@ -21,6 +21,7 @@ from mlx_server.worker.lora.layers import (
     SORTING,
     AdapterSlots,
     LoraDelta,
+    forward_pass_of,
     own_type,
 )
 from mlx_server.worker.lora.tensors import LoraTensors, read, stacked
@@ -55,6 +56,7 @@ class LayerCalls:
 class AdapterWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._forward_pass = forward_pass_of(model)
         self._layers: dict[str, dict[str, Any]] = {}
         """The layers that each adapter changes, by path."""
         self._nbytes: dict[str, int] = {}
@@ -119,10 +121,10 @@ class AdapterWeights:
         self, adapter: str, modules: Mapping[str, Any], path: str, delta: LoraDelta, *, head: bool
     ) -> None:
         layer = modules[path]
-        layers.wrap(layer)
+        layers.wrap(layer, self._forward_pass)
         layer.slots.put(adapter, delta)
         if own_type(layer) in EXPERTS:
-            layers.wrap(modules[_parent(path)])
+            layers.wrap(modules[_parent(path)], self._forward_pass)
         if own_type(layer) in EMBEDDINGS and head:
             layer.head.put(adapter, LoraDelta(delta.b.T, delta.a.T))
 

@@ -69,23 +69,31 @@ class RowAdapters:
         return (mx.arange(experts.size) // (experts.size // len(self))).reshape(experts.shape)
 
 
-class _Forward:
+class ForwardPass:
+    """The rows of a model's present forward pass. The model has it as an attribute, and each layer
+    that an adapter changes is given it when it is wrapped."""
+
     rows: RowAdapters | None = None
+    """None if no row uses an adapter."""
 
 
-def current_rows() -> RowAdapters | None:
-    """Returns the rows of the present forward pass, None if none of them uses an adapter."""
-    return _Forward.rows
+def forward_pass_of(model: Any) -> ForwardPass:
+    if not hasattr(model, "forward_pass"):
+        model.forward_pass = ForwardPass()
+    forward_pass: ForwardPass = model.forward_pass
+    return forward_pass
 
 
 @contextmanager
-def using(rows: RowAdapters) -> Iterator[None]:
-    """Sets the rows around a model's call. The call builds the graph; evaluate it at any time."""
-    before, _Forward.rows = _Forward.rows, rows if rows.active else None
+def using(rows: RowAdapters, model: Any) -> Iterator[None]:
+    """Sets the rows around a model's call: mlx-lm's models hand no further argument down to their
+    layers. The call builds the graph; evaluate it at any time."""
+    forward_pass = forward_pass_of(model)
+    before, forward_pass.rows = forward_pass.rows, rows if rows.active else None
     try:
         yield
     finally:
-        _Forward.rows = before
+        forward_pass.rows = before
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,8 @@ class AdapterSlots:
     the largest one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forward_pass: ForwardPass) -> None:
+        self._forward_pass = forward_pass
         self.deltas: dict[str, LoraDelta] = {}
         self._stacks: dict[tuple[mx.Dtype, int], _Stack] = {}
         self._last: tuple[RowAdapters, Found] | None = None
@@ -160,7 +169,7 @@ class AdapterSlots:
 
     def rows(self) -> RowAdapters | None:
         """Returns the rows of the present forward pass if any of them uses an adapter here."""
-        rows = _Forward.rows
+        rows = self._forward_pass.rows
         return None if rows is None or rows.active.isdisjoint(self.deltas) else rows
 
     def linear(self, x: mx.array, rows: RowAdapters) -> mx.array:
@@ -356,8 +365,10 @@ class _SortingExperts(nn.Module):
     """Repeats the sorting by expert that mlx-lm applies to long inputs, since mlx-lm does not
     expose the order."""
 
+    forward_pass: ForwardPass
+
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        rows = current_rows()
+        rows = self.forward_pass.rows
         if rows is None or (rows.only is not None and rows.scale is not None):
             y: mx.array = super().__call__(x, indices)
             return y
@@ -424,19 +435,20 @@ def own_type(layer: Any) -> type:
     return _OWN.get(type(layer), type(layer))
 
 
-def wrap(layer: Any) -> None:
+def wrap(layer: Any, forward_pass: ForwardPass) -> None:
     if type(layer) in _OWN:
         return
     if type(layer) in SORTING:
+        layer.forward_pass = forward_pass
         layer.__class__ = SORTING[type(layer)]
         return
-    layer.slots = AdapterSlots()
+    layer.slots = AdapterSlots(forward_pass)
     if type(layer) in EMBEDDINGS:
-        layer.head = AdapterSlots()
+        layer.head = AdapterSlots(forward_pass)
     layer.__class__ = LAYERS[type(layer)]
 
 
 def unwrap(layer: Any) -> None:
     layer.__class__ = own_type(layer)
-    for name in ("slots", "head"):
+    for name in ("slots", "head", "forward_pass"):
         layer.__dict__.pop(name, None)

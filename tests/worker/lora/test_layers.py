@@ -92,7 +92,7 @@ def test_each_row_has_its_own(kind: Callable[[], Toy], tmp_path: Path) -> None:
     adapters = AdapterWeights(model)
     adapters.load("one", adapter(tmp_path / "one", pair(1), scale=3.0))
     adapters.load("two", adapter(tmp_path / "two", pair(2)))
-    with using(RowAdapters([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)])):
+    with using(RowAdapters([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)]), model):
         mixed = model(ids)
     one = x @ pair(1)["layer.lora_a"] @ pair(1)["layer.lora_b"] * 3
     two = x @ pair(2)["layer.lora_a"] @ pair(2)["layer.lora_b"]
@@ -163,7 +163,7 @@ def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
         AdapterWeights(model).load("one", adapter(tmp_path / "one", tensors))
     tensors |= {"embed.lora_a": mx.ones((16, RANK)), "embed.lora_b": mx.ones((RANK, WIDTH))}
     AdapterWeights(model).load("two", adapter(tmp_path / "two", tensors))
-    with using(RowAdapters([("two", 1.0)])):
+    with using(RowAdapters([("two", 1.0)]), model):
         assert same(model(mx.array([[5]])), model.embed.weight[5] + RANK)
 
 
@@ -178,7 +178,7 @@ def test_an_adapter_is_kept_at_no_less_than_either_precision(
     model.set_dtype(model_type)
     AdapterWeights(model).load("one", adapter(tmp_path, pair(dtype=stored)))
     assert [array.dtype for array in model.layer.slots.deltas["one"].arrays] == [mx.float32] * 2
-    with using(RowAdapters([("one", 1.0)])):
+    with using(RowAdapters([("one", 1.0)]), model):
         assert model(mx.array([[1]])).dtype == model_type
 
 
@@ -188,11 +188,11 @@ def test_an_unused_adapter_costs_nothing(tmp_path: Path) -> None:
     adapters = AdapterWeights(model)
     before = _graph(model)
     adapters.load("one", adapter(tmp_path, pair()))
-    with using(RowAdapters([(None, 1.0), (None, 0.5)])):
+    with using(RowAdapters([(None, 1.0), (None, 0.5)]), model):
         assert _graph(model) == before
-    with using(RowAdapters([("other", 1.0)])):
+    with using(RowAdapters([("other", 1.0)]), model):
         assert _graph(model) == before
-    with using(RowAdapters([("one", 1.0)])):
+    with using(RowAdapters([("one", 1.0)]), model):
         assert _graph(model) > before
     adapters.unload("one")
     assert _graph(model) == before
@@ -211,7 +211,7 @@ def test_what_is_unloaded_gives_its_memory_back_at_once(tmp_path: Path) -> None:
     sizes = []
     for n in range(4):
         sizes.append(adapters.load(f"{n}", adapter(tmp_path / f"{n}", pair(n, rank=512))))
-    with using(RowAdapters([(f"{n}", 1.0) for n in range(4)])):
+    with using(RowAdapters([(f"{n}", 1.0) for n in range(4)]), model):
         mx.eval(model(mx.array([[n] for n in range(4)])))
     gc.collect()
     mx.clear_cache()

@@ -4,12 +4,12 @@ import gc
 
 import mlx.core as mx
 
-from mlx_server.worker.lora.layers import AdapterSlots, LoraDelta, RowAdapters
+from mlx_server.worker.lora.layers import AdapterSlots, ForwardPass, LoraDelta, RowAdapters
 from tests.worker.lora.toys import RANK, WIDTH, same
 
 
 def slots(*ranks: int) -> AdapterSlots:
-    made = AdapterSlots()
+    made = AdapterSlots(ForwardPass())
     for n, rank in enumerate(ranks):
         a, b = mx.random.split(mx.random.key(n))
         size = (WIDTH, rank), (rank, WIDTH)
@@ -85,7 +85,7 @@ def test_ranks_far_from_each_other_are_stacked_apart() -> None:
 
 def test_what_is_stacked_is_in_memory_once() -> None:
     size, count = 1 << 20, 8
-    made = AdapterSlots()
+    made = AdapterSlots(ForwardPass())
     memory = mx.get_active_memory()
     for n in range(count):
         made.put(f"{n}", LoraDelta(mx.full((size // 64, 8), 0.5), mx.full((8, size // 64), 0.5)))
