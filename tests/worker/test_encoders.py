@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.checkpoints import encoders
 from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Embedded
+from mlx_server.engine.messages import Embedded, Pooling
 from mlx_server.worker.encoders import base
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost
@@ -110,3 +110,22 @@ def test_a_stream_of_another_model_goes_on_between_its_layers(engine: Engine) ->
     engine.handle(command(2, inputs=long))
     reports = until(engine, lambda reports: bool(of(Embedded, reports)))
     assert len(tokens_of(1, reports)) >= LAYERS - 1
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+def test_each_text_is_what_it_is_alone(tmp_path: Path, kind: str, pooling: Pooling) -> None:
+    """Next to longer and shorter ones, on both sides of the window."""
+    own = tiny_encoder(tmp_path, ENCODERS[kind])
+    found, _ = computed(loaded(tmp_path), command(pooling=pooling))
+    for vector, text in zip(found, TEXTS, strict=True):
+        exact = pooled(hidden_states(ENCODERS[kind], own, text), pooling)
+        np.testing.assert_allclose(vector / np.linalg.norm(vector), exact, atol=2e-5)
+
+
+@pytest.mark.parametrize(("piece", "pieces"), [(1, LAYERS), (4 * 40 * 2 // 3 + 1, 2), (10**6, 1)])
+def test_a_piece_is_so_many_layers_as_have_its_work(
+    tmp_path: Path, piece: int, pieces: int
+) -> None:
+    tiny_encoder(tmp_path, BERT)
+    assert computed(loaded(tmp_path), command(), lambda: piece)[1] == pieces

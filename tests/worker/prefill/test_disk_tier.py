@@ -1,20 +1,29 @@
 """Prompts that come back from disk: the same answers as a cold engine's, and no others' prompts."""
 
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine.messages import (
+    CancelRows,
     ComputeAhead,
     ComputedAhead,
     Generate,
     LimitCache,
+    LoadModel,
+    StepOutput,
     UnloadModel,
 )
 from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files.names import PromptFile
 from mlx_server.worker.mlx_lm_internals import KVCache
 from mlx_server.worker.prefill import disk_tier, stored_prompt
 from tests.worker.batch_runs import a_prompt
@@ -360,3 +369,321 @@ def test_a_folder_that_cant_be_made_is_a_line_in_the_log(
     (tmp_path / "file").write_text("")
     assert disk_tier.opened(tmp_path / "file" / "folder", MOST) is None
     assert "can't be used" in caplog.text
+
+
+def test_bytes_that_wait_for_the_disk_are_limited(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk takes nothing, one file waits and no other is prepared."""
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", 1)
+    goes_on, write, begun = Event(), PromptFolder.write, []
+
+    def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        begun.append(file)
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    monkeypatch.setattr(PromptFolder, "write", slow)
+    process = start(llama, tmp_path)
+    process.answer(words(1, 400))
+    assert process.engine.pause is None, "it waits for the disk"
+    assert len(process.engine._disk._saver._writes) == 1
+    assert process.folder
+    assert process.folder.count == 0
+    goes_on.set()
+    process.stop()
+    assert process.folder.count == len(begun) == 400 // BLOCK + 1
+
+
+def test_what_the_disk_has_not_taken_yet_is_waited_for(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk goes on only when the unload waits for it."""
+    goes_on, write = Event(), PromptFolder.write
+
+    def held_up(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+        goes_on.wait(30)
+        return write(self, file, pieces)
+
+    def waited(futures: Sequence[Future[None]], seconds: float) -> None:
+        goes_on.set()
+        wait(futures, max(seconds, 30))
+
+    monkeypatch.setattr(PromptFolder, "write", held_up)
+    monkeypatch.setattr(disk_tier, "wait", waited)
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    assert not goes_on.is_set()
+    process.engine.handle(UnloadModel("m"))
+    known = process.folder.count if process.folder else 0
+    goes_on.set()
+    assert known == 200 // BLOCK + 1
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
+
+
+class Leaving:
+    """A prompt that a beginning row evicts in the moment in which it was computed."""
+
+    def __init__(self, process: Process, **fields: Any) -> None:
+        self.process, self.prompt = process, words(1, 300)
+        process.rows += 1
+        first = Generate(process.rows, "m", self.prompt, 1, [], GREEDY, branches=[90, 200])
+        for name, value in fields.items():
+            setattr(first, name, value)
+        process.engine.handle(first)
+        while process.engine._is_busy:
+            process.engine.step()
+        assert process.folder
+        assert process.folder.count == 0
+        process.engine.handle(Generate(0, "m", words(2, 40), 4, [], GREEDY))
+        process.engine.handle(LimitCache(0))
+        assert not process.engine._disk._saver._writes, "nothing is copied, and no row waits"
+
+    def asked_again(self) -> int:
+        """The tokens that are known of it afterwards."""
+        self.process.settle()
+        self.process.write()
+        assert not self.process.engine._disk._saver._leaving.nbytes
+        self.process.engine.handle(LimitCache(1 << 30))
+        self.process.answer([*self.prompt, 1, 2, 3])
+        return self.process.cached
+
+
+@pytest.mark.tables
+def test_what_a_beginning_row_evicts_is_written_after_it(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    leaving = Leaving(start(path, tmp_path))
+    assert leaving.asked_again() >= 299
+    after = [*leaving.prompt, 1, 2, 3]
+    assert leaving.process.answer([*after, 4]) == start(path, None).answer([*after, 4])
+
+
+@pytest.mark.tables
+def test_of_what_is_too_large_to_wait_the_beginning_is_written(
+    path: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(path, tmp_path)
+    process.answer(words(1, 300), on_disk=False)
+    limit = process.engine._cache.nbytes * 9 // 10
+    process.engine.handle(LimitCache(0))
+    process.engine.handle(LimitCache(1 << 30))
+    monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", limit)
+    leaving = Leaving(process)
+    assert 0 < process.engine._disk._saver._leaving.nbytes <= limit
+    assert 90 <= leaving.asked_again() < 300
+    after = [*leaving.prompt, 1, 2, 3]
+    assert process.answer([*after, 4]) == start(path, None).answer([*after, 4])
+
+
+def test_what_the_disk_may_not_or_can_not_have_does_not_wait_for_it(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    private = start(llama, tmp_path / "private")
+    assert Leaving(private, on_disk=False).asked_again() == 0
+    refused = start(llama, tmp_path / "refused")
+    refused.engine._disk._saver._paused_until = float("inf")
+    Leaving(refused)
+    assert not refused.engine._disk._saver._leaving.nbytes
+    invalid = start(llama, tmp_path / "invalid")
+    leaving = Leaving(invalid)
+    invalid.engine._disk.forget("m")
+    assert leaving.asked_again() == 0
+    failed = start(llama, tmp_path / "failed")
+    leaving = Leaving(failed)
+    failed.engine._device_failed(RuntimeError("[METAL] Command buffer execution failed: x"))
+    assert leaving.asked_again() == 0
+
+
+def test_what_is_unloaded_while_a_row_of_another_model_runs_is_written(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.engine.handle(LoadModel("other", str(llama)))
+    process.settle()
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", prompt, 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    process.engine.handle(Generate(0, "other", words(2, 40), 4, [], GREEDY))
+    process.engine.handle(UnloadModel("m"))
+    process.settle()
+    process.write()
+    process.load()
+    process.answer([*prompt, 1, 2, 3])
+    assert process.cached == 200
+
+
+def test_pieces_ahead_and_pieces_for_the_disk_alternate(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.worker.ahead.PIECE_SECONDS", 1e-6)
+    process, done = start(llama, tmp_path), list[str]()
+    process.rows += 1
+    process.engine.handle(Generate(process.rows, "m", words(1, 400), 1, [], GREEDY))
+    while process.engine._is_busy:
+        process.engine.step()
+    ahead, saver = process.engine._ahead, process.engine._disk._saver
+
+    def noted(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(argument: Any) -> Any:
+            done.append(name)
+            return work(argument)
+
+        return run
+
+    monkeypatch.setattr(ahead, "step", noted("ahead", ahead.step))
+    monkeypatch.setattr(saver, "save_piece", noted("disk", saver.save_piece))
+    tokens = [*words(1, 400), *words(2, 1500)]
+    process.engine.handle(ComputeAhead("m", tokens, 4096))
+    process.settle()
+    assert done[:6] == ["disk", "ahead"] * 3
+    process.answer([*tokens, 1, 2])
+    assert process.cached == len(tokens)
+
+
+def test_nothing_is_written_between_steps_but_single_pieces(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "OLD_SECONDS", 0.0)
+    monkeypatch.setattr(disk_tier, "BUSY_SECONDS", 0.0)
+    pieces: list[int] = []
+    save = disk_tier.PromptSaver.save_piece
+
+    def counted(self: Any, prompt: Any) -> None:
+        pieces.append(len(process.reports))
+        save(self, prompt)
+
+    process = start(llama, tmp_path)
+    monkeypatch.setattr(disk_tier.PromptSaver, "save_piece", counted)
+    process.answer(words(1, 300), tokens=40)
+    assert process.folder
+    busy = [at for at in pieces if at < len(process.reports)]
+    assert busy, "some were written while the row decoded"
+    process.write()
+    assert process.folder.count > 0
+
+
+def test_a_prompt_is_taken_over_in_pieces_between_the_steps_of_other_rows(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 400)
+    process.answer(prompt)
+    process.stop()
+    monkeypatch.setattr(disk_tier, "TAKEN_BYTES", 1)
+    engine = start(llama, tmp_path).engine
+    engine.handle(Generate(1, "m", words(2, 20), 60, [], GREEDY))
+    while not any(isinstance(report, StepOutput) for report in engine.step()):
+        pass
+    engine.handle(Generate(2, "m", prompt, 8, [], GREEDY))
+    engine.step()
+    loading = engine._disk._restorer._loading
+    assert loading
+    wait([loading], 30)
+    tokens = 0
+    while engine._disk.is_reading(2):
+        outputs = [report for report in engine.step() if isinstance(report, StepOutput)]
+        tokens += sum(token.row == 1 for output in outputs for token in output.tokens)
+    arrays = 2 * SIZES["num_hidden_layers"]
+    assert tokens >= arrays - 1, "a token of the other row comes after each array"
+
+
+def test_a_row_is_admitted_in_the_step_in_which_its_prompt_has_been_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    """Later nothing would wake the engine for it."""
+    process, prompt = start(llama, tmp_path), words(1, 400)
+    process.answer(prompt)
+    process.stop()
+    engine = start(llama, tmp_path).engine
+    engine.handle(Generate(1, "m", prompt, 8, [], GREEDY))
+    assert engine._disk.is_reading(1)
+    while engine._disk.is_reading(1):
+        engine.step()
+    assert 1 not in engine._admission.waiting
+
+
+def test_a_row_that_is_cancelled_while_its_prompt_is_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    prompt = words(1, 300)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    after.engine.handle(Generate(77, "m", prompt, 3, [], GREEDY))
+    assert after.engine._disk.is_reading(77)
+    after.engine.handle(CancelRows([77]))
+    after.settle()
+    assert after.answer([*prompt, 5]) == start(llama, None).answer([*prompt, 5])
+    assert after.cached == 299, "what was read is kept for others"
+
+
+def test_a_model_that_is_unloaded_while_a_prompt_is_read(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process = start(llama, tmp_path)
+    prompt = words(1, 300)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    after.engine.handle(Generate(77, "m", prompt, 3, [], GREEDY))
+    after.engine.handle(UnloadModel("m"))
+    deadline = time.monotonic() + 10
+    while after.engine._disk.is_reading(77) and time.monotonic() < deadline:
+        after.settle()
+    after.load()
+    after.answer(prompt)
+    assert after.cached == 299
+
+
+def test_prompts_that_the_disk_does_not_have_wait_for_no_file(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    """Short ones have all states of the model after their beginning; one by one, each waited while
+    the file of another prompt was read."""
+    process = start(llama, tmp_path)
+    for seed in range(3):
+        process.answer(words(seed, 50))
+    process.stop()
+    engine = start(llama, tmp_path).engine
+    waits = []
+    for row in range(8):
+        engine.handle(Generate(row, "m", words(100 + row, 50), 2, [], GREEDY))
+        waits.append(engine._disk.is_reading(row))
+        while engine._disk.is_reading(row):
+            engine.step()
+    assert waits == [True, *[False] * 7], "only the last used state has to be read, and once"
+
+
+def test_what_differs_within_the_last_block_comes_back(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompts = start(llama, tmp_path), [words(seed, 50) for seed in range(3)]
+    for prompt in prompts:
+        process.answer(prompt)
+    process.engine.handle(LimitCache(0))
+    process.engine.handle(LimitCache(1 << 30))
+    for prompt in prompts:
+        process.answer([*prompt[:40], *words(9, 5)])
+        assert process.cached == 40
+
+
+def test_rows_that_wait_for_the_same_prompt_are_admitted_together(
+    llama: Path, tmp_path: Path, start: Start
+) -> None:
+    process, prompt = start(llama, tmp_path), words(1, 200)
+    process.answer(prompt)
+    process.stop()
+    after = start(llama, tmp_path)
+    engine = after.engine
+    for row in range(6):
+        engine.handle(Generate(row, "m", [*prompt, row], 2, [], GREEDY))
+    assert len(engine._admission.waiting) == 6
+    while engine._disk.is_reading(0):
+        after.reports += engine.step()
+    assert not engine._admission.waiting
+    after.settle()
+    assert after.total("hits") == 1

@@ -3,14 +3,29 @@
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.ranks.tape import Diverged, RecordedInputs, RepeatedInputs, decode_input
+from mlx_server.worker.ranks import tape
+from mlx_server.worker.ranks.tape import (
+    CHECK_STEPS,
+    Comparison,
+    Diverged,
+    RankReport,
+    RecordedInputs,
+    RepeatedInputs,
+    TokenDigest,
+    decode_input,
+    decode_report,
+    encode_report,
+)
 from mlx_server.worker.server_connection import WAKE, Inbox, OwnInputs
+from tests.structs import broken, filled, tagged
+from tests.worker.ranks.steps import a_step
 
 
 def a_pair() -> tuple[Inbox, RecordedInputs, RepeatedInputs]:
@@ -67,3 +82,66 @@ def test_another_kind_of_input_shows_that_the_ranks_have_diverged() -> None:
     first.take(0.0)
     with pytest.raises(Diverged):
         second.clock()
+
+
+def test_digests_differ_where_a_token_does() -> None:
+    steps = [a_step(i) for i in range(CHECK_STEPS)]
+    same, other, longer = TokenDigest(), TokenDigest(), TokenDigest()
+    due = [same.add([step]) for step in steps]
+    assert due == [False] * (CHECK_STEPS - 1) + [True]
+    steps[3].tokens[0].id += 1
+    for step in steps:
+        other.add([step])
+        longer.add([a_step(0, tokens=0), step])
+    assert same.value != other.value == longer.value
+    assert longer.steps == same.steps, "a step without tokens is none"
+
+
+def test_the_rank_that_differs_is_named_whichever_report_comes_first() -> None:
+    digest = TokenDigest()
+    digest.steps, digest.value = 16, 5
+    early, late = Comparison(2), Comparison(2)
+    assert early.reported(1, 16, 5) is None
+    assert early.reported(2, 16, 6) is None
+    assert early.own(digest) == 2
+    assert late.own(digest) is None
+    assert late.reported(2, 16, 5) is None
+    assert late.reported(1, 16, 9) == 1
+    assert not late._own, "nothing is kept of what has been compared"
+
+
+REPORTS = get_args(RankReport)
+
+
+def test_every_report_can_be_decoded() -> None:
+    assert tagged(tape) == set(REPORTS)
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_arrives_as_it_was_sent(report: Any) -> None:
+    sent = filled(report)
+    arrived = decode_report(encode_report(sent))
+    assert type(arrived) is report
+    assert arrived == sent
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_broken_report_is_refused(report: Any) -> None:
+    payload = encode_report(filled(report))
+    for end in range(len(payload)):
+        with pytest.raises(msgspec.DecodeError):
+            decode_report(payload[:end])
+    for sent in broken(filled(report)):
+        with pytest.raises(msgspec.ValidationError):
+            decode_report(encode_report(sent))
+
+
+def test_a_rank_without_metal_recommends_nothing() -> None:
+    sent = tape.RankReady(None)
+    assert decode_report(encode_report(sent)) == sent
+
+
+@pytest.mark.parametrize("sent", [{"type": "Ready"}, {"steps": 1, "value": 2}, [], None])
+def test_what_is_no_report_of_a_rank_is_refused(sent: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decode_report(encode_report(sent))

@@ -1,6 +1,7 @@
-"""The cost of a row's caches, found without weights, held against what the caches really take."""
+"""What a row's caches will cost, held against what they take, and the device's limits."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,23 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.kv_cost import STEP, KvCost
-from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
+from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache, StepOutput
+from mlx_server.worker import memory
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.memory import cache_cost
+from mlx_server.worker.memory import (
+    EVERY_STEPS,
+    FLOOR_BYTES,
+    LEAST_STEPS,
+    MOST_FREED,
+    Buffers,
+    cache_cost,
+    limit_memory,
+    release_memory,
+)
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 from mlx_server.worker.weights import model_classes
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
+from tests.worker.engine_runs import ask, load, of
 from tests.worker.kinds import SIZES
 
 LAYERS = SIZES["num_hidden_layers"]
@@ -123,3 +135,93 @@ def test_the_engine_measures_what_it_has_not_loaded(tiny_path: Path) -> None:
     [report] = engine.handle(MeasureCache("m", str(tiny_path)))
     assert report == CacheMeasured("m", KvCost(2 * 2 * 2 * 16 * 4))
     assert engine.doing == "idle"
+
+
+GB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    memory, cache = mx.set_memory_limit(GB), mx.set_cache_limit(GB)
+    yield
+    mx.set_memory_limit(memory)
+    mx.set_cache_limit(cache)
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="with Metal, the limit includes them")
+@pytest.mark.parametrize(
+    ("limit", "freed"),
+    [(0, 0), (99, 0), (GB, GB // 100), (100 * GB, MOST_FREED), (1 << 50, MOST_FREED)],
+)
+def test_freed_buffers_are_a_share_of_the_limit_and_never_many(limit: int, freed: int) -> None:
+    limit_memory(limit)
+    assert mx.set_cache_limit(GB) == freed
+    assert mx.set_memory_limit(GB) == limit
+
+
+def test_freed_buffers_are_given_back() -> None:
+    mx.eval(mx.zeros(1 << 20))
+    release_memory()
+    assert mx.get_cache_memory() == 0
+
+
+LIMIT = 100 * FLOOR_BYTES
+MUCH = LIMIT // 5
+
+
+def steps_until_given_back(held: int, *, prefilling: bool = False) -> int | None:
+    due = Buffers(LIMIT)
+    return next((at for at in range(1, 2000) if due.should_free(held, prefilling=prefilling)), None)
+
+
+def test_little_is_kept() -> None:
+    assert steps_until_given_back(FLOOR_BYTES) is None
+
+
+def test_more_is_given_back_as_often_as_caches_grow() -> None:
+    assert steps_until_given_back(2 * FLOOR_BYTES) == EVERY_STEPS
+
+
+def test_much_is_given_back_soon_but_not_with_each_step() -> None:
+    assert steps_until_given_back(MUCH) == LEAST_STEPS
+
+
+def test_nothing_between_the_pieces_of_a_prompt() -> None:
+    assert steps_until_given_back(MUCH, prefilling=True) is None
+
+
+@pytest.fixture
+def kept() -> object:
+    """As on a Mac, what is freed is kept up to the whole limit."""
+    before = mx.set_cache_limit(1 << 30)
+    mx.clear_cache()
+    yield
+    mx.set_cache_limit(before)
+    mx.clear_cache()
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("kept")
+def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor, tokens = 1 << 18, 600
+    monkeypatch.setattr(memory, "FLOOR_BYTES", floor)
+    engine = Engine(concurrency=4)
+    load(engine, tiny_path)
+    mx.clear_cache()
+    for row in range(4):
+        engine.handle(ask(row, tokens=tokens))
+    held: list[int] = []
+    given_back = 0
+
+    reports = []
+    while engine.pause is not None:
+        reports += engine.step()
+        held.append(mx.get_cache_memory())
+        given_back += len(held) > 1 and held[-2] > floor > held[-1]
+    steps = of(StepOutput, reports)
+    assert sum(len(step.tokens) for step in steps) == 4 * tokens
+    # What 256 steps leave in memory at most: 8 MB. If nothing were given back it would be 15 MB.
+    assert max(held) < 40 * floor
+    assert 2 <= given_back <= len(held) // EVERY_STEPS + 1
+    assert max(step.buffer_bytes for step in steps) == pytest.approx(max(held), rel=0.01)
+    assert steps[-1].peak_bytes >= steps[-1].active_bytes > 0
