@@ -28,6 +28,7 @@ from mlx_server.engine.messages import (
     Schedule,
     Token,
 )
+from mlx_server.fair_queue import address_of
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.decode_groups import DecodeGroups, StepBytes
 from mlx_server.worker.encoders import Encoder
@@ -83,16 +84,19 @@ class Places:
 
     def yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
         """Returns the row to set aside for a client that has none: the youngest of the client with
-        the most rows, if that one has several.
+        the most rows, if that one has several; or else, if its address has none, of the address.
 
         So a model that is computed one row at a time finishes its row first: taking turns would
         copy a row's whole cache each time, and keep two caches where one is reserved.
         """
-        decoding = Counter(row.client for row in self._decoding.rows)
-        ((client, rows),) = decoding.most_common(1) or [("", 0)]
-        if rows < 2 or waiting.client in decoding or len(waiting.rows) > 1:
+        if len(waiting.rows) > 1:
             return None
-        return max(row.number for row in self._decoding.rows if row.client == client)
+        for of in (str, address_of):
+            decoding = Counter(of(row.client) for row in self._decoding.rows)
+            ((most, rows),) = decoding.most_common(1) or [("", 0)]
+            if rows > 1 and of(waiting.client) not in decoding:
+                return max(row.number for row in self._decoding.rows if of(row.client) == most)
+        return None
 
 
 class Preempted:

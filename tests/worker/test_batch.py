@@ -288,9 +288,14 @@ def test_tokens_are_told_before_the_next_piece_is_computed(
     assert pieces == [[PIECE]]
 
 
-def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any) -> None:
-    """Its client has several, and the newcomer none. Nobody's answer changes."""
-    asks = [Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client="greedy") for n in range(4)]
+@pytest.mark.parametrize("client", ["greedy", "127.0.0.1 {n}"])
+def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any, client: str) -> None:
+    """Its client or address has several, and the newcomer none. Nobody's answer changes."""
+    clients = [client.format(n=n) for n in range(4)]
+    asks = [
+        Ask(a_prompt(9, seed=n), 30, sampling=MIXED[n], client=client)
+        for n, client in enumerate(clients)
+    ]
     newcomer = Ask(a_prompt(9, seed=9), 5, sampling=MIXED[4], client="newcomer")
     run = Run(tiny_model, concurrency=3)
     for number, ask in enumerate(asks):

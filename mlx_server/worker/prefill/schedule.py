@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Schedule
-from mlx_server.limits import REMEMBERED_CLIENTS
+from mlx_server.fair_queue import FairQueue
 
 MEASURED = 24
 """The number of latest pieces to which the cost is fitted."""
@@ -358,18 +358,19 @@ class PromptScheduler(Generic[P]):
     """Decides whose prompt is next: clients take turns, shortest prompt first within a client.
 
     Clients are served as in VTC ("Fairness in Serving Large Language Models", Sheng et al. 2024):
-    the client with the fewest computed prompt tokens is next, and a new client starts level with
-    the lowest active one. So a new client gets its turn at once from a client with many prompts,
-    and its prompt is then computed to its end. Within a client, the prompt with the fewest tokens
-    left goes first; after PASSED_OVER tokens of later prompts, the client's oldest prompt has a
-    turn.
+    the client with the fewest computed prompt tokens is next (its time in a `FairQueue`), and a new
+    client starts level with the lowest active one. So a new client gets its turn at once from a
+    client with many prompts, and its prompt is then computed to its end. Within a client, the
+    prompt with the fewest tokens left goes first; after PASSED_OVER tokens of later prompts, the
+    client's oldest prompt has a turn.
     """
 
     def __init__(self) -> None:
         self._waiting: list[P] = []
         """The waiting prompts, in order of arrival."""
-        self._served: dict[str, int] = {}
-        """Tokens computed for each client, without the uncounted ones of the present turn."""
+        self._served = FairQueue()
+        """By the tokens computed for each client, without those of the present turn that are
+        uncounted."""
         self._passed_over: dict[str, int] = {}
         """Tokens computed of each client's later prompts while its oldest one waits."""
         self._since: dict[str, int] = {}
@@ -399,12 +400,10 @@ class PromptScheduler(Generic[P]):
         self._waiting.sort(key=lambda waiting: waiting.number)
 
     def _enter(self, client: str, active: set[str]) -> None:
-        least = min((self._served[name] for name in active), default=0)
-        # Former clients with fewer tokens than that would start at `least` anyway.
-        gone = ((n, name) for name, n in self._served.items() if name not in active and n > least)
-        kept = sorted(gone)[-REMEMBERED_CLIENTS:] if active else []
-        self._served = {name: self._served[name] for name in active} | {n: s for s, n in kept}
-        self._served[client] = max(self._served.get(client, 0), least)
+        if active:
+            self._served.advance(min(self._served.time(name) for name in active))
+        else:
+            self._served = FairQueue()
         self._since = {name: self._since[name] for name in active}
         self._since[client] = next(self._times)
         self._passed_over = {n: t for n, t in self._passed_over.items() if n in active}
@@ -429,7 +428,7 @@ class PromptScheduler(Generic[P]):
     def computed(self, prompt: P, client: str, tokens: int) -> None:
         """Counts computed tokens. client: the prompt's own, or that of a row in the same pieces."""
         if client != self._client:  # the row shares the pieces of another client's prompt
-            self._served[client] = self._served.get(client, 0) + tokens
+            self._served.charge(client, tokens)
             return
         self._turn += tokens
         self._piece = tokens
@@ -444,7 +443,7 @@ class PromptScheduler(Generic[P]):
 
     def _count(self) -> None:
         if self._client is not None:
-            self._served[self._client] += self._turn
+            self._served.charge(self._client, self._turn)
         self._turn = 0
 
     def next(self, may_begin: Callable[[P], bool]) -> P | None:
@@ -473,7 +472,7 @@ class PromptScheduler(Generic[P]):
     def _has_had_less(self, first: P, prompt: P) -> bool:
         """Whether the client of `first` has had fewer tokens and has fewer left to compute."""
         return (
-            self._served[first.client] <= self._served[prompt.client]
+            self._served.time(first.client) <= self._served.time(prompt.client)
             and self._backlog(first.client) < self._backlog(prompt.client) + prompt.left
             and (prompt.left > SMALL * self._piece or first.left < prompt.left)
         )
@@ -482,7 +481,7 @@ class PromptScheduler(Generic[P]):
     def _clients(self) -> list[str]:
         """The clients with waiting prompts, in the order in which they are served."""
         clients = dict.fromkeys(prompt.client for prompt in self._waiting)
-        return sorted(clients, key=lambda client: (self._served[client], self._since[client]))
+        return sorted(clients, key=lambda client: (self._served.time(client), self._since[client]))
 
     def _client_prompts(self, client: str) -> list[P]:
         return [prompt for prompt in self._waiting if prompt.client == client]

@@ -128,6 +128,22 @@ def test_two_clients_with_many_prompts_get_the_same() -> None:
     assert computed["a"] == pytest.approx(computed["b"], rel=0.2)
 
 
+def test_programs_of_one_address_get_together_what_another_client_gets() -> None:
+    simulation = Simulation(PAIR)
+    clients = ["192.0.2.7", *(f"127.0.0.1 {at}" for at in range(3))]
+    for client in clients * 20:
+        simulation.ask(3000, 2, client)
+    while simulation.now < 60:
+        simulation.step()
+    computed = {
+        client: sum(answer.computed for answer in simulation.answers if answer.client == client)
+        for client in clients
+    }
+    other, *programs = computed.values()
+    assert other == pytest.approx(sum(programs), rel=0.25)
+    assert min(programs) > max(programs) / 2
+
+
 def test_of_one_client_a_short_prompt_does_not_wait_for_long_ones() -> None:
     simulation = Simulation(PAIR)
     for _ in range(20):
