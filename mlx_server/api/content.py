@@ -5,7 +5,7 @@ thought, or has no effect and is reported: a history is not refused for it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -15,9 +15,35 @@ from mlx_server.api import media
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text
 from mlx_server.api.files import FileData, content_of_file
 from mlx_server.messages import ContentPart
-from mlx_server.upstream.pieces import part_text
 
 INDEX = re.compile(r"\[\d+\]")
+
+
+TEXT_FIELDS = (
+    *("text", "thinking", "summary", "reasoning", "content", "think", "thought", "parts", "value"),
+    *("output_text", "reasoning_content", "reasoning_text"),
+)
+"""Fields of a content part, or of a reasoning detail, that may have its text."""
+
+NESTING_LEVELS = 8
+"""The number of levels of nested parts in which a text is searched."""
+
+
+def part_text(part: Mapping[str, Any], depth: int = 0) -> str:
+    """The text of a part or, if it has parts itself, of those; empty if it has none."""
+    for name in TEXT_FIELDS if depth < NESTING_LEVELS else ():
+        match part.get(name):
+            case str(text) if text:
+                return text
+            case Mapping() as found if within := part_text(found, depth + 1):
+                return within
+            case [*items]:
+                return "".join(
+                    item if isinstance(item, str) else part_text(item, depth + 1)
+                    for item in items
+                    if isinstance(item, str | Mapping)
+                )
+    return ""
 
 
 class TextPart(WireModel):

@@ -5,7 +5,6 @@ budget by two requests, and tools that are described in the prompt.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from mlx_server.api.accumulator import warnings_body
@@ -35,7 +34,8 @@ from mlx_server.repair.answers import (
     retry_message,
 )
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
-from mlx_server.upstream.pieces import REASONING, AnswerPiece, read_piece
+from mlx_server.upstream.dialects import REASONING
+from mlx_server.upstream.pieces import AnswerPiece, read_piece
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions
 from mlx_server.upstream.request import with_system_prompt, with_tools_in_prompt
 from mlx_server.upstream.text_families import ThoughtTags, opening_of_reasoning, text_family
@@ -85,8 +85,7 @@ class ForeignAnswer:
         return self._collect(self._events_of(self._reader.parts(read_piece(value))))
 
     def finish(self) -> list[Event]:
-        rest = self._events_of(self._reader.rest())
-        return self._collect(chain(rest, self._reader.finish()))
+        return self._collect(self._reader.finish())
 
     def checked(self, required: Requirements) -> CheckedAnswer:
         context, answer = self._options.context, self.collected

@@ -81,10 +81,6 @@ class UpstreamAttempt:
             async with aclosing(self._request_events()) as events:
                 async for event in events:
                     yield event
-        for part in reader.rest():
-            await turn()
-            for event in reader.feed(part):
-                yield event
         for event in await _made(reader.finish(), reader.size + reader.extra_size):
             yield event
             await turn()

@@ -1,6 +1,5 @@
 """What is known of the servers that upstreams are: URLs, fields, ends of answers, capabilities."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,80 +33,64 @@ def body_for(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-ENDS: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            *("end", "end_turn", "end_of_turn", "end_of_text", "eos", "eos_token", "eos_token_id"),
-            *("stop_sequence", "stop_token", "stop_word", "stop_words", "stop_string", "normal"),
-            *("complete", "completed", "done", "finish", "finished", "success", "no_more_tokens"),
-        ),
-        "stop",
+@dataclass(frozen=True)
+class Dialect:
+    """Where the answers of one server differ from each other's, beyond what all have."""
+
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Its own reasons for the end of an answer, in lower case, and OpenAI's for each."""
+    reasoning: tuple[str, ...] = ()
+    """The fields of a message that may have its reasoning as text."""
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "OpenAI": Dialect({"function_call": "tool_calls"}),
+    "vLLM": Dialect({"abort": "error"}, ("reasoning_content", "reasoning")),
+    "llama.cpp": Dialect(reasoning=("reasoning_content",)),
+    "Ollama": Dialect(reasoning=("reasoning",)),
+    "LM Studio": Dialect(reasoning=("reasoning_content", "reasoning")),
+    "OpenRouter": Dialect(reasoning=("reasoning",)),
+    "watsonx": Dialect({"time_limit": "length", "cancelled": "error"}, ("reasoning_content",)),
+    "Gemini": Dialect(
+        {
+            "max_tokens": "length",
+            **dict.fromkeys(
+                ("safety", "recitation", "blocklist", "prohibited_content", "spii"),
+                "content_filter",
+            ),
+        }
     ),
-    **dict.fromkeys(
-        ("model_length", "time_limit", "limit", "incomplete", "truncated", "truncation"), "length"
-    ),
-    **dict.fromkeys(
-        ("function_call", "function_calls", "tool_use", "tool_call", "tools"), "tool_calls"
-    ),
-    **dict.fromkeys(
-        ("cancelled", "abort", "aborted", "network_error", "insufficient_system_resource"), "error"
-    ),
-    **dict.fromkeys(
-        ("safety", "recitation", "sensitive", "filtered", "blocked", "moderation"), "content_filter"
-    ),
+    "Anthropic": Dialect({"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}),
 }
-"""Other servers' names of reasons, and OpenAI's."""
+"""The servers whose answers are read. A URL does not say which of them it is, and a gateway passes
+on what it gets, so a field or an end of any one is read from all."""
 
-LIMITS = re.compile(
-    r"max_\w*(token|length)|(context|token|output|max)_(length|limit|window)|length_"
-)
-"""Matches reasons that name a limit, which mean `length`."""
+ENDS = ("stop", "length", "tool_calls", "content_filter", "error")
+"""The reasons that all servers have in common."""
 
-PREFIX = re.compile(r"finish_?reason[._]|^reason[._]")
+OTHER_ENDS = {name: end for each in DIALECTS.values() for name, end in each.ends.items()}
+REASONING = tuple(dict.fromkeys(name for each in DIALECTS.values() for name in each.reasoning))
+
+DETAILS = "reasoning_details"
+"""OpenRouter's field of the reasoning in signed parts, which must be sent back."""
 
 LONGEST_NAME = 100
 """The characters of a reason that are read."""
 
-NO_REASON = ("", "null", "none", "unspecified")
-"""Values that mean that the answer has not ended, in all pieces but the last."""
 
-NAMES = ("finish_reason", "finishReason", "done_reason")
-
-
-def reason_of_end(*places: Mapping[str, Any]) -> str | None:
-    """The reason in the first of these objects that has one, as OpenAI's if it is known, else as
-    the upstream names it; None if there is none."""
-    for place in places:
-        for name in NAMES:
-            if (found := place.get(name)) and (reason := _reason(found)):
-                return reason
-    # vLLM's `stop_reason` is a stop string, so it is used only if it is a known reason
-    stop = places[0].get("stop_reason") if places else None
-    reason = _reason(stop) if isinstance(stop, str) else None
-    return reason if reason in ENDS.values() else None
-
-
-def _reason(found: Any) -> str | None:
-    if isinstance(found, Mapping):
-        found = found.get("type") or found.get("reason")
-    if not isinstance(found, str):
+def reason_of_end(found: object) -> str | None:
+    """A `finish_reason` as OpenAI's if it is known, else as the upstream names it; None if the
+    answer has not ended."""
+    if not isinstance(found, str) or not found:
         return None
-    # some servers add the cause, as in `content_filter: SAFETY`
-    name = found[:LONGEST_NAME].partition(":")[0].strip()
-    said = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
-    reason = PREFIX.sub("", said.lower().replace("-", "_"))
-    if reason in NO_REASON:
-        return None
-    if reason.startswith("<") and reason.endswith(">"):  # the stop token
-        return "stop"
-    if known := ENDS.get(reason):
-        return known
-    return "length" if LIMITS.search(reason) else reason
+    # Gemini adds the cause, as in `content_filter: SAFETY`
+    name = found[:LONGEST_NAME].partition(":")[0].strip().lower()
+    return OTHER_ENDS.get(name, name)
 
 
 CONTEXTS = (
     *("max_model_len", "context_length", "loaded_context_length", "max_context_length"),
-    *("context_window", "n_ctx", "n_ctx_train"),
+    *("n_ctx", "n_ctx_train"),
 )
 """Fields that may have the context length, the more exact ones first."""
 

@@ -17,7 +17,6 @@ from mlx_server.errors import (
     UpstreamFailed,
     UpstreamLoop,
 )
-from mlx_server.upstream.usage import whole_number
 
 RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529))
 """Statuses after which the same request may succeed, so that it is sent again."""
@@ -40,12 +39,9 @@ KINDS = {
 }
 """Matches the names of errors without a status, by the status that they mean."""
 
-CODES = ("code", "status", "status_code", "statusCode", "type")
+CODES = ("code", "status", "status_code", "type")
 
-MESSAGE_FIELDS = (
-    *("error", "errors", "fault", "detail", "message", "msg", "errorMessage", "error_message"),
-    *("Message", "faultstring", "status_msg"),
-)
+MESSAGE_FIELDS = ("error", "errors", "detail", "message")
 """Fields that may have an error's message, or an object with the message."""
 
 NESTING_LEVELS = 5
@@ -74,9 +70,6 @@ SECRETS = re.compile(
 paths."""
 
 QUOTED_CHARACTERS = 500
-
-SUCCESSES = (0, 200, "0", "200", "ok", "success")
-"""Values of `code` and `status` that report success."""
 
 
 def refusal(model: str, status: int, body: bytes, secrets: Iterable[str] = ()) -> ServerError:
@@ -129,37 +122,26 @@ def _status(error: Mapping[str, Any]) -> int:
     fields = map(error.get, MESSAGE_FIELDS)
     inner = next((each for each in fields if isinstance(each, Mapping)), {})
     codes = [place[name] for place in (error, inner) for name in CODES if name in place]
-    numbers = (whole_number(code) for code in codes)
-    if status := next((n for n in numbers if n is not None and 400 <= n < 600), None):
+    if status := next((n for n in codes if type(n) is int and 400 <= n < 600), None):
         return status
     names = " ".join(code for code in codes if isinstance(code, str))
     return next((status for status, kind in KINDS.items() if kind.search(names)), 500)
 
 
 def error_in(value: Mapping[str, Any]) -> object:
-    """The error in a body that reports one, in whatever field; None for an answer."""
-    if value.get("object") == "error" or value.get("type") == "error":
-        return value.get("error") or value
-    if _is_error(found := value.get("error") or value.get("errors")):
-        return value if isinstance(found, str | list) and "choices" not in value else found
-    match value:
-        case {"x_groq": {"error": error}}:
-            return error
-        case {"base_resp": {"status_code": int(code)} as error} if code:  # MiniMax's
-            return error
-    codes = (value.get(name) for name in ("code", "status"))
-    is_fine = value.get("success") is True or any(code in SUCCESSES for code in codes)
-    words = (value.get(name) for name in MESSAGE_FIELDS if name not in ("error", "errors"))
-    if "choices" not in value and not is_fine and any(map(_is_error, words)):
-        return value
+    """The error in a body or an event that reports one; None for an answer. OpenRouter's is in a
+    choice, or next to the choices, once the answer has begun."""
+    if _is_error(error := value.get("error")):
+        return error
     match value.get("choices"):
-        case [{"error": error}, *_] if _is_error(error):  # OpenRouter's, within a stream
+        case [{"error": error}, *_] if _is_error(error):
             return error
-    return None
+    is_answer = "choices" in value
+    return None if is_answer or not any(map(value.get, MESSAGE_FIELDS)) else value
 
 
 def _is_error(error: object) -> bool:
-    """Whether the field reports an error. Some servers always send it, with empty values."""
+    """Whether the field has an error. OpenRouter and others may send it with empty values."""
     return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 

@@ -14,7 +14,6 @@ from mlx_server.events import (
     FinishReason,
     ReasoningDelta,
     Repaired,
-    RepairKind,
     TextDelta,
     TokenCounts,
     ToolCallDelta,
@@ -29,10 +28,10 @@ from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
 from mlx_server.tool_parsers.call_ids import new_id
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.upstream.calls import CollectedCalls, StructuredCallReader
+from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
+from mlx_server.upstream.dialects import ENDS
 from mlx_server.upstream.logprobs import LogprobQueue
 from mlx_server.upstream.pieces import AnswerPiece, GrowingText, ReasoningDetails, split
-from mlx_server.upstream.repeated_text import EchoedCalls, EchoedThoughts, Repeats, new_part
 from mlx_server.upstream.text_families import ThoughtTags, parser_of
 from mlx_server.upstream.usage import (
     SpokenCharacters,
@@ -67,8 +66,6 @@ class ReadingOptions:
 NO_TOKEN = -1
 """The token id that parsers get for text without token ids."""
 
-ENDS = ("stop", "length", "tool_calls", "content_filter")
-
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
 
@@ -100,13 +97,11 @@ class AnswerReader:
         self._ids: set[str] = set()
         self._reported: set[Repaired] = set()
         self._calls = self._spoken = self._reasoned = self._said = 0
-        self._streamed = False
         self._choice: int | None = None
         """The index of the answer that is read; others that the upstream may send are ignored."""
         self._has_others = False
         self._details = ReasoningDetails()
-        self._repeats = Repeats()
-        self._echoed_thoughts, self._echoed_calls = EchoedThoughts(), EchoedCalls()
+        self._echoed_calls = EchoedCalls()
         self._raw = GrowingText()
         self._finish: str | None = None
         self._stop: str | None = None
@@ -186,25 +181,10 @@ class AnswerReader:
         if piece.finish == "error":
             raise UpstreamFailed("The upstream reports that the answer failed.")
         self._finish, self._stop = piece.finish or self._finish, piece.stop or self._stop
-        if piece.is_whole and self._streamed:
-            self._repeats.rest()
-            piece = self._new_part_of(piece)
-        elif self._logprobs is None:
-            piece = self._repeats.without(piece)
-        self._streamed = self._streamed or bool(piece.text or piece.reasoning or piece.calls)
         yield from split(piece)
-
-    def rest(self) -> Iterator[AnswerPiece]:
-        """Yields the parts that were held, to be called at the end of the answer."""
-        yield from split(self._repeats.rest())
 
     def feed(self, piece: AnswerPiece) -> Iterator[Event]:
         """Yields the events of a part."""
-        for place in self._repeats.places:
-            yield from self._repaired(Repaired(self._index, "stutter", place))
-        yield from self._events_of(piece)
-
-    def _events_of(self, piece: AnswerPiece) -> Iterator[Event]:
         self._spoken += len(piece.text) + len(piece.reasoning)
         for call in piece.calls:
             self._collected.add(call)
@@ -218,7 +198,6 @@ class AnswerReader:
             piece = replace(piece, text=piece.reasoning + piece.text, reasoning="")
         if piece.reasoning:
             self._raw_thoughts.add(piece.reasoning)
-            self._echoed_thoughts.add(piece.reasoning)
             yield from self._feed_reasoning(piece.reasoning)
         if piece.text:
             yield from self._end_thoughts(cut=True)
@@ -235,7 +214,6 @@ class AnswerReader:
         self._before, self._must_answer = self.counts, True
         self._collected, self._usage, self._finish = CollectedCalls(), None, None
         self._spoken = self._reasoned = self._said = 0
-        self._streamed, self._repeats = False, Repeats()
 
     def finish(self) -> Iterator[Event]:
         """Yields the last events of the answer, the very last of which is `Finished`."""
@@ -251,15 +229,6 @@ class AnswerReader:
         yield from self._final_reports()
         self.finished = True
         yield self._finished()
-
-    def _new_part_of(self, piece: AnswerPiece) -> AnswerPiece:
-        """The new part of a complete message, which some servers send again as it grows."""
-        return replace(
-            piece,
-            text=new_part(piece.text, self._raw),
-            reasoning=new_part(piece.reasoning, self._raw_thoughts),
-            calls=() if self._collected.calls else piece.calls,
-        )
 
     def _feed_reasoning(self, text: str) -> Iterator[Event]:
         if not self._options.opening:
@@ -285,9 +254,6 @@ class AnswerReader:
             is_last = number == len(self._collected.calls) - 1
             if not (call.name or call.arguments):
                 continue
-            if call.is_misnumbered:
-                place = f"tool_calls[{self._calls}].index"
-                yield from self._repaired(Repaired(self._index, "type", place))
             is_call = self._structured.read(call)
             made, self._made[:] = list(self._made), []
             new = self._echoed_calls.new_in(made)
@@ -331,12 +297,8 @@ class AnswerReader:
                     if source == "content":
                         if self._logprobs:
                             self._logprobs.of(event.text)
-                        is_new = not self._echoed_thoughts.repeats(event.text)
-                        kind: RepairKind = "reasoning" if is_new else "stutter"
                         place = "reasoning_content"
-                        yield from self._repaired(Repaired(self._index, kind, place))
-                        if not is_new:
-                            continue
+                        yield from self._repaired(Repaired(self._index, "reasoning", place))
                     self._reasoned += len(event.text)
                     yield from self._stops.finish()
                     yield event
@@ -389,8 +351,6 @@ class AnswerReader:
             yield Violation(self._index, "choices: the upstream sent several, this is the first")
         if self._logprobs and self._said and not self._logprobs.has_had_any:
             yield Violation(self._index, "logprobs: the upstream sent none")
-        if self._usage and self._usage.is_mistyped:
-            yield from self._repaired(Repaired(self._index, "type", "usage"))
         if not is_counted(self._usage, self.size):
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 

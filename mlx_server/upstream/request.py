@@ -33,8 +33,7 @@ from mlx_server.requests import (
     RegexFormat,
     ToolChoice,
 )
-from mlx_server.upstream.dialects import CHAT, COMPLETIONS
-from mlx_server.upstream.pieces import DETAILS
+from mlx_server.upstream.dialects import CHAT, COMPLETIONS, DETAILS
 from mlx_server.upstream.spec import UpstreamCapabilities
 from mlx_server.upstream.text_families import ThoughtTags
 

@@ -1,11 +1,9 @@
 """Reads the JSON values of an upstream's response, within what one answer may take."""
 
 import asyncio
-import json
-import math
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -17,58 +15,11 @@ from mlx_server.errors import UpstreamFailed
 from mlx_server.json_bounds import ExceedsBounds, check_bounds, check_numbers
 from mlx_server.system.turns import turn
 
-
-def decoded(text: str | bytes) -> Any:
-    """The value of a text, parsed as strict JSON if possible, which is faster. Raises as
-    `lenient_json` does."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return lenient_json(text if isinstance(text, str) else text.decode())
-
-
-def lenient_json(text: str) -> Any:
-    """The value, with None in place of NaN and infinite numbers.
-
-    Raises ValueError or RecursionError for a text that is not JSON.
-    """
-    found = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
-    return _encodable(found)
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def _encodable(value: Any) -> Any:
-    """The value, without lone surrogates, which some servers make by cutting an emoji in two."""
-    match value:
-        case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        case list():
-            return [_encodable(each) for each in value]
-        case dict():
-            return {_encodable(key): _encodable(each) for key, each in value.items()}
-        case _:
-            return value
-
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 END = "[DONE]"
 
-ENDS = (END, "[done]", "DONE", f'"{END}"')
-"""The spellings of the event that ends a stream."""
-
-JSON_STARTS = (b"{", b"}", b"[", b"]", b'"', b",", b" ", b"\t")
-"""The beginnings of lines that are taken for JSON that an upstream sent without `data:`."""
-
 BREAK = re.compile(rb"\r\n?|\n")
-
-DATA = re.compile(rb"(?: ?data:)*+ ?")
-"""Matches what precedes a value. Some proxies repeat the name of the field."""
-
 
 MEMORY_PER_BYTE = 4
 """The bytes of memory that are reckoned for each byte that an upstream sends. What is kept of an
@@ -121,9 +72,6 @@ class SseReader:
         self._line: list[bytes] = []
         """The parts of a line whose end has not come yet."""
         self._data: list[str] = []
-        self._are_values = True
-        """Whether each line of `_data` is an event of its own, because it is a JSON object or the
-        end of the stream."""
         self._size = 0
         """The bytes of `_line` and of the lines of `_data`."""
         self._after_return = False
@@ -167,84 +115,36 @@ class SseReader:
             found += self._events()
             return
         name, _, value = line.partition(b":")
-        if line.startswith(JSON_STARTS):
-            value = line
-        elif name != b"data":  # a comment, or a field without meaning here
+        if name != b"data":  # a comment, or a field without meaning here
             self._size -= len(line)
             return
         self._add(value)
 
     def _add(self, value: bytes) -> None:
         try:
-            text = DATA.sub(b"", value, count=1).decode()
+            text = value.removeprefix(b" ").decode()
         except UnicodeDecodeError:
             raise UpstreamFailed("The upstream sent text that is not UTF-8.") from None
-        if (word := text.strip()) in ENDS:
-            text = END
-        elif not word:
-            return
-        self._are_values = self._are_values and (text is END or text.startswith("{"))
-        self._data.append(text)
+        if text.strip():
+            self._data.append(END if text.strip() == END else text)
 
     def _events(self) -> list[str]:
-        """The data of one event, or of several if the upstream left out the empty lines between
-        them."""
-        lines, are_values = self._data, self._are_values
-        self._data, self._size, self._are_values = [], 0, True
-        return lines if are_values else ["\n".join(lines)]
-
-
-BETWEEN = re.compile(r"[\s,]*(?:data:\s*)?")
-"""Matches what may stand between two values of one event."""
-
-PINGS = frozenset(("ping", "pong", "heartbeat", "keepalive", "keep-alive"))
-"""Events that only keep the connection open."""
-
-WRAPPERS = ("data", "response", "output", "result", "body")
-"""Fields in which some servers wrap the answer."""
+        """The data of the event that an empty line ends; none if it has no data."""
+        lines, self._data, self._size = self._data, [], 0
+        return ["\n".join(lines)] if lines else []
 
 
 def values_of(text: str | bytes) -> Iterator[Any]:
-    """Yields the values of a text; `END` stands for the end of the stream. Raises ValueError or
-    RecursionError for a text that is not JSON, or has more values than a request may have."""
+    """Yields the value of a text, or the values of a list, in which Gemini wraps an error. Raises
+    ExceedsBounds for a text with more values than a request may have."""
     raw = text.encode() if isinstance(text, str) else text
     check_bounds(raw)
     check_numbers(raw)
-    try:
-        found = decoded(raw)
-    except (ValueError, RecursionError):
-        words = raw.decode().strip()
-        if words.lower() not in PINGS:
-            yield from _concatenated(words)
-        return
+    found = msgspec.json.decode(raw)
     if isinstance(found, list):
-        yield from (_unwrapped(each) for each in found if each)
-    elif found not in (None, ""):
-        yield _unwrapped(found)
-
-
-def _concatenated(text: str) -> Iterator[Any]:
-    """Yields the values of a text that has several, for example one on each line."""
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
-        end = next((each for each in ENDS if text.startswith(each, at)), None)
-        if end and at:
-            yield END
-            return
-        _, stop = decoder.raw_decode(text, at)
-        yield _unwrapped(lenient_json(text[at:stop]))
-        found = BETWEEN.match(text, stop)
-        at = found.end() if found else stop
-
-
-def _unwrapped(value: Any) -> Any:
-    if not isinstance(value, Mapping) or "choices" in value:
-        return value
-    for name in WRAPPERS:
-        inner = value.get(name)
-        if isinstance(inner, Mapping) and "choices" in inner:
-            return {"usage": value.get("usage"), **inner}
-    return value
+        yield from filter(None, found)
+    elif found is not None:
+        yield found
 
 
 END_SECONDS = 0.2
@@ -282,7 +182,7 @@ def _json_values(text: str | bytes) -> Iterator[Any]:
         yield from values_of(text)
     except ExceedsBounds as error:
         raise UpstreamFailed(f"The upstream sent JSON that is too large: {error}.") from None
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise UpstreamFailed("The upstream sent no valid JSON.") from None
 
 

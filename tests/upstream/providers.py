@@ -5,6 +5,47 @@ from tests.upstream.quirks import NOW, PARIS, PARIS_JSON, ROME
 
 PROVIDERS = [
     Dialect(
+        "OpenAI",
+        (
+            choice({"role": "assistant", "content": "", "refusal": None}, logprobs=None),
+            choice(
+                {"tool_calls": [function("get_weather", "", id="call_1", index=0)]}, logprobs=None
+            ),
+            choice({"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]}),
+            choice({"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]}),
+            choice(finish="tool_calls"),
+            {**LAST, "service_tier": "default", "system_fingerprint": None, "obfuscation": "x"},
+            DONE,
+        ),
+        calls=(PARIS,),
+        finish="tool_calls",
+    ),
+    Dialect(
+        "llama.cpp",
+        (
+            chunk(said={"role": "assistant", "content": None}, system_fingerprint="b1"),
+            chunk(said={"reasoning_content": "Hm."}),
+            chunk(said={"content": "Yes"}),
+            chunk("stop"),
+            {**LAST, "timings": {"prompt_n": 7, "predicted_n": 5, "cache_n": 0}},
+            DONE,
+        ),
+        "Hm.",
+        "Yes",
+        family="plain",
+    ),
+    Dialect(
+        "Anthropic",
+        (
+            chunk(said={"role": "assistant", "content": ""}),
+            chunk(said={"content": "Yes"}),
+            chunk("stop", usage={**COUNTED, "prompt_tokens_details": None}),
+            DONE,
+        ),
+        text="Yes",
+        family="plain",
+    ),
+    Dialect(
         "OpenRouter",
         (
             ": OPENROUTER PROCESSING\n\n" * 3,
@@ -60,66 +101,7 @@ PROVIDERS = [
         family="plain",
     ),
     Dialect(
-        "DeepSeek",
-        (
-            ": keep-alive\n\n",
-            chunk(said={"role": "assistant", "content": None, "reasoning_content": ""}),
-            chunk(said={"content": None, "reasoning_content": "Hm."}),
-            chunk(said={"content": "Yes", "reasoning_content": None}),
-            chunk("stop", {"content": "", "reasoning_content": None}, usage=COUNTED),
-            DONE,
-        ),
-        "Hm.",
-        "Yes",
-        family="deepseek_v3",
-    ),
-    Dialect(
-        "Groq",
-        (
-            chunk(said={"role": "assistant", "content": ""}, x_groq={"id": "req_1"}),
-            chunk(said={"reasoning": "Hm.", "channel": "analysis"}),
-            chunk(said={"content": "Yes"}),
-            chunk("stop", x_groq={"id": "req_1", "usage": {**COUNTED, "queue_time": 0.1}}),
-            DONE,
-        ),
-        "Hm.",
-        "Yes",
-    ),
-    Dialect(
-        "Mistral",
-        (
-            chunk(
-                said={
-                    "role": "assistant",
-                    "content": [
-                        {
-                            "type": "thinking",
-                            "thinking": [{"type": "text", "text": "Hm."}],
-                            "closed": False,
-                        }
-                    ],
-                },
-                p="abc",
-            ),
-            chunk(
-                said={
-                    "content": [
-                        {"type": "thinking", "thinking": [{"type": "text", "text": " So."}]},
-                        {"type": "text", "text": "Ye"},
-                        {"type": "reference", "reference_ids": [1]},
-                    ]
-                }
-            ),
-            chunk(said={"content": "s"}, p="a"),
-            chunk("stop", {"content": ""}, usage=COUNTED),
-            DONE,
-        ),
-        "Hm. So.",
-        "Yes",
-        family="mistral",
-    ),
-    Dialect(
-        "Azure",
+        "OpenAI on Azure",
         (
             {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
             choice(
@@ -143,7 +125,7 @@ PROVIDERS = [
         text="Yes",
     ),
     Dialect(
-        "Azure's filter",
+        "OpenAI's filter on Azure",
         (chunk(said={"content": "Ye"}), choice(finish="content_filter"), LAST, DONE),
         text="Ye",
         unmet=("content: the upstream's content filter ended the answer",),
@@ -184,36 +166,5 @@ PROVIDERS = [
         "Hm.",
         calls=(PARIS, NOW),
         finish="tool_calls",
-    ),
-    *(
-        Dialect(
-            f"calls that all have the number 0 and no id, {what}",
-            (
-                *(chunk(said={"tool_calls": [each]}) for each in found),
-                chunk("tool_calls"),
-                LAST,
-                DONE,
-            ),
-            calls=expected,
-            finish="tool_calls",
-        )
-        for what, found, expected in (
-            (
-                "of two tools",
-                (
-                    function("get_weather", PARIS_JSON, index=0),
-                    function("get_time", "{}", index=0),
-                ),
-                (PARIS, NOW),
-            ),
-            (
-                "of one tool",
-                (
-                    function("get_weather", PARIS_JSON, index=0),
-                    function("get_weather", '{"city": "Rome"}', index=0),
-                ),
-                (PARIS, ROME),
-            ),
-        )
     ),
 ]

@@ -1,7 +1,6 @@
 """Calls whose pieces, names and arguments are not as they should be."""
 
 import json
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -32,18 +31,12 @@ from tests.upstream.quirks import (
     reads,
 )
 
-NOTHINGS: tuple[Any, ...] = ({}, "{}")
-
-
 QUIRKS = (
     Quirk("a call as it should be", (call(PARIS_JSON),), **calls(PARIS)),
-    *(
-        Quirk(
-            f"the name after the arguments, {index}",
-            (indexed(index, arguments=PARIS_JSON), indexed(index, "a", name="get_weather")),
-            **calls(PARIS),
-        )
-        for index in (0, None)
+    Quirk(
+        "the name after the arguments",
+        (indexed(0, arguments=PARIS_JSON), indexed(0, "a", name="get_weather")),
+        **calls(PARIS),
     ),
     *(
         Quirk(
@@ -128,42 +121,12 @@ QUIRKS = (
                 indexed(second, arguments="{}"),
             ),
             **calls(PARIS, NOW),
-            repairs=tuple(f"type tool_calls[{n}].index" for n in (0, 1) if type(first) is not int),
         )
         for what, first, second in (
             ("huge", 10**9, 10**12),
             ("negative", -1, -2),
-            ("a text", "0", "1"),
-            ("a fraction", 0.0, 1.0),
             ("out of order", 7, 2),
         )
-    ),
-    Quirk(
-        "all of the arguments in each piece",
-        (indexed(0, name="get_weather", arguments='{"ci'), indexed(0, arguments=PARIS_JSON)),
-        **calls(PARIS),
-    ),
-    Quirk("a call that is sent twice", (call(PARIS_JSON), call(PARIS_JSON)), **calls(PARIS)),
-    Quirk(
-        "all of the name in each piece",
-        (indexed(0, name="get_"), indexed(0, name="get_weather", arguments=PARIS_JSON)),
-        **calls(PARIS),
-    ),
-    Quirk(
-        "objects as pieces of the arguments",
-        (
-            indexed(0, name="get_weather", arguments={"city": "Paris"}),
-            indexed(0, arguments={"days": 3}),
-        ),
-        **calls({"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}),
-    ),
-    *(
-        Quirk(
-            f"no arguments before the arguments, as {type(nothing).__name__}",
-            (indexed(0, name="get_weather", arguments=nothing), indexed(0, arguments=PARIS_JSON)),
-            **calls(PARIS),
-        )
-        for nothing in NOTHINGS
     ),
     Quirk(
         "arguments that are a list",
@@ -189,15 +152,6 @@ QUIRKS = (
         ends=delta("tool_calls", **indexed(1, arguments='"Paris"}')),
     ),
     Quirk(
-        "the name in pieces",
-        (
-            indexed(0, "a", name="get_"),
-            indexed(0, name="weather"),
-            indexed(0, arguments=PARIS_JSON),
-        ),
-        **calls(PARIS),
-    ),
-    Quirk(
         "the name and the id in each piece",
         tuple(
             indexed(0, "a", name="get_weather", arguments=piece)
@@ -214,23 +168,7 @@ QUIRKS = (
         ),
         **calls(PARIS),
     ),
-    Quirk(
-        "another id in each piece",
-        (
-            indexed(0, "a", name="get_weather"),
-            indexed(0, "b", arguments='{"city": '),
-            indexed(0, "c", arguments='"Paris"}'),
-        ),
-        **calls(PARIS),
-    ),
-    Quirk(
-        "another id in each piece, and the name",
-        tuple(
-            indexed(0, id, name="get_weather", arguments=piece)
-            for id, piece in (("a", '{"city"'), ("b", ': "Pa'), ("c", 'ris"}'))
-        ),
-        **calls(PARIS),
-    ),
+    Quirk("a call of nothing", ({"tool_calls": [{"function": None}]}, {"content": "Y"}), text="Y"),
 )
 
 

@@ -98,52 +98,6 @@ DIALECTS = [
         "Hm.",
         "Yes",
     ),
-    Dialect(
-        "Perplexity, which repeats the message in each piece",
-        (
-            choice({"role": "assistant", "content": "Ye"}, message={"content": "Ye"}),
-            choice({"content": "s"}, "stop", message={"content": "Yes"}),
-            LAST,
-            DONE,
-        ),
-        text="Yes",
-    ),
-    Dialect(
-        "messages that grow",
-        (
-            {"choices": [{"index": 0, "message": {"content": "", "reasoning_content": "H"}}]},
-            {"choices": [{"index": 0, "message": {"content": "Y", "reasoning_content": "Hm."}}]},
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "message": {"content": "Yes", "reasoning_content": "Hm."},
-                        "finish_reason": "stop",
-                    }
-                ],
-                "usage": COUNTED,
-            },
-            DONE,
-        ),
-        "Hm.",
-        "Yes",
-    ),
-    Dialect(
-        "Qwen's cloud",
-        (
-            chunk(said={"content": None, "reasoning_content": "Hm.", "role": "assistant"}),
-            choice({"tool_calls": [function("get_weather", "", id="call_1", index=0)]}),
-            choice({"tool_calls": [function("", '{"city": ', id="", index=0)]}),
-            choice({"tool_calls": [function("", '"Paris"}', id="", index=0)]}),
-            chunk("tool_calls", {"content": ""}),
-            LAST,
-            DONE,
-        ),
-        "Hm.",
-        calls=(PARIS,),
-        finish="tool_calls",
-        family="qwen3",
-    ),
     *(
         Dialect(
             f"a tool's name as {name}",
@@ -177,17 +131,6 @@ DIALECTS = [
         ),
         calls=(PARIS,),
         finish="tool_calls",
-    ),
-    Dialect(
-        "numbers as text",
-        (
-            choice({"tool_calls": [function("get_weather", PARIS_JSON, id="a", index="0")]}),
-            chunk("tool_calls", usage={"prompt_tokens": "7", "completion_tokens": 5.0}),
-            DONE,
-        ),
-        calls=(PARIS,),
-        finish="tool_calls",
-        repairs=("type tool_calls[0].index", "type usage"),
     ),
     Dialect(
         "a filter with its cause",
@@ -233,15 +176,18 @@ FAILURES: dict[str, tuple[Any, ...]] = {
             provider="X",
         ),
     ),
-    "Groq": (chunk(x_groq={"id": "req_1", "error": "Provider disconnected"}),),
+    "vLLM": (chunk("abort"), LAST, DONE),
+    "watsonx, cancelled": (chunk("cancelled"), LAST, DONE),
+    "Anthropic": (
+        "event: error\n",
+        {"type": "error", "error": {"type": "api_error", "message": "Provider disconnected"}},
+    ),
     "vLLM, older": ({"object": "error", "message": "Provider disconnected", "code": 400},),
     "watsonx": (
         "event: error\n",
         {"errors": [{"code": "x", "message": "Provider disconnected"}], "status_code": 500},
     ),
     "llama.cpp": ('error: {"code": 500, "message": "Provider disconnected"}\n\n',),
-    "DeepSeek": (chunk("insufficient_system_resource"), LAST, DONE),
-    "GLM": (chunk("network_error"), LAST, DONE),
     "Gemini": ('data: [{"error": {"code": 500, "message": "Provider disconnected"}}]\n\n',),
 }
 

@@ -112,19 +112,13 @@ def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -
 
 
 BUSY: list[Json] = [
-    {"error": {"code": "429", "message": "slow down"}},
     {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
-    {"error": {"error": {"type": "overloaded_error", "message": "slow down"}}},
+    {"type": "error", "error": {"type": "overloaded_error", "message": "slow down"}},
     {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
-    {"title": "Too many", "status": 429, "detail": "slow down"},
 ]
 
 
 BROKEN: list[Json] = [
-    {"base_resp": {"status_code": 1004, "status_msg": "it broke"}, "choices": None},
-    {"success": False, "msg": "it broke"},
-    {"errorCode": "X", "errorMessage": "it broke"},
-    {"fault": {"faultstring": "it broke"}},
     {"error": json.dumps({"message": "it broke"})},
     {"error": {"code": 502, "message": "It failed", "metadata": {"raw": "it broke"}}},
 ]

@@ -6,13 +6,27 @@ from starlette.testclient import TestClient
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,
+    Json,
     PlayingServer,
     as_response,
+    delta,
     in_chunks,
     in_one,
     whole,
 )
-from tests.upstream.quirks import CALL_JSON, PARIS, PARIS_JSON, ROME, Quirk, calls, check, reads
+from tests.upstream.quirks import (
+    CALL_JSON,
+    NOW,
+    PARIS,
+    PARIS_JSON,
+    ROME,
+    Quirk,
+    call,
+    calls,
+    check,
+    indexed,
+    reads,
+)
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 
@@ -23,6 +37,11 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 COMMENTARY = (
     "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 )
+
+
+def numbered(index: int, text: str, finish: str | None = None) -> Json:
+    """An answer of several."""
+    return {"index": index, "delta": {"content": text}, "finish_reason": finish}
 
 
 QUIRKS = (
@@ -122,6 +141,71 @@ QUIRKS = (
         **calls(PARIS),
         repairs=("unmarked tool_calls[0]",),
         family="qwen3",
+    ),
+    *(
+        Quirk(f"reasoning in {name}", ({name: "Hm."}, {"content": "Yes"}), "Hm.", "Yes")
+        for name in ("reasoning_content", "reasoning")
+    ),
+    Quirk(
+        "reasoning as details alone",
+        (
+            {"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+            {"reasoning_details": [{"type": "reasoning.encrypted", "data": "xyz"}]},
+            {"content": "Yes"},
+        ),
+        "Hm.",
+        "Yes",
+    ),
+    Quirk(
+        "a call in the content and as such",
+        ({"content": CALL_JSON}, call(PARIS_JSON), indexed(1, name="get_time", arguments="{}")),
+        **calls(PARIS, NOW),
+        repairs=("unmarked tool_calls[0]", "stutter tool_calls"),
+    ),
+    Quirk(
+        "answers that were not asked for",
+        (
+            {"choices": [numbered(1, "No"), numbered(0, "Yes")]},
+            {"choices": [numbered(1, "No", "length")]},
+        ),
+        text="Yes",
+        unmet=("choices: the upstream sent several, this is the first",),
+    ),
+    Quirk(
+        "a number that is not 0",
+        ({"choices": [numbered(5, "Yes", "stop")]},),
+        text="Yes",
+        ends={"choices": []},
+    ),
+    Quirk("text as a completion has it", ({"choices": [{"text": "Yes"}]},), text="Yes"),
+    Quirk(
+        "pieces with nothing but a role",
+        ({"role": "assistant"}, {"content": "Ye"}, {"role": "assistant"}, {"content": "s"}),
+        text="Yes",
+    ),
+    Quirk("null choices", ({"choices": None}, {"content": "Yes"}), text="Yes"),
+    Quirk("an end that claims calls", ({"content": "Yes"},), text="Yes", ends=delta("tool_calls")),
+    Quirk("an end that claims none", (call(PARIS_JSON),), **calls(PARIS), ends=delta("stop")),
+    *(
+        Quirk(f"an end as {reason}", ({"content": "Ye"},), "", "Yes", (), ours, ends=end)
+        for reason, ours in (
+            ("STOP", "stop"),
+            ("MAX_TOKENS", "length"),
+            ("time_limit", "length"),
+            ("end_turn", "stop"),
+        )
+        for end in [delta(reason, content="s")]
+    ),
+    Quirk(
+        "an empty reason in each piece",
+        (delta("", content="Ye"), delta("", content="s")),
+        text="Yes",
+    ),
+    Quirk("no reason before the end", ({"content": "Yes"},), text="Yes", ends=delta(None)),
+    Quirk(
+        "the usage in the middle",
+        ({"content": "Ye"}, USAGE, {"content": "s"}),
+        text="Yes",
     ),
 )
 

@@ -90,7 +90,7 @@ KINDS = (
     Kind("arguments", begun, lambda i: call(arguments="x")),
     Kind("arguments with the name", begun, lambda i: call(name="f", arguments="}")),
     Kind("arguments with another name", begun, lambda i: call(name="g", arguments="")),
-    Kind("arguments with other ids", begun, lambda i: call(id=f"i{i}", name="f", arguments="}")),
+    Kind("arguments with other ids", begun, lambda i: call(id=f"i{i}", arguments="}")),
     Kind("arguments without an index", begun, lambda i: call(None, name="", arguments="}")),
     Kind("arguments that begin alike", begun, lambda i: call(name="f", arguments='{"a":"')),
     Kind(
@@ -175,7 +175,7 @@ def events(stream: bytes) -> float:
 
 def reason(text: bytes) -> float:
     began = time.thread_time()
-    reason_of_end({"finish_reason": text.decode()})
+    reason_of_end(text.decode())
     return time.thread_time() - began
 
 

@@ -26,7 +26,7 @@ from mlx_server.api.chat_completions.protocol import (
     OtherToolParam,
     ToolCallParam,
 )
-from mlx_server.api.content import parts_of, thoughts_of
+from mlx_server.api.content import part_text, parts_of, thoughts_of
 from mlx_server.api.fields import check_stream_options
 from mlx_server.api.freeform import arguments_of_text, freeform_tool
 from mlx_server.api.roles import role_of
@@ -42,7 +42,6 @@ from mlx_server.messages import (
     media_parts,
 )
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
-from mlx_server.upstream.pieces import part_text
 
 
 def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
