@@ -496,6 +496,19 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         "hi",
         "input.encrypted_content",
     ),
+    "an MCP call of no server": (
+        RESPONSES,
+        responses({"type": "mcp_call", "name": "roll", "arguments": "{}", "output": "4"}),
+        "roll",
+        "",
+    ),
+    "a list of tools of no server": (RESPONSES, responses({"type": "mcp_list_tools"}), "hi", ""),
+    "a call whose type is a number": (
+        CHAT,
+        chat(assistant(None, {"id": "c", "type": 5, "function": {"name": "roll"}})),
+        "roll",
+        "",
+    ),
     "an approval without a request": (
         RESPONSES,
         responses({"type": "mcp_approval_response", "approval_request_id": "x", "approve": True}),

@@ -39,7 +39,7 @@ class FunctionCallParam(WireModel):
     ACCEPTED = frozenset({"index"})
 
     id: Text = None
-    type: str | None = None
+    type: Text = None
     function: FunctionCall | None = None
     extra_content: dict[str, Any] | None = None
     """What an upstream sent with the call, such as Gemini's signature."""

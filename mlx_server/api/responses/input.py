@@ -202,7 +202,8 @@ class ItemsToMessages:
     def _mcp_call(self, item: McpCallItem) -> None:
         id = item.id or f"mcp_{len(self.messages)}_{len(self._calls)}"
         arguments, extra = item.arguments or "", item.extra_content
-        self._call(ToolCall(id, item.name, arguments, item.server_label, extra_content=extra))
+        name = item.name or UNNAMED
+        self._call(ToolCall(id, name, arguments, item.server_label, extra_content=extra))
         output = item.output if item.output is not None else _error_text(item.error)
         self._results.append(Message("tool", output, tool_call_id=id))
 
@@ -572,4 +573,4 @@ def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:
 def _listed(items: Iterable[InputItem]) -> set[str]:
     """Labels of the MCP servers whose tools are already listed in the conversation."""
     lists = (item for item in items if isinstance(item, McpListToolsItem))
-    return {item.server_label for item in lists if not item.error}
+    return {item.server_label or "" for item in lists if not item.error}

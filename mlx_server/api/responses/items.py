@@ -147,18 +147,18 @@ class McpListToolsItem(Item):
     ACCEPTED = Item.ACCEPTED | {"tools"}
 
     type: Literal["mcp_list_tools"]
-    server_label: str
+    server_label: Text = None
     error: Any = None
 
 
 class McpCallItem(Item):
     type: Literal["mcp_call"]
-    server_label: str
-    name: Annotated[str, Field(min_length=1)]
+    server_label: Text = None
+    name: Text = None
     arguments: Arguments = None
     output: Text = None
     error: Any = None
-    approval_request_id: str | None = None
+    approval_request_id: Text = None
     extra_content: ExtraContent = None
 
 
