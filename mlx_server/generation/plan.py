@@ -14,6 +14,7 @@ from mlx_server.generation.constraints import (
     budget_of,
     constrain_rows,
 )
+from mlx_server.generation.media import check_media
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.rendering import (
     check_text,
@@ -77,6 +78,7 @@ def plan(
     ServerError for what the model can't do."""
     check_task(prepared, "generate")
     check_text(prepared, request)
+    check_media(prepared.spec, request)
     if request.format:
         check(request.format, request.format_param)
     check_wanted()

@@ -9,6 +9,7 @@ from functools import partial
 
 from mlx_server.errors import AdapterNotFound, ServerError
 from mlx_server.events import Event, Started, TokenCounts, total
+from mlx_server.generation.media import check_media
 from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.review import ReviewedAnswer
 from mlx_server.grammars.formats import check as check_format
@@ -79,6 +80,7 @@ def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
             f"{model.id} is served by another server and has no adapter {name[:100]!r}.",
             param="adapter" if request.adapter else "model",
         )
+    check_media(model.spec, request, model.can.takes)
     check(model.id, model.can, request, model.thoughts)
     if isinstance(request.format, JsonFormat):  # the answer is checked, so no grammar is needed
         check_format(replace(request.format, strict=False), request.format_param)

@@ -81,6 +81,9 @@ class ModelOptions:
     them."""
     schema_in_prompt: Literal["auto", "never"] = "auto"
     """Whether the prompt describes the schema that an answer must follow."""
+    images: Literal["describe", "refuse"] = "describe"
+    """Whether a question with images, or other media, that the model can't take is answered, with a
+    line of text in their place, or refused. Those of the history are never refused."""
     compute_ahead: int = 0
     """The most tokens of a conversation's next prompt that an idle engine computes."""
     volatile_lines: Literal["drop", "keep"] = "drop"

@@ -27,6 +27,12 @@ def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
+def refusing(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine(), images="refuse") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def tokenizer(tiny_path: Path) -> Tokenizer:
     return Tokenizer(tiny_path / "tokenizer.json")
 
@@ -595,6 +601,28 @@ def test_a_stored_chain_with_an_image_goes_on(
         assert LINE in tokenizer.raw(engine.taken[-1].prompt)
         place = f"{next(iter(before))}.content.input_image"
         assert answer.headers[IGNORED] == place.replace("conversation.", "previous_response_id.")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, chat(*user([IMAGE])), 400),
+        (CHAT, chat(*user([IMAGE]), assistant("a"), *user("b")), 200),
+        (CHAT, chat(assistant(None, CALL), result([IMAGE])), 200),
+        (MESSAGES, anthropic(BLOCK), 400),
+        (MESSAGES, answered([BLOCK]), 200),
+        (RESPONSES, HISTORIES["an image of Responses"][1], 400),
+        ("/api/chat", HISTORIES["an image of Ollama's"][1], 400),
+        ("/api/generate", HISTORIES["an image to generate from"][1], 400),
+        ("/v1/messages/count_tokens", anthropic(BLOCK), 200),
+    ],
+)
+def test_the_owner_may_have_new_images_refused(
+    refusing: TestClient, path: str, body: Json, status: int
+) -> None:
+    answer = refusing.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == status, answer.text
+    assert (status == 200) == ("can't be sent this image" not in answer.text)
 
 
 FUNCTIONS: dict[str, Json] = {

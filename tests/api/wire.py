@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 from fastapi import FastAPI
@@ -114,9 +114,10 @@ def client(
     model: Path,
     engine: ScriptedEngine,
     store: StoreSettings | None = None,
+    images: Literal["describe", "refuse"] = "describe",
     **server: Any,
 ) -> Iterator[TestClient]:
-    made = app(model, engine, store, **server)
+    made = app(model, engine, store, images, **server)
     with TestClient(made, base_url="http://localhost", raise_server_exceptions=False) as found:
         yield found
 
@@ -125,12 +126,13 @@ def app(
     model: Path,
     engine: ScriptedEngine,
     store: StoreSettings | None = None,
+    images: Literal["describe", "refuse"] = "describe",
     **server: Any,
 ) -> FastAPI:
     settings = Settings(
         server=ServerSettings(**server),
         store=store or StoreSettings(),
-        models={MODEL: ModelSettings(source=str(model))},
+        models={MODEL: ModelSettings(source=str(model), images=images)},
     )
     made = create_app(settings)
     made.state.pool.make_engine = lambda **limits: engine

@@ -73,6 +73,7 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         "preload": f"{POOL}::test_preloading_begins_at_the_start_and_only_where_asked_for",
         "pinned": ReportedSetting({"pinned": True}, "pinned", True),
         "ttl": ReportedSetting({"ttl": 3600.0}, "ttl", 3600.0),
+        "images": "tests/api/test_histories.py::test_the_owner_may_have_new_images_refused",
         "kv_bits": "tests/worker/test_quantized_kv.py::test_a_row_takes_half_the_memory_or_less",
         **OF_UPSTREAMS,
     },
