@@ -11,7 +11,7 @@ WORKING_BYTES, WORKING_SHARE = 250 << 20, 0.05
 """Memory that the default budget leaves to the computation: the activations of the longest prefill
 chunk (0.1 to 0.6 GB with commonly used models), and the second copy of a layer's cache while it
 grows, while a row joins or leaves a batch, and while a prompt is put into the prompt cache. The
-table in tests/pool/test_memory_budget.py has the measurements."""
+table in tests/pool/test_memory.py has the measurements."""
 
 SHARE_OF_RAM = 0.75
 """The share of RAM that takes the place of Metal's recommendation where there is no Metal."""

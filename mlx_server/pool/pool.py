@@ -43,7 +43,7 @@ from mlx_server.pool.models import (
     ServedModels,
     UpstreamModel,
 )
-from mlx_server.pool.policy import Policy, PolicyView
+from mlx_server.pool.policy import PolicyView
 from mlx_server.pool.prepare import (
     REPLAY,
     Capabilities,
@@ -51,7 +51,7 @@ from mlx_server.pool.prepare import (
     PreparedModel,
     capabilities_of,
 )
-from mlx_server.pool.scheduler import MemoryScheduler, now
+from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
 
 SHARE = 3
@@ -177,19 +177,6 @@ class Pool:
     @property
     def supervisor(self) -> Supervisor:
         return self.engines[0].supervisor
-
-    @property
-    def engine(self) -> EngineClient:
-        """The first engine, which has the models on this machine if there are any."""
-        return self.engines[0].engine
-
-    @property
-    def _scheduler(self) -> MemoryScheduler:
-        return self.engines[0].scheduler
-
-    @property
-    def _policy(self) -> Policy:
-        return self._scheduler.policy
 
     @property
     def specs(self) -> list[ModelSpec]:

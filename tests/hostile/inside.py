@@ -89,7 +89,7 @@ class Inside:
 
     def given(self) -> int:
         """Rows that the engine has not been asked to forget."""
-        return self.within(lambda: len(self.pool.engine._rows))
+        return self.within(lambda: len(self.pool.engines[0].engine._rows))
 
     def is_free(self) -> bool:
         """Nobody holds anything."""
@@ -101,7 +101,7 @@ class Inside:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The engine's process does nothing meanwhile, and takes no notice of its commands."""
-        (pid,) = self.within(lambda: [self.pool.engine.pid])
+        (pid,) = self.within(lambda: [self.pool.engines[0].engine.pid])
         assert pid
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -124,7 +124,9 @@ def connections(server: Inside) -> list[Any]:
 
 def held(server: Inside) -> int:
     """Requests."""
-    return server.within(lambda: sum(a.is_paused for a in {*server.pool.engine._rows.values()}))
+    return server.within(
+        lambda: sum(a.is_paused for a in {*server.pool.engines[0].engine._rows.values()})
+    )
 
 
 def is_full(server: Inside) -> bool:
@@ -228,7 +230,9 @@ def of_ended(reports: list[Report]) -> set[int]:
 
 
 def unread(server: Inside) -> int:
-    return server.within(lambda: sum(a.unread for a in {*server.pool.engine._rows.values()}))
+    return server.within(
+        lambda: sum(a.unread for a in {*server.pool.engines[0].engine._rows.values()})
+    )
 
 
 def kernel_bytes(server: Inside) -> int:

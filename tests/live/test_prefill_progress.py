@@ -38,7 +38,7 @@ def watched(server: Inside) -> list[PrefillView]:
     seen: list[PrefillView] = []
 
     def watch() -> None:
-        engine = server.pool.engine
+        engine = server.pool.engines[0].engine
         before = engine.on_prefill
 
         def on_prefill(progress: PrefillProgress) -> None:

@@ -189,7 +189,7 @@ async def running(
         await pool.stop()
     await asyncio.wait([*(asyncio.all_tasks() - before), asyncio.ensure_future(asyncio.sleep(0))])
     assert_idle(pool)
-    assert pool._scheduler.timer is None or pool._scheduler.timer.cancelled()
+    assert pool.engines[0].scheduler.timer is None or pool.engines[0].scheduler.timer.cancelled()
     gc.collect()
     assert unheard == []
 
@@ -197,7 +197,7 @@ async def running(
 def assert_idle(pool: Pool) -> None:
     assert (pool.rows, pool.memory()["kv_reserved"]) == (0, 0)
     assert [view.leases for view in pool.views()] == [0] * len(pool.specs)
-    assert (pool._policy.waiting, pool._scheduler.waiting) == ((), {})
+    assert (pool.engines[0].policy.waiting, pool.engines[0].scheduler.waiting) == ((), {})
 
 
 def asks(kv_bytes: int, most: int | None = None) -> MemoryDemand:
@@ -229,7 +229,7 @@ class Holding:
         self._stack.enter_context(pool.row_slot(1))
         prepared = await pool.prepared(name)
         lease = await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
-        self._begin = partial(pool._scheduler.leases.begin, lease.ticket)
+        self._begin = partial(pool.engines[0].scheduler.leases.begin, lease.ticket)
         return self
 
     def begin(self) -> None:
@@ -268,7 +268,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def waiting(pool: Pool, count: int) -> None:
-    await until(lambda: len(pool._policy.waiting) >= count)
+    await until(lambda: len(pool.engines[0].policy.waiting) >= count)
 
 
 async def cancelled(task: asyncio.Task[LoadedModel]) -> None:

@@ -40,7 +40,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
                 async with pool.lease(prepared, asks(0), adapter):
                     raise AssertionError
             await turns()
-            assert pool._scheduler.adapters.loaded_for("a") == []
+            assert pool.engines[0].scheduler.adapters.loaded_for("a") == []
             loaded = f"load a {adapter.spec.digest}"
             assert machine.log == ["load a", loaded, f"un{loaded}"]
             for remove in ("new", "nobody"):

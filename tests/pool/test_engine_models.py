@@ -152,7 +152,7 @@ def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
             async def generating() -> None:
                 async with pool.lease(prepared, asks(30)):
                     reached.set()
-                    _ = pool.engine  # as the owner of a lease does next
+                    _ = pool.engines[0].engine  # as the owner of a lease does next
 
             task = asyncio.create_task(generating())
             await waiting(pool, 1)
@@ -293,8 +293,8 @@ def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) ->
                     await task
             # nothing is begun when the last lease ends
             assert machine.log == ["load a"]
-            assert pool._scheduler.timer
-            assert pool._scheduler.timer.cancelled()
+            assert pool.engines[0].scheduler.timer
+            assert pool.engines[0].scheduler.timer.cancelled()
 
     run(test)
 

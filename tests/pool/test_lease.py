@@ -107,7 +107,7 @@ def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec)
                 assert pool.memory()["kv_reserved"] == 2 * 20
                 last.left([2, 4])
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._scheduler.leases.of_row == {}
+            assert pool.engines[0].scheduler.leases.of_row == {}
 
     run(test)
 
@@ -123,6 +123,6 @@ def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
                 for _ in range(20):
                     step(pool, 1)
                 assert pool.memory()["kv_reserved"] == 0
-            assert pool._scheduler.leases.of_row == {}
+            assert pool.engines[0].scheduler.leases.of_row == {}
 
     run(test)

@@ -1,13 +1,15 @@
-"""Who gets into memory, who waits, who is evicted.
+"""Decides what is in memory, who waits and in which order, and what is evicted."""
 
-First the rules one by one, in numbers small enough to follow; then all at once, in any order.
-"""
+import math
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.policy import (
+    TURN,
     FailedToLoad,
     Grant,
     LoadAction,
@@ -15,7 +17,9 @@ from mlx_server.pool.policy import (
     NeverFits,
     Policy,
     PolicyView,
+    PreemptAction,
     Refuse,
+    ResumeAction,
     ShrinkCache,
     UnloadAction,
     WaitedTooLong,
@@ -199,3 +203,383 @@ def test_events_out_of_turn_are_our_own_bugs() -> None:
 @pytest.mark.soak
 def test_keeps_its_promises_whatever_happens() -> None:
     run_state_machine_as_test(PolicyMachine, settings=MANY)
+
+
+def test_clients_take_turns() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    assert policy.request(0, "a", 6, 5.0, client="many") == (Grant(0),)
+    for ticket in (1, 2, 3):
+        policy.request(ticket, "a", 6, 5.0, client="many")
+    policy.request(4, "a", 6, 6.0, client="few")
+    policy.request(5, "a", 6, 6.0, client="few")
+    granted = []
+    for ticket in (0, 4, 1, 5, 2, 3):
+        granted += list(policy.release(ticket, 7.0))
+    assert granted == [Grant(4), Grant(1), Grant(5), Grant(2), Grant(3)]
+
+
+def test_programs_of_one_address_share_the_turns_of_a_client() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    policy.request(0, "a", 6, 5.0, client="192.0.2.7")
+    clients = [*(f"127.0.0.1 {at}" for at in range(3)), "192.0.2.7"] * 20
+    for ticket, client in enumerate(clients, 1):
+        policy.request(ticket, "a", 6, 5.0, client=client)
+    last, turns = 0, []
+    for _ in range(24):
+        (grant,) = policy.release(last, 6.0)
+        assert isinstance(grant, Grant)
+        last = grant.ticket
+        turns.append(clients[last - 1])
+    counts = Counter(turns)
+    assert 10 <= counts["192.0.2.7"] <= 14
+    assert all(2 <= counts[f"127.0.0.1 {at}"] <= 6 for at in range(3))
+
+
+def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    assert policy.request(0, "a", 2, 5.0, rows=3, client="many") == (Grant(0),)
+    policy.request(1, "a", 6, 5.0, client="many")
+    now, last, passed = 6.0, 0, 0
+    for ticket in range(2, 1000):
+        policy.request(ticket, "a", 6, now, client=f"newcomer {ticket}")
+        (grant,) = policy.release(last, now)
+        assert isinstance(grant, Grant)
+        last, passed = grant.ticket, passed + 1
+        if last == 1:
+            break
+    assert last == 1
+    assert 3 < passed <= 3 * TURN + 1
+
+
+def test_rows_that_have_not_begun_take_no_memory_from_the_prompt_cache_yet() -> None:
+    policy = policy_of(a=ModelFacts(3), ready=["a"])
+    policy.cache_bytes(7)
+    assert policy.request(1, "a", 4, now=1, extra_bytes=1) == (ShrinkCache(2), Grant(1))
+    assert (policy.used, policy.in_use) == (3 + 4 + 1 + 2, 3 + 1)
+    policy.begin(1)
+    assert policy.in_use == 3 + 4 + 1
+    policy.release(1, now=2)
+    policy.begin(1)  # it was cancelled meanwhile
+    assert policy.in_use == 3
+
+
+def test_rows_grow_while_there_is_room_and_the_last_give_way() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    for ticket in (1, 2, 3):
+        asked = policy.request(ticket, "a", 1, 5.0, most_kv_bytes=4)
+        assert asked == (Grant(ticket),)
+    assert (policy.used, policy.kv_reserved) == (7, 3)
+    assert policy.resize(1, 2, 6.0) == (), "all three rows are as long as the longest"
+    assert policy.used == 10
+    assert policy.resize(2, 3, 7.0) == (PreemptAction(3),)
+    assert policy.used == 10
+    assert policy.resize(2, 4, 8.0) == (PreemptAction(2),), "the longest itself, if it is the last"
+    assert policy.resize(1, 4, 9.0) == ()
+    assert (policy.used, policy.preempted) == (8, (2, 3))
+    assert policy.release(1, 10.0) == (ResumeAction(2),)
+    assert policy.request(4, "a", 1, 11.0) == (), "those that were preempted come first"
+    assert policy.release(2, 12.0) == (ResumeAction(3), Grant(4))
+
+
+def test_what_came_to_nothing_grows_no_more() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=2) == (Grant(1),)
+    assert policy.resize(1, 99, 6.0) == ()
+    assert policy.kv_reserved == 2
+    policy.engine_lost(7.0)
+    assert policy.resize(1, 2, 8.0) == ()
+    assert policy.used == 0
+
+
+def test_a_lost_engine_takes_leases_but_not_those_who_wait() -> None:
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(4), ready="a")
+    assert policy.cache_bytes(1) == ()
+    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 3, 5.0) == ()
+    assert policy.engine_lost(6.0) == (LoadAction("a"),)
+    assert policy.release(1, 7.0) == ()
+    assert (policy.used, policy.cache) == (6, 0)
+    assert policy.loaded("a", 6, 8.0) == (Grant(2),)
+
+
+def test_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
+    policy = policy_of(
+        a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(3), d=ModelFacts(4), ready="abc"
+    )
+    assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
+    assert policy.release(1, 6.0) == ()
+    assert policy.request(2, "d", 0, 7.0) == (UnloadAction("b"),)
+    assert policy.tick(8.0) == ()
+    assert policy.unloaded("b", 9.0) == (LoadAction("d"),)
+    assert policy.used == 10
+
+
+def test_spares_an_old_model_whose_size_does_not_help() -> None:
+    policy = policy_of(a=ModelFacts(1), b=ModelFacts(8), c=ModelFacts(9), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
+
+
+def test_a_request_may_say_how_long_a_model_stays() -> None:
+    policy = policy_of(a=ModelFacts(6, ttl=60), ready="a")
+    assert policy.views()["a"].stale_at == 60
+    assert policy.keep("a", math.inf, 1.0) == ()
+    assert (policy.views()["a"].stale_at, policy.next_deadline()) == (None, None)
+    assert policy.keep("a", 5, 2.0) == ()
+    assert policy.next_deadline() == 5
+    assert policy.tick(5.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 6.0) == ()
+    policy.request(1, "a", 0, 7.0)
+    policy.loaded("a", 6, 8.0)
+    policy.release(1, 9.0)
+    assert policy.views()["a"].stale_at == 69, "once it is loaded again, its own time counts"
+
+
+def test_a_model_that_is_not_kept_goes_after_its_last_lease() -> None:
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(3, pinned=True), ready="ab")
+    policy.request(1, "a", 0, 5.0)
+    assert policy.keep("a", 0, 6.0) == ()
+    assert policy.release(1, 7.0) == (UnloadAction("a"),)
+    assert policy.keep("b", 0, 8.0) == (), "a pinned model stays"
+
+
+def test_a_model_that_is_not_in_memory_is_not_kept() -> None:
+    policy = policy_of(a=ModelFacts(6))
+    assert policy.keep("a", 0, 1.0) == ()
+    policy.request(1, "a", 0, 2.0)
+    policy.loaded("a", 6, 3.0)
+    assert policy.release(1, 4.0) == ()
+
+
+def test_what_is_being_unloaded_counts_until_it_is_gone() -> None:
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
+    assert policy.request(1, "b", 0, 5.0) == (UnloadAction("a"),)
+    assert policy.used == 6
+    assert policy.request(2, "a", 0, 6.0) == ()
+    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
+    assert policy.loaded("b", 6, 8.0) == (Grant(1),)
+    assert policy.release(1, 9.0) == (UnloadAction("b"),)
+    assert policy.unloaded("b", 10.0) == (LoadAction("a"),)
+
+
+def test_nothing_is_evicted_while_that_would_not_be_enough() -> None:
+    policy = policy_of(a=ModelFacts(2), b=ModelFacts(4), c=ModelFacts(8), ready="ab")
+    assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "c", 1, 6.0) == ()
+    assert policy.release(1, 7.0) == (UnloadAction("a"), UnloadAction("b"))
+
+
+def test_pinned_models_stay() -> None:
+    policy = policy_of(a=ModelFacts(4, pinned=True), b=ModelFacts(4), c=ModelFacts(6), ready="ab")
+    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
+    assert policy.request(2, "c", 1, 6.0) == (Refuse(2, NeverFits(needed=7, available=6)),)
+
+
+def test_evicts_no_model_that_an_earlier_ticket_waits_for() -> None:
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(4), c=ModelFacts(5), ready="ba")
+    assert policy.request(1, "a", 5, 5.0) == (UnloadAction("b"),)
+    assert policy.request(2, "c", 0, 5.0) == ()
+    assert policy.unloaded("b", 6.0) == (Grant(1),)
+
+
+def test_idle_models_go_after_their_time() -> None:
+    policy = policy_of(
+        a=ModelFacts(3, ttl=60), b=ModelFacts(3, ttl=60, pinned=True), c=ModelFacts(3), ready="abc"
+    )
+    assert policy.next_deadline() == 60.0
+    assert policy.request(1, "a", 1, 50.0) == (Grant(1),)
+    assert policy.next_deadline() is None
+    assert policy.tick(500.0) == ()
+    assert policy.release(1, 501.0) == ()
+    assert policy.tick(560.9) == ()
+    assert policy.next_deadline() == 561.0
+    assert policy.tick(561.0) == (UnloadAction("a"),)
+
+
+def test_a_model_larger_than_estimated_drives_idle_ones_out() -> None:
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(4), ready="ab")
+    policy.cache_bytes(4)
+    assert policy.request(1, "c", 0, 5.0) == (ShrinkCache(0), LoadAction("c"))
+    assert policy.loaded("c", 6, 6.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 7.0) == (Grant(1),)
+    assert policy.views()["c"].nbytes == 6
+
+
+def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
+    policy = policy_of(budget=30, a=ModelFacts(5), b=ModelFacts(5), ready="ab")
+    assert policy.request(1, "a", 1, 5.0, rows=3) == (Grant(1),)
+    assert policy.kv_reserved == 3
+    assert policy.request(2, "b", 4, 5.0, extra_bytes=2) == (Grant(2),)
+    assert policy.kv_reserved == 3 + 6
+    assert policy.request(3, "a", 4, 5.0) == (), "16 of 20"
+    assert policy.release(2, 6.0) == (Grant(3),)
+    assert policy.kv_reserved == 16
+    assert policy.release(3, 7.0) == ()
+    assert policy.kv_reserved == 3
+    assert policy.request(4, "a", 7, 8.0, rows=4) == (Refuse(4, NeverFits(33, 30)),)
+
+
+def test_padding_takes_no_more_than_the_engine_says() -> None:
+    policy = policy_of(budget=40, a=ModelFacts(5), ready="a")
+    assert policy.request(1, "a", 1, 5.0, rows=8, padding_bytes=4) == (Grant(1),)
+    assert policy.kv_reserved == 8
+    assert policy.request(2, "a", 16, 5.0, padding_bytes=4) == (Grant(2),), "9 rows of 16 are 144"
+    assert policy.kv_reserved == 8 + 16 + 4
+    assert policy.request(3, "a", 8, 5.0, padding_bytes=4) == (), "36 of 35"
+
+
+@pytest.mark.parametrize(
+    ("budget", "weights", "per_token", "one_batch", "in_groups"),
+    [
+        pytest.param(11.4, 4.6, 131_072, 0, 11, id="8b"),
+        pytest.param(22.9, 4.6, 131_072, 3, 33, id="8b, more memory"),
+        pytest.param(22.9, 17.2, 98_304, 0, 16, id="30b-a3b"),
+        pytest.param(34.4, 17.2, 98_304, 4, 33, id="30b-a3b, more memory"),
+    ],
+)
+def test_short_rows_next_to_a_long_one(
+    budget: float, weights: float, per_token: int, one_batch: int, in_groups: int
+) -> None:
+    """worker/README.md has the first of these."""
+    kv, memory, model = KvCost(per_token), int(budget * 1e9), int(weights * 1e9)
+    most_padding = kv.most_padding(memory - model)
+    assert most_padding is not None
+
+    def granted(padding: int | None) -> int:
+        policy = policy_of(budget=memory, a=ModelFacts(model), ready="a")
+        for row in range(34):
+            tokens = 300 if row else 30_000
+            soon, most = kv.for_tokens(tokens + 512), kv.for_tokens(tokens + 16_384)
+            done = policy.request(row, "a", soon, 5.0, most_kv_bytes=most, padding_bytes=padding)
+            if Grant(row) not in done:
+                return row - 1
+        return 33
+
+    assert granted(None) == one_batch
+    assert granted(kv.padding_bytes(most_padding)) == in_groups
+
+
+def test_a_promise_is_kept_when_later_ones_take_what_was_shared() -> None:
+    """Ticket 1 can grow to 3, in memory that others may use until then."""
+    facts = {"a": ModelFacts(3), "c": ModelFacts(3), "d": ModelFacts(1)}
+    policy = policy_of(budget=11, ready="cad", **facts)
+    assert policy.request(1, "a", 0, 5.0, most_kv_bytes=3) == (Grant(1),)
+    assert policy.request(2, "c", 0, 5.0, extra_bytes=1) == (Grant(2),)
+    assert policy.request(3, "a", 2, 6.0, most_kv_bytes=2, rows=2) == ()
+    assert policy.request(4, "d", 1, 7.0, most_kv_bytes=1) == ()
+    assert policy.request(5, "d", 1, 8.0, most_kv_bytes=1) == ()
+    assert policy.release(2, 9.0) == (UnloadAction("c"), Grant(4)), "with 5, a would lack one byte"
+    assert policy.unloaded("c", 10.0) == (Grant(3),)
+
+
+def test_room_is_kept_for_one_to_come_to_its_end() -> None:
+    policy = policy_of(a=ModelFacts(4), b=ModelFacts(1), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=6) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == (), "it might need the room for b at its end"
+    assert policy.cache_bytes(5) == (), "which the prompt cache may have until then"
+    assert policy.resize(1, 3, 6.0) == (ShrinkCache(3),)
+    assert policy.resize(1, 0, 7.0) == ()
+    assert policy.release(1, 8.0) == (LoadAction("b"),)
+
+
+def test_waits_its_turn_within_one_model() -> None:
+    policy = policy_of(a=ModelFacts(5), ready="a")
+    assert policy.request(1, "a", 4, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 2, 5.0) == ()
+    assert policy.request(3, "a", 1, 5.0) == ()
+    assert policy.release(1, 6.0) == (Grant(2), Grant(3))
+
+
+def test_passes_one_that_waits_for_its_load() -> None:
+    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(1), ready="a")
+    assert policy.request(1, "b", 3, 5.0) == (LoadAction("b"),)
+    assert policy.request(2, "a", 1, 5.0) == (Grant(2),)
+    assert policy.request(3, "a", 1, 5.0) == (), "1 was promised those bytes"
+    assert policy.request(4, "c", 0, 5.0) == (), "models are loaded in order of arrival"
+    assert policy.loaded("b", 3, 6.0) == (Grant(1),)
+    assert policy.release(1, 7.0) == (Grant(3), LoadAction("c"))
+
+
+def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
+    policy = policy_of(p=ModelFacts(1, pinned=True), a=ModelFacts(5), b=ModelFacts(6), ready="pa")
+    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == ()
+    assert policy.request(3, "a", 0, 5.0) == (), "a must go for b to come"
+    assert policy.request(4, "p", 2, 5.0) == (Grant(4),)
+    assert policy.request(5, "p", 1, 5.0) == (), "8 are for p and b, 2 were given to 4"
+    assert policy.release(1, 6.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
+    assert policy.loaded("b", 6, 8.0) == (Grant(2),)
+
+
+def stuck() -> Policy:
+    """Of 12, 8 are for c and its KV cache, 2 for p, and 1 for b if that stays."""
+    policy = policy_of(
+        budget=12,
+        ready="pab",
+        p=ModelFacts(2, pinned=True),
+        a=ModelFacts(5),
+        b=ModelFacts(1),
+        c=ModelFacts(5),
+    )
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "c", 3, 6.0) == ()
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_bytes", "passes"),
+    [("p", 2, True), ("p", 3, False), ("b", 1, True), ("b", 2, False)],
+)
+def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -> None:
+    policy = stuck()
+    assert policy.request(3, model, kv_bytes, 7.0) == ((Grant(3),) if passes else ())
+
+
+def test_what_has_passed_is_held_against_the_next() -> None:
+    policy = stuck()
+    assert policy.request(3, "p", 2, 7.0) == (Grant(3),)
+    assert policy.request(4, "b", 0, 8.0) == (), "b, p with its 2 bytes, and 8 make 13"
+
+
+def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
+    policy = policy_of(
+        budget=12,
+        ready="abc",
+        p=ModelFacts(1, pinned=True),
+        a=ModelFacts(3),
+        b=ModelFacts(6),
+        c=ModelFacts(3),
+    )
+    for ticket, model in enumerate("abc"):
+        assert policy.request(ticket, model, 0, 5.0) == (Grant(ticket),)
+    assert policy.request(3, "p", 0, 6.0) == ()
+    assert policy.request(4, "a", 3, 7.0) == ()
+    assert policy.request(5, "b", 0, 8.0) == (), "p stays, and with b there are 5 left for 4"
+
+
+def test_models_are_loaded_in_order_of_arrival() -> None:
+    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(2), ready="a")
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == ()
+    assert policy.request(3, "c", 0, 5.0) == (), "there is room now, but 2 comes first"
+    assert policy.release(1, 6.0) == (UnloadAction("a"), LoadAction("c"))
+
+
+def test_two_who_wait_for_one_model_count_it_once() -> None:
+    policy = policy_of(
+        p=ModelFacts(1, pinned=True), a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(1), ready="pa"
+    )
+    assert policy.request(1, "b", 1, 5.0) == (UnloadAction("a"),)
+    assert policy.request(2, "b", 1, 5.0) == ()
+    assert policy.request(3, "c", 0, 5.0) == (LoadAction("c"),)
+
+
+def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
+    policy = policy_of(a=ModelFacts(5), ready="a")
+    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
+    assert policy.request(2, "a", 5, 6.0) == ()
+    assert policy.request(3, "a", 1, 7.0) == ()
+    assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)), Grant(3))
+    assert policy.request(4, "a", 5, 40.0) == ()
+    assert policy.request(5, "a", 1, 41.0) == ()
+    assert policy.cancel(4, 42.0) == (Grant(5),)

@@ -1,21 +1,25 @@
-"""Models that share the memory of one engine are loaded, evicted and waited for in turn."""
+"""The policy's decisions are carried out: loads, leases, limits and refusals."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded, StepOutput
-from mlx_server.errors import ModelUnusable, NotEnoughMemory, ServerError
+from mlx_server.errors import EngineDied, ModelUnusable, NotEnoughMemory, Overloaded, ServerError
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
+from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.scheduler import BackgroundWork, CacheLimit
 from tests.pool.machine import (
     ONE,
+    TWO,
     WEIGHTS,
     Holding,
     advance,
@@ -237,7 +241,7 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             machine.engines[-1]._dispatch(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
-            assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == [
+            assert [name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")] == [
                 "pinned",
                 "idle",
             ]
@@ -246,7 +250,9 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
                 assert machine.log[-1] == "unload a idle"
                 holding.begin()
                 assert machine.log[-1] == "shrink to 10"
-                assert [name for name, *_ in pool._scheduler.adapters.loaded_for("a")] == ["pinned"]
+                assert [
+                    name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")
+                ] == ["pinned"]
             await used(pool, "pinned", pinned=True)
             assert pool.memory()["prompt_cache"] == 10, "counted by its new limit"
 
@@ -351,3 +357,211 @@ def test_a_cancelled_task_that_was_just_granted_its_lease_gives_it_back(a: Model
             assert_idle(pool)
 
     run(test)
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+        self.is_lost = False
+
+    def limit_cache(self, max_bytes: int) -> None:
+        if self.is_lost:
+            raise EngineDied("gone")
+        self.limits.append(max_bytes)
+
+
+def made() -> tuple[CacheLimit, Engine]:
+    engine = Engine()
+    return CacheLimit(lambda: cast("EngineClient", engine)), engine
+
+
+def test_a_limit_is_sent_once() -> None:
+    limit, engine = made()
+    for nbytes in (100, 100, 50, 50, 100):
+        limit.send(nbytes)
+    assert engine.limits == [100, 50, 100]
+
+
+def test_a_cache_that_exceeds_its_limit_gets_it_again() -> None:
+    limit, engine = made()
+    limit.send(100)
+    limit.reported(100)
+    limit.send(100)
+    assert engine.limits == [100]
+    limit.reported(101)
+    limit.send(100)
+    assert engine.limits == [100, 100]
+
+
+def test_a_limit_that_did_not_arrive_is_sent_to_the_next_engine() -> None:
+    limit, engine = made()
+    engine.is_lost = True
+    limit.send(100)
+    engine.is_lost = False
+    limit.send(100)
+    limit.engine_lost()
+    limit.send(100)
+    assert engine.limits == [100, 100]
+
+
+def test_a_cache_never_counts_for_more_than_it_was_shrunk_to() -> None:
+    limit, _ = made()
+    limit.reported(80)
+    limit.shrunk(30)
+    limit.shrunk(60)
+    assert limit.nbytes == 30
+    limit.engine_lost()
+    assert limit.nbytes == 0
+
+
+def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a, b) as (pool, machine):
+            await held(pool, "a")
+            seen: list[StepOutput] = []
+            pool.on_step = seen.append
+            machine.cached = 130
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
+            assert seen == [stepped]
+            assert pool.memory() == {
+                "budget": 200,
+                "used": 190,
+                "kv_reserved": 0,
+                "prompt_cache": 130,
+                "lowered": 0,
+            }
+            await held(pool, "b")
+            assert machine.log == ["load a", "shrink to 80", "load b"]
+            assert (state(pool, "a"), pool.memory()["prompt_cache"]) == ("ready", 80)
+
+    run(test)
+
+
+@pytest.mark.parametrize(("chosen", "most"), [(None, 200), (0, 0), (70, 70), (999, 999)])
+def test_the_prompt_cache_takes_what_models_leave(
+    a: ModelSpec, chosen: int | None, most: int
+) -> None:
+    """The engine keeps to the smaller of the two."""
+
+    async def test() -> None:
+        limits = replace(TWO, prompt_cache=chosen)
+        async with running(a, limits=limits) as (pool, machine):
+            assert machine.limits["cache_bytes"] == most
+            assert machine.room == 200
+            async with Holding(pool, "a", kv_bytes=30) as holding:
+                assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
+                holding.begin()
+                assert machine.room == 200 - WEIGHTS - 30
+            assert machine.room == 200 - WEIGHTS
+
+    run(test)
+
+
+def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSpec) -> None:
+    """The engine kept it before the rows of its lease had given their memory back."""
+
+    async def test() -> None:
+        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30) as holding:
+            machine.cached = 130
+            holding.begin()
+            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+            machine.engines[-1]._dispatch(stepped)
+            assert machine.log[-1] == "shrink to 110"
+            assert pool.memory()["prompt_cache"] == 110
+
+    run(test)
+
+
+def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: ModelSpec) -> None:
+    async def test() -> None:
+        limits = PoolLimits(budget=2_000_000_000)
+        async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
+            with pytest.raises(NotEnoughMemory) as caught:
+                await held(pool, "a", kv_bytes=3_000_000_000)
+            assert caught.value.status == 400
+            assert caught.value.message == (
+                "The model needs 60 bytes, and this request 3.0 GB more; the memory budget is 2.0 "
+                "GB (set by `memory_budget` in models.yaml). Raise `memory_budget` in models.yaml, "
+                "or ask for fewer tokens."
+            )
+            assert machine.log == ["load a"]
+        async with running(huge, limits=PoolLimits(budget=300)) as (pool, machine):
+            with pytest.raises(NotEnoughMemory) as caught:
+                await held(pool, "huge")
+            assert caught.value.message == (
+                "The model needs 500 bytes; the memory budget is 300 bytes (set by `memory_budget` "
+                "in models.yaml). Raise `memory_budget` in models.yaml, or choose a smaller "
+                "quantisation."
+            )
+            assert (machine.log, state(pool, "huge")) == ([], "unloaded")
+        async with running(a, limits=PoolLimits()) as (pool, _):
+            with pytest.raises(NotEnoughMemory) as caught:
+                await held(pool, "a", kv_bytes=10**15)
+            assert re.search(
+                r"budget is [\d.]+ GB \(three quarters of RAM \([\d.]+ GB\) minus [\d.]+ [GM]B to "
+                r"compute in\). Raise `memory_budget`",
+                caught.value.message,
+            )
+
+    run(test)
+
+
+def test_what_pinned_models_keep_is_told(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(replace(a, pinned=True), b, limits=ONE) as (pool, _):
+            await held(pool, "a")
+            kept = r"100 bytes \(set by .*\), of which pinned models keep 60"
+            with pytest.raises(NotEnoughMemory, match=kept):
+                await held(pool, "b")
+
+    run(test)
+
+
+def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
+    async def test() -> None:
+        limits = replace(ONE, wait_seconds=10)
+        async with running(a, b, limits=limits) as (pool, machine):
+            async with Holding(pool, "a"):
+                task = asking(pool, "b")
+                await waiting(pool, 1)
+                advance(5)
+                await turns()
+                assert not task.done()
+                advance(6)
+                with pytest.raises(Overloaded, match=r"1[1-9] seconds") as caught:
+                    await task
+                assert "Retry-After" in caught.value.headers
+                assert machine.log == ["load a"]
+            await held(pool, "b")
+
+    run(test)
+
+
+def test_work_is_counted_while_it_runs_and_stopped_to_its_end() -> None:
+    ended: list[str] = []
+
+    async def test() -> None:
+        work, go_on = BackgroundWork(), asyncio.Event()
+
+        async def quick() -> None:
+            ended.append("quick")
+
+        async def slow() -> None:
+            try:
+                await go_on.wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("slow")
+
+        work.begin(quick())
+        work.begin(slow())
+        assert len(work) == 2
+        await asyncio.sleep(0.01)
+        assert len(work) == 1
+        assert ended == ["quick"]
+        await work.stop()
+        assert ended == ["quick", "slow"]
+        assert len(work) == 0
+
+    asyncio.run(test())

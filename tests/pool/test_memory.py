@@ -1,5 +1,7 @@
-"""What fits on which Mac: working sets that Metal reports, and checkpoints that people run."""
+"""The memory budget of machines, and the memory that a process takes."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from mlx_server.engine.kv_cost import KvCost
 from mlx_server.pool.lease import SOON
-from mlx_server.pool.memory import MemoryParts, budget_of
+from mlx_server.pool.memory import MemoryParts, budget_of, footprint
 from mlx_server.pool.policy import Grant, LoadAction, ModelFacts, Policy
 from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import CONFIGS
@@ -305,3 +307,36 @@ def test_models_over_several_machines_and_those_of_this_one_share_its_budget() -
     assert with_others.own(90) == 90 - 30 - 20
     assert with_others.of_group(20, 10) == 10, "a smaller machine decides"
     assert MemoryParts([80, 80], has_own=True).own(90) == 0
+
+
+HOLDER = """
+import os, sys
+print("started", flush=True)
+sys.stdin.readline()
+held = os.urandom(32_000_000)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_grows_with_what_a_process_holds() -> None:
+    """In a process of its own: one that has freed memory before allocates that first."""
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stdout.readline() == "started\n"
+        before = footprint(holder.pid)
+        assert before > 1_000_000
+        holder.stdin.write("\n")
+        held = int(holder.stdout.readline())
+        assert footprint(holder.pid) - before > held / 2
+
+
+def test_a_process_that_has_ended_takes_nothing() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert not psutil.pid_exists(ended.pid)
+    assert footprint(ended.pid) == 0
