@@ -168,6 +168,7 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.SearchResultBlock: {
         "title": Case(found(title="c"), found()),
         "source": Case(found(source="c"), found()),
+        "content": Case(found(content=[{"type": "text", "text": "d"}]), found()),
     },
     protocol.TextSource: {
         "data": Case(document(source={"type": "text", "data": "y"}), document()),
