@@ -1,13 +1,16 @@
 """The part of a model that a process has: all of it, or the share of one rank of a group."""
 
 import logging
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 
-from mlx_server.engine.worker_arguments import Mode
+from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import public_message
 from mlx_server.worker.decode_groups import OneGroup, StepBytes
 from mlx_server.worker.kv_caches import make_caches
@@ -139,3 +142,19 @@ def _check_heads(model: nn.Module, ranks: int) -> None:
                 f"its {name} ({heads}) can't be split evenly over {ranks} ranks. List another "
                 "number of hosts, or set `mode: pipeline` under `distributed` if it has one."
             )
+
+
+def joined(group: RankGroup, rank: int) -> Share:
+    """Returns the rank's share when all ranks have connected. Raises RuntimeError if they can't."""
+    return Share(connected(group, rank), group.mode)
+
+
+def connected(group: RankGroup, rank: int) -> mx.distributed.Group:
+    os.environ.update(group.backend_variables() | {"MLX_RANK": str(rank)})
+    with TemporaryDirectory() as folder:
+        for variable, text in group.backend_files().items():
+            file = Path(folder) / variable
+            file.write_text(text, "utf-8")
+            os.environ[variable] = str(file)
+        backend = "ring" if group.backend == "ring" else "jaccl"
+        return mx.distributed.init(strict=True, backend=backend)

@@ -21,7 +21,7 @@ import json, sys
 import mlx.core as mx, mlx.nn as nn, msgspec
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.ranks.link import joined
+from mlx_server.worker.share import joined
 
 rank = int(sys.argv[1])
 share = joined(msgspec.json.decode(sys.argv[2], type=RankGroup), rank)

@@ -107,8 +107,8 @@ class _Leader:
 def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
-        from mlx_server.worker.ranks.link import joined
         from mlx_server.worker.serving import engine_of, serve
+        from mlx_server.worker.share import joined
     reports.send(RankReady(_recommended_bytes()))
     recorded.get()
     share = joined(arguments.group, arguments.rank)

@@ -120,7 +120,7 @@ class Leader:
     def join(self, own: OwnInputs) -> tuple["Share", RecordedInputs, Callable[..., None]]:
         """Joins the group once all ranks are ready. Returns this rank's share, the inputs of its
         steps and where the steps' reports go."""
-        from mlx_server.worker.ranks.link import joined
+        from mlx_server.worker.share import joined
 
         for rank in self._ranks:
             rank.ready.wait()

@@ -1,4 +1,5 @@
-"""A rank's place in its group: it joins MLX's distributed backend, and watches the connections."""
+"""A rank's connections to the others of its group, watched. It does not import MLX, which the
+processes of a group import once they can report."""
 
 import os
 import socket
@@ -6,13 +7,6 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import mlx.core as mx
-
-from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.share import Share
 
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 3, 1, 5
 """A connection is probed after so many idle seconds and ends after so many lost probes. A host that
@@ -84,19 +78,3 @@ def _has_peer(connection: socket.socket) -> bool:
     except OSError:
         return False
     return True
-
-
-def joined(group: RankGroup, rank: int) -> Share:
-    """Returns the rank's share when all ranks have connected. Raises RuntimeError if they can't."""
-    return Share(connected(group, rank), group.mode)
-
-
-def connected(group: RankGroup, rank: int) -> mx.distributed.Group:
-    os.environ.update(group.backend_variables() | {"MLX_RANK": str(rank)})
-    with TemporaryDirectory() as folder:
-        for variable, text in group.backend_files().items():
-            file = Path(folder) / variable
-            file.write_text(text, "utf-8")
-            os.environ[variable] = str(file)
-        backend = "ring" if group.backend == "ring" else "jaccl"
-        return mx.distributed.init(strict=True, backend=backend)

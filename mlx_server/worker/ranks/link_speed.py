@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_server.engine.worker_arguments import decode_rank_arguments
-from mlx_server.worker.ranks.link import connected
+from mlx_server.worker.share import connected
 
 SECONDS = 40
 """The system ends a rank then, also on a host where the doctor can't."""

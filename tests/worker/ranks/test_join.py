@@ -16,7 +16,7 @@ import os, sys
 from pathlib import Path
 import msgspec
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.ranks.link import joined
+from mlx_server.worker.share import joined
 
 try:
     joined(msgspec.json.decode(sys.argv[2], type=RankGroup), int(sys.argv[1]))
