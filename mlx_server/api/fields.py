@@ -42,11 +42,13 @@ pydantic keeps a report of each."""
 
 
 def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and value.is_integer() and -(2**63) <= value < 2**63
+    return int(value) if is_whole else value
 
 
 WHOLE = BeforeValidator(_whole)
-"""Takes whole numbers with a point too, `40.0`, as sliders, Lua and proxies write them."""
+"""Takes whole numbers with a point too, `40.0`, as sliders, Lua and proxies write them.
+A number that 64 bits can't hold, `1e308`, is not one that anybody counts with."""
 
 
 def _no_limit(value: Any) -> Any:
