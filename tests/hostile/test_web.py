@@ -224,7 +224,13 @@ def test_a_combination_is_served_if_nothing_is_foreign(server: LiveServer) -> No
 
 TARGETS = (
     *("//v1/models", "/health/../v1/models", "/v1/models;x", "/%761/models", "/HEALTH"),
-    *("/health/", "/health%2f..%2fv1%2fmodels", "/v1/health/../models", "/./v1/models"),
+    *(
+        "/health//v1/models",
+        "/health/../v1/models/",
+        "/health%2f..%2fv1%2fmodels",
+        "/v1/health/../models",
+        "/./v1/models",
+    ),
     *("/v1/models/", "/v1/models?/health", "/v1/models#/health", "/v1/models%00/health"),
     *("/health;/v1/models", "/health/v1/models", "/v1%2fmodels", "/%2e%2e/v1/models", "/v1/./pool"),
     *(
@@ -242,6 +248,13 @@ def test_no_way_of_writing_a_url_goes_round_the_key(server: LiveServer, target: 
         headers = {"Host": "localhost", "Connection": "close"}
         status, _ = head_of(server, request(method, target, headers))
         assert status in {307, 400, 401, 404, 405}, (method, target)
+
+
+def test_a_slash_behind_health_opens_health_alone(server: LiveServer) -> None:
+    with server.http() as http:
+        health, with_slash = http.get("/health"), http.get("/health/")
+        assert (with_slash.status_code, with_slash.json()) == (200, health.json())
+        assert http.post("/health/").status_code == http.post("/health").status_code == 405
 
 
 def test_every_route_but_health_and_the_files_of_the_page_wants_a_key(server: LiveServer) -> None:
