@@ -77,7 +77,7 @@ def text_of_arguments(arguments: str) -> str:
 
 
 _BEGIN = json.dumps({INPUT: ""})[:-2]
-_WHOLE_TEXT = re.compile(r'(?:[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
+_WHOLE_TEXT = re.compile(r'(?>[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
 _HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

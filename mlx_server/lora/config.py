@@ -17,7 +17,7 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 LARGEST = 1e6
 """The bound on scales and alphas, far above any that is in use."""
 
-OUTER_NAMES = re.compile(r"(?:(?:base_model|model|language_model|text_model|transformer)\.)++")
+OUTER_NAMES = re.compile(r"(?>(?:base_model|model|language_model|text_model|transformer)\.)++")
 
 PEFT_EXTRAS = (
     "modules_to_save",

@@ -10,7 +10,7 @@ THINK: Pair = ("<think>", "</think>")
 
 NAMES = ("think", "thinking", "reasoning", "thought")
 
-_TAG = re.compile(r"(?:<[\w:-]+>)++")
+_TAG = re.compile(r"(?><[\w:-]+>)++")
 
 
 def pair_of(name: str) -> Pair:

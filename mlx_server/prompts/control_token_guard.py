@@ -46,7 +46,7 @@ class ControlTokenGuard:
         self._mark = unused_character(self.CANDIDATES, texts_of(conversation))
         self._forms = (self._mark, *escapes(self._mark))
         either = "|".join(map(re.escape, self._forms))
-        self._marks = re.compile(f"(?:{either})++")
+        self._marks = re.compile(f"(?>{either})++")
         self._marked_control = self._tokenizer.control_with(f"(?:{either})*")
 
     @cached_property

@@ -38,7 +38,7 @@ VOLATILE_LINES = (
         "For Anthropic's billing: version, entry point, a checksum (`cch`) and the id of the "
         "previous request (`cc_prev_req`). Most often the first line.",
         re.compile(
-            rf"^x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{END}", re.M
+            rf"^x-anthropic-billing-header:(?>[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{END}", re.M
         ),
     ),
 )

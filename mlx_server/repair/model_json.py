@@ -71,9 +71,9 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # A possessive repetition (`*+`) takes no memory for each character of a long string.
 # The alternative for escapes keeps a quote after a backslash from opening a string: with many of
 # them, each could be scanned to the end of the text.
-STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|\\.|[][{}]', re.DOTALL)
+STRINGS_AND_BRACKETS = re.compile(r'"(?>[^"\\]|\\.)*+"|\\.|[][{}]', re.DOTALL)
 STRINGS_AND_COMMENTS = re.compile(
-    r""""(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|“[^“”]*”|\\.|(//[^\n]*|\#[^\n]*|/\*.{0,1000}?\*/)""",
+    r""""(?>[^"\\]|\\.)*+"|'(?>[^'\\]|\\.)*+'|“[^“”]*”|\\.|(//[^\n]*|\#[^\n]*|/\*.{0,1000}?\*/)""",
     re.DOTALL,
 )
 ESCAPE = re.compile(
@@ -87,7 +87,7 @@ SIGNS = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f"} | {
 }
 # A leading zero counts as a word of its own, because such a number is ambiguous.
 NUMBERS_AND_WORDS = re.compile(
-    r"((?:(?!0_?\d)\d(?:_?\d)*+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"((?:(?!0_?\d)\d(?>_?\d)*+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
     r"""|([^\W\d_]+|0+(?=_?\d)|[^\s\w{}\[\](),:;"'`“”‘’]|_)"""
 )
 QUOTES = frozenset("\"'`“”‘’")

@@ -42,7 +42,7 @@ LONGEST_ESCAPES = 64
 _PLAIN = re.compile(rb'[^"\\]+')
 _SCALAR = re.compile(rb"[-+.0-9a-zA-Z]+")
 _BEGIN = re.compile(rb"[{\[]")
-_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*\\(u[0-9a-fA-F]{0,3})?$")
+_ESCAPE = re.compile(rb"(?<!\\)(?>\\\\)*+\\(u[0-9a-fA-F]{0,3})?$")
 _SPACE = b" \t\r\n"
 _WORDS = ("null", "true", "false")
 

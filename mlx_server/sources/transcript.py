@@ -28,7 +28,7 @@ from mlx_server.requests import Prompt
 
 REGEX = "regex:"
 SURROGATE = re.compile("[\ud800-\udfff]")
-ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})++")
+ESCAPE = re.compile(r"(?>\\u[0-9a-fA-F]{4})++")
 """Characters as JSON escapes them, such as an emoji in a tool's result."""
 
 

@@ -27,7 +27,7 @@ FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
 """Environment variable that passes the format to the engine process."""
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-MODULE = re.compile(r"\w+(?:\.\w+)*+")
+MODULE = re.compile(r"\w+(?>\.\w+)*+")
 ACCESS = "mlx_server.access"
 LIBRARIES = re.compile(r"^.*/(?:site-packages|lib/python3\.\d+)/")
 OURS = f"{Path(__file__).parents[2]}/"

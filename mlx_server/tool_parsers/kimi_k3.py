@@ -28,7 +28,7 @@ OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 
 QUOTE = '"'
 ATTRIBUTE = re.compile(r"""\b(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
-WRITTEN = re.compile(r'(?:\s*\w+="[^"]*")*+')
+WRITTEN = re.compile(r'(?>\s*\w+="[^"]*")*+')
 """Attributes without a mistake."""
 
 

@@ -101,7 +101,7 @@ def test_items_may_be_references(client: TestClient, place: str) -> None:
     [
         ({"items": SAID * 7}, "items"),
         ({"items": {}}, "items"),
-        ({"items": [{"type": "mcp_call", "name": 5}]}, "items[0]"),
+        ({"items": [5]}, "items[0]"),
         ({"items": [{"type": "message", "role": 5, "content": "x"}]}, "items[0].role"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"a" * 65: "x"}}, "metadata"),

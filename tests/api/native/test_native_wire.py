@@ -172,7 +172,7 @@ def test_other_names_are_refused_and_those_that_work_are_told(
         ({"two_pass": 1}, "two_pass"),
         ({"two_pass": False, "max_thinking_tokens": 5}, "max_thinking_tokens"),
         ({"max_thinking_tokens": -1}, "max_thinking_tokens"),
-        ({"max_thinking_tokens": 5.0}, "max_thinking_tokens"),
+        ({"max_thinking_tokens": 5.5}, "max_thinking_tokens"),
         ({"max_thinking_tokens": 10**30}, "max_thinking_tokens"),
         ({"max_response_tokens": 0}, "max_response_tokens"),
         ({"max_response_tokens": "5"}, "max_response_tokens"),

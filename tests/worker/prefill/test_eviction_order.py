@@ -9,7 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from tests.worker.batch_runs import a_prompt
-from tests.worker.prefill.test_prompt_cache import TOKEN, full, recurrent
+from tests.worker.prefill.test_prompt_cache import TOKEN, full
+from tests.worker.prefill.test_prompt_cache import recurrent_state as recurrent
 
 SYSTEMS = (a_prompt(120, seed=1), a_prompt(90, seed=2))
 LONGEST, THOUGHT, MESSAGE = 400, 4, 10
