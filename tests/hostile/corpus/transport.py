@@ -147,7 +147,7 @@ def groups(target: Target) -> list[Group]:
                 "100 Continue, and then nothing": case(100, send=[chat_head("Expect: 100-continue", "Content-Length: 2")]),
             },
         ),
-        # Methods that a route does not know.
+        # Methods that a route does not know; HEAD is answered where monitors ask.
         Group(
             case("405 code=method_not_allowed", everywhere=False),
             attacks={
@@ -158,19 +158,19 @@ def groups(target: Target) -> list[Group]:
                 "OPTIONS chat": case(method="OPTIONS", to="/v1/chat/completions"),
                 "TRACE chat": case(method="TRACE", to="/v1/chat/completions"),
                 "GET completions": case(method="GET", to="/v1/completions"),
-                "HEAD models": case(method="HEAD", to="/v1/models"),
+                "HEAD models": case(200, method="HEAD", to="/v1/models"),
                 "PUT models": case(method="PUT", to="/v1/models"),
                 "DELETE models": case(method="DELETE", to="/v1/models"),
                 "PATCH models": case(method="PATCH", to="/v1/models"),
                 "OPTIONS models": case(method="OPTIONS", to="/v1/models"),
                 "TRACE models": case(method="TRACE", to="/v1/models"),
-                "HEAD health": case(method="HEAD", to="/health"),
+                "HEAD health": case(200, method="HEAD", to="/health"),
                 "PUT health": case(method="PUT", to="/health"),
                 "DELETE health": case(method="DELETE", to="/health"),
                 "PATCH health": case(method="PATCH", to="/health"),
                 "OPTIONS health": case(method="OPTIONS", to="/health"),
                 "TRACE health": case(method="TRACE", to="/health"),
-                "HEAD metrics": case(method="HEAD", to="/metrics"),
+                "HEAD metrics": case(200, method="HEAD", to="/metrics"),
                 "PUT metrics": case(method="PUT", to="/metrics"),
                 "DELETE metrics": case(method="DELETE", to="/metrics"),
                 "PATCH metrics": case(method="PATCH", to="/metrics"),
