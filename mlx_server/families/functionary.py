@@ -51,7 +51,7 @@ def _layout_v2(tools: Sequence[Tool]) -> MarkupLayout:
             *(TURN, f"{FROM} assistant\n{RECIPIENT}"),
             *(TO_USER_V2, f"{TO_USER_V2} ", FROM, RECIPIENT, CONTENT),
         ),
-        header=Header(RECIPIENT, (f"\n{CONTENT}",)),
+        header=Header(RECIPIENT, (f"\n{CONTENT}",), calls=True),
     )
 
 

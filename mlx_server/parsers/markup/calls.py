@@ -162,6 +162,12 @@ class MarkupCallReader:
             is_read = self.calls.finished > calls
         if is_read and name.strip() not in ("", *(tool.name for tool in self._tools)):
             self._output.add_repair("format")
+            if header.calls:
+                self._report_unknown(name.strip())
+
+    def _report_unknown(self, name: str) -> None:
+        what = f"tool_calls: the model called {name!r}, which is no tool of this request"
+        self._output.emit(Violation(self._index, what))
 
     def _doubled(self, call_format: CallFormat) -> Steps[None]:
         """Reads opening delimiters that repeat the one before."""
@@ -210,8 +216,7 @@ class MarkupCallReader:
                 call.add_repair(*repair)
             call.finish_with(known.arguments)
         for name in block.unknown:
-            what = f"tool_calls: the model called {name!r}, which is no tool of this request"
-            self._output.emit(Violation(self._index, what))
+            self._report_unknown(name)
         self._output.whitespace.after_delimiter()
         return True
 

@@ -19,6 +19,8 @@ class Header:
     """The delimiters after the name. The name is no part of the message's text."""
     prefix: str = ""
     """The text before the name."""
+    calls: bool = False
+    """Whether the name is that of the tool which the message calls."""
 
 
 @dataclass(frozen=True)
