@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -117,10 +116,11 @@ def test_an_answer_has_as_many_tokens_as_it_may(
 @pytest.mark.parametrize("model", [*THINKING, *OTHERS])
 def test_each_of_several_answers_comes_to_its_end(server: LiveServer, model: str) -> None:
     asking = body(model, n=3, max_response_tokens=30, thinking_budget=3)
-    asking["structured_outputs"] = {"grammar": pairs.LARK}
+    asking["response_format"] = JSON_SCHEMA
     found: Completion = run(server, lambda http: asked(http, asking))
     assert [answer.finish for answer in found.answers] == ["stop"] * 3
-    assert all(re.fullmatch("a+b", answer.text) for answer in found.answers)
+    for answer in found.answers:
+        jsonschema.validate(json.loads(answer.text), SCHEMA)
 
 
 @pytest.mark.tables
@@ -159,6 +159,8 @@ def test_streaming_equals_not_streaming(
     whole, counted = answered(server, asking)
     streamed, too = answered(server, {**asking, "stream": True})
     streamed.deltas = 0
+    if streamed.finish == "length" and len(streamed.calls) > len(whole.calls):
+        streamed.calls.pop()  # only a stream has the call in which it was cut
     assert streamed == whole
     for details in ("completion_tokens", "completion_tokens_details"):
         assert too.usage[details] == counted.usage[details]
