@@ -39,6 +39,7 @@ pytestmark = pytest.mark.tables
 
 
 OTHERWISE = {
+    "functionary_v2": {"headers after a call that lack their beginning"},
     "granite": {"arguments before the name, two calls, text around"},
     "mistral": {"arguments before the name", "spaces around the marks of a call"},
     "nemotron": {"arguments as text, text before"},
