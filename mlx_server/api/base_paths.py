@@ -27,7 +27,7 @@ VERSIONED = {
 
 SLASHES = re.compile("/{2,}")
 MONITORED = re.compile("/health|/metrics|/v1/models(/.*)?")
-"""The paths that HEAD is answered for as GET; whoever sends the answer leaves out the body."""
+"""HEAD of these paths is answered as GET is, and the body is left out as it is sent."""
 
 
 class BasePaths:

@@ -435,7 +435,7 @@ def _closed(opened: _Open | None) -> str | None:
 
 
 def missing_bytes(text: bytes) -> int:
-    """Returns how many bytes of the last character of a UTF-8 text are yet to come."""
+    """Returns how many bytes of the last character of a UTF-8 text are missing."""
     for have, byte in enumerate(reversed(text[-3:]), 1):
         if byte >= 0xC0:
             return max(0, 2 + (byte >= 0xE0) + (byte >= 0xF0) - have)

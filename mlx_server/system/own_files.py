@@ -1,4 +1,4 @@
-"""Files that are the user's own: written so that nobody else can read them, and through no link
+"""Files that are the user's own: written so that no other user can read them, and through no link
 that another user may have made.
 
 The owner of a folder could put a link there that leads a program with more rights to another file.
