@@ -542,6 +542,7 @@ class Batch:
         for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self._decoder.extend(group.decode())
+        self._set_late_aside()  # a preempted row may still wait for its mask
         self._budget.joined(len(group.rows))
         self._preempted.decode(group.rows)
         self._turns.end()

@@ -35,6 +35,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import (
     SlowMask,
 )
 from mlx_server.worker.engine import Engine
+from mlx_server.worker.prefill import schedule
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, HEAD, loaded
 from tests.worker.engine_runs import (
@@ -269,7 +270,7 @@ def late(tiny_path: Path) -> Callable[[int], Engine]:
         drain(engine)
         for row in rows():  # the grammars are compiled before the clock goes fast
             run(engine, replace_row(row, row.row + 100))
-        clock.tick = 1.2 * MOST_SECONDS
+        clock.tick = 4 * MOST_SECONDS
         return engine
 
     return made
@@ -319,6 +320,25 @@ def test_rows_that_sit_out_are_paused_and_preempted_and_go_on(
     engine.handle(ResumeRows([0, 1]))
     engine.handle(UnpauseRows([2]))
     assert_as_alone(reports + drain(engine), answers)
+
+
+def test_a_long_row_that_sat_out_and_was_preempted_goes_on_with_its_own_token(
+    tiny_path: Path, late: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get a token before it joins them, so that it joins at the beginning of a step."""
+    monkeypatch.setattr(schedule, "MOST", 2 * schedule.LEAST)
+    long = ask(20, prompt=4 * schedule.LEAST, tokens=5, sampling=SAMPLINGS[1])
+    long.grammar = rows()[1].grammar
+    other = ask(21, tokens=40)
+    alone = ids(tokens_of(20, run(loaded(tiny_path), long)))
+    engine = late(8)
+    reports = engine.handle(long)
+    reports += until(engine, lambda found: len(tokens_of(20, found)) == 2)
+    engine.handle(PreemptRows([20]))
+    reports += engine.handle(other)
+    reports += until(engine, lambda found: len(tokens_of(21, found)) == 2)
+    engine.handle(ResumeRows([20]))
+    assert ids(tokens_of(20, reports + drain(engine))) == alone
 
 
 @pytest.mark.parametrize("gone", [0, 3])
