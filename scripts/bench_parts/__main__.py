@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Protocol
@@ -15,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, distributed, gateway, grammars, tables
+from bench_parts import adapters, against, distributed, gateway, grammars, tables
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -61,6 +62,14 @@ def main(
         Path | None, typer.Option(metavar="FILE", help="Write all measurements to this file.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    commit: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="COMMIT",
+            help="Measure instead what this checkout costs over another commit, in turns.",
+        ),
+    ] = "",
     lora: Annotated[
         bool, typer.Option("--lora", help="Measure adapters instead, on the demo model.")
     ] = False,
@@ -114,6 +123,7 @@ def main(
     scripts/bench
     scripts/bench --quick --model tiny
     scripts/bench --only mlx-server,mlx_lm.server --json before.json
+    scripts/bench --against main~20 --quick --model tiny
     scripts/bench --lora
     scripts/bench --structured
     scripts/bench --sessions
@@ -155,6 +165,9 @@ def main(
         return
     cases = [case for case in (QUICK if quick else CASES) if model in (None, case.model)]
     times = {model: repetitions or count - quick for model, count in REPETITIONS.items()}
+    if commit:
+        _against(commit, cases, times, json, markdown)
+        return
     _throughput(cases, only.split(","), times, json, markdown)
 
 
@@ -176,6 +189,31 @@ def _throughput(
     else:
         _print(tables.terminal(outcomes, gap))
     _warn(max((turn.others for outcome in outcomes for turn in outcome.turns), default=0.0))
+
+
+def _against(
+    commit: str,
+    cases: Sequence[Case],
+    repetitions: Mapping[Model, int],
+    json: Path | None,
+    markdown: bool,
+) -> None:
+    try:
+        name, there = against.server_of(commit)
+    except subprocess.CalledProcessError as error:
+        raise typer.BadParameter(f"--against {commit}: {error}") from error
+    others, found = Others(), list[against.Cost]()
+    progress.out(f"here: {against.HERE}, there: {name}")
+    for model, turns in repetitions.items():
+        own = [case for case in cases if case.model == model]
+        folder = model_folder(model)
+        costs = against.costs(there, folder, own, turns) if own else ()
+        firsts = against.first_requests(there, folder, model) if own else ()
+        for cost in chain(costs, firsts):
+            found.append(cost)
+            progress.out(" ".join(next(against.rows([cost]))))
+    _show({"against": found}, [(against.COLUMNS, against.rows(found))], json, markdown)
+    _warn(others.cores())
 
 
 def _lora(json: Path | None, markdown: bool) -> None:

@@ -28,6 +28,9 @@ STOP_SECONDS = 15.0
 class Contender:
     pid: int
     run: Callable[[Workload], Result]
+    """Measures it when it is warm."""
+    measure: Callable[[Workload], Result]
+    """Measures it as it is."""
 
     def memory(self) -> int:
         """The resident bytes of all its processes together."""
@@ -57,13 +60,14 @@ def _raw(kind: str, folder: Path) -> Iterator[Contender]:
             measured(Workload(load.clients, load.clients, words=16, max_tokens=4))
             return measured(load)
 
-        yield Contender(child.pid, warm)
+        yield Contender(child.pid, warm, measured)
 
 
 @contextmanager
-def _mlx_server(folder: Path) -> Iterator[Contender]:
+def mlx_server(folder: Path, python: Path = Path(sys.executable)) -> Iterator[Contender]:
+    """python: that of the checkout which is measured."""
     command = ["mlx_server", "serve", str(folder), "--log-level", "error"]
-    with _served(command, folder.name, folder, {}) as contender:
+    with _served(command, folder.name, folder, {}, python) as contender:
         yield contender
 
 
@@ -77,7 +81,7 @@ def _mlx_lm_server(folder: Path) -> Iterator[Contender]:
 CONTENDERS: dict[str, Start] = {
     "raw-stream": partial(_raw, "stream"),
     "raw-batch": partial(_raw, "batch"),
-    "mlx-server": _mlx_server,
+    "mlx-server": mlx_server,
     "mlx_lm.server": _mlx_lm_server,
 }
 
@@ -120,15 +124,22 @@ LORA_SERVERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
 
 @contextmanager
 def _served(
-    command: list[str], model: str, folder: Path, variables: Variables
+    command: list[str],
+    model: str,
+    folder: Path,
+    variables: Variables,
+    python: Path = Path(sys.executable),
 ) -> Iterator[Contender]:
-    with answering(command, model, folder, variables) as (pid, target):
+    with answering(command, model, folder, variables, python) as (pid, target):
+
+        def measured(load: Workload) -> Result:
+            return asyncio.run(run(target, load))
 
         def warm(load: Workload) -> Result:
             asyncio.run(warm_up(target, load))
-            return asyncio.run(run(target, load))
+            return measured(load)
 
-        yield Contender(pid, warm)
+        yield Contender(pid, warm, measured)
 
 
 @contextmanager
