@@ -2,16 +2,11 @@
 
 import asyncio
 import json
-import logging
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.types import Message
 
-from tests.api import wire
-from tests.api.wire import Json, ScriptedEngine
+from tests.api.wire import Json
 
 
 class Leaver:
@@ -66,40 +61,3 @@ class Leaver:
         if self._stuck:
             await asyncio.Event().wait()
         self.sent.append(message)
-
-
-@dataclass
-class Stage:
-    """An app whose engine takes rows and says nothing, and whether they are free afterwards."""
-
-    model: Path
-    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    free: list[bool] = field(default_factory=list)
-
-    def play(self, *clients: Leaver) -> None:
-        self.engine.silent = True
-        asyncio.run(self._play(clients))
-
-    async def _play(self, clients: tuple[Leaver, ...]) -> None:
-        app = wire.app(self.model, self.engine)
-        async with app.router.lifespan_context(app):
-            for client in clients:
-                called = app(client.scope, client.receive, client.send)
-                await asyncio.wait_for(called, 2 * wire.PATIENCE_SECONDS)
-                assert not self.engine.gave_up
-                self.free.append(not self.engine.running)
-                self.engine.took.clear()
-
-
-def assert_its_work_ends(
-    model: Path, engine: ScriptedEngine, body: Json, path: str, log: pytest.LogCaptureFixture
-) -> None:
-    """If the client leaves while the engine computes: its rows are free, and only the access log
-    says that it is gone."""
-    stage = Stage(model, engine)
-    with log.at_level(logging.INFO):
-        stage.play(Leaver(body, engine.took, path=path))
-    assert stage.free == [True]
-    (access,) = [each.getMessage() for each in log.records if each.name == "mlx_server.access"]
-    assert " gone " in access
-    assert not [each for each in log.records if each.levelno > logging.INFO]

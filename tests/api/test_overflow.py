@@ -17,7 +17,6 @@ BODIES: dict[str, Json] = {
     "/v1/responses": {"input": LONG},
     "/generate": {"messages": LONG},
 }
-STREAMED = [path for path in BODIES if path != "/generate"]
 
 KNOWN_TO_CLIENTS = [
     r"this model's maximum context length is",  # litellm, and with it aider
@@ -66,11 +65,6 @@ def test_clients_know_the_overflow_by_its_words(
 @pytest.mark.parametrize(("path", "pattern"), IN_THE_WORDS_OF_AN_ENDPOINT.items())
 def test_each_endpoint_has_its_own_words(client: TestClient, path: str, pattern: str) -> None:
     assert re.search(pattern, refused(client, path)["message"])
-
-
-@pytest.mark.parametrize("path", STREAMED)
-def test_an_overflow_is_no_stream(client: TestClient, path: str) -> None:
-    assert refused(client, path, stream=True) == refused(client, path)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/generate"])

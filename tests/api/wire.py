@@ -127,12 +127,16 @@ def app(
     engine: ScriptedEngine,
     store: StoreSettings | None = None,
     images: Literal["describe", "refuse"] = "describe",
+    others: Mapping[str, Path] | None = None,
     **server: Any,
 ) -> FastAPI:
     settings = Settings(
         server=ServerSettings(**server),
         store=store or StoreSettings(),
-        models={MODEL: ModelSettings(source=str(model), images=images)},
+        models={
+            MODEL: ModelSettings(source=str(model), images=images),
+            **{name: ModelSettings(source=str(path)) for name, path in (others or {}).items()},
+        },
     )
     made = create_app(settings)
     made.state.pool.make_engine = lambda **limits: engine

@@ -20,9 +20,6 @@ TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type
 IGNORED = "x-mlx-server-ignored"
 
 
-OPTIONAL = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
-
-
 # What is asked for next to BODY, in all of which streaming equals not streaming.
 REQUESTS: dict[str, Json] = {
     "plain": {},
@@ -185,13 +182,6 @@ def test_log_probabilities_of_a_prompt_are_bounded(
     echo = {"model": BODY["model"], "prompt": "a" * prompt, "echo": True, "logprobs": 5}
     for more in ({}, {"stream": True}):
         assert error(client.post("/v1/completions", json=echo | more))["param"] == "echo"
-
-
-@pytest.mark.parametrize("name", [*OPTIONAL, *ChatBody.UNSUPPORTED])
-def test_null_means_unset(client: TestClient, name: str) -> None:
-    response = post(client, **{name: None})
-    assert ok(response)["choices"][0]["message"]["content"] == TEXT
-    assert IGNORED not in response.headers
 
 
 @pytest.mark.parametrize("name", ["model", "messages"])

@@ -7,7 +7,6 @@ from openai.types import Completion
 from starlette.testclient import TestClient
 
 from mlx_server.api.completions import CompletionBody
-from mlx_server.errors import GenerationFailed
 from tests.api import wire
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, VOCABULARY, Json, ScriptedEngine, error, events, ok, streamed
@@ -17,7 +16,6 @@ BODY: Json = {"model": wire.MODEL, "prompt": "ab", "max_tokens": 100}
 IDS = [3, 4, 5]
 IDS_TEXT = '!"#'
 
-OPTIONAL = [name for name, field in CompletionBody.model_fields.items() if not field.is_required()]
 
 REQUESTS: dict[str, Json] = {
     "plain": {},
@@ -221,14 +219,6 @@ def test_alternatives_are_there_only_if_asked_for(client: TestClient) -> None:
     assert tops == [{"S": -0.5, "T": -1.5}]
 
 
-@pytest.mark.parametrize("name", [*OPTIONAL, *CompletionBody.UNSUPPORTED])
-def test_null_means_unset(client: TestClient, name: str) -> None:
-    response = post(client, **{name: None})
-    text = ok(response)["choices"][0]["text"]
-    assert TEXT.startswith(text)
-    assert "x-mlx-server-ignored" not in response.headers
-
-
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_within_and_without_their_limits(client: TestClient, name: str) -> None:
     inside, outside = NUMBERS[name]
@@ -263,19 +253,3 @@ def test_what_is_taken_though_it_says_little(client: TestClient) -> None:
     response = post(client, best_of=2, n=2, user="me", mirostat=1)
     assert len(ok(response)["choices"]) == 2
     assert response.headers["x-mlx-server-ignored"] == "mirostat"
-
-
-def test_a_failure_in_mid_stream_is_its_last_event(
-    client: TestClient, engine: ScriptedEngine
-) -> None:
-    engine.failure = GenerationFailed("No more.")
-    *chunks, last = events(post(client, stream=True))
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT[:3]
-    assert wire.error_of(last)["code"] == "generation_failed"
-    assert error(post(client), status=500)["code"] == "generation_failed"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_unknown_model(client: TestClient, stream: bool) -> None:
-    found = error(post(client, model="other", stream=stream), status=404)
-    assert (found["param"], found["code"]) == ("model", "model_not_found")

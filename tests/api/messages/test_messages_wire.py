@@ -1,14 +1,10 @@
-import asyncio
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from anthropic.types import MessageTokensCount, ModelInfo, ThreadUnsupportedRequestErrorDetails
 from anthropic.types.beta import BetaMessageTokensCount, BetaModelInfo
 from starlette.testclient import TestClient
 
-from mlx_server.errors import EngineDied, GenerationFailed
 from tests.api import wire
 from tests.api.messages.talking import (
     BODY,
@@ -215,12 +211,6 @@ def test_no_such_route(client: TestClient, path: str, method: str) -> None:
     error(response, response.status_code, kind)
 
 
-@pytest.mark.parametrize("path", [PATH, COUNT])
-def test_no_such_model(client: TestClient, path: str) -> None:
-    response = client.post(path, json={**BODY, "model": "claude-none"})
-    assert "claude-none" in error(response, 404, "not_found_error")
-
-
 @pytest.mark.parametrize(
     ("content", "headers", "status", "kind"),
     [
@@ -244,15 +234,6 @@ def test_errors_have_anthropics_form(
         error(response, status, kind)
 
 
-@pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"authorization": "Bearer no"}])
-def test_a_key_is_needed(tiny_path: Path, headers: dict[str, str]) -> None:
-    with wire.client(tiny_path, ScriptedEngine(), api_keys=(key("mine"),)) as client:
-        response = client.post(PATH, json=BODY, headers=headers)
-        error(response, 401, "authentication_error")
-        for known in ({"x-api-key": "mine"}, {"authorization": "Bearer mine"}):
-            assert client.post(PATH, json=BODY, headers=known).status_code == 200
-
-
 def test_other_routes_answer_anthropics_clients_in_their_form(tiny_path: Path) -> None:
     version = {"anthropic-version": "2023-06-01"}
     with wire.client(tiny_path, ScriptedEngine(), api_keys=(key("mine"),)) as client:
@@ -260,25 +241,6 @@ def test_other_routes_answer_anthropics_clients_in_their_form(tiny_path: Path) -
         keyed = {**version, "x-api-key": "mine"}
         error(client.get("/v1/models/none", headers=keyed), 404, "not_found_error")
         wire.error(client.get("/v1/models/none", headers={"x-api-key": "mine"}), 404)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_fails(client: TestClient, engine: ScriptedEngine, stream: bool) -> None:
-    engine.failure = GenerationFailed("The engine could not go on.")
-    response = post(client, stream=stream)
-    if stream:
-        last = events(response)[-1]
-        assert last["error"] == {"type": "api_error", "message": "The engine could not go on."}
-        assert (last["type"], last["request_id"]) == ("error", response.headers["request-id"])
-    else:
-        error(response, 500, "api_error")
-
-
-def test_a_server_that_is_busy(client: TestClient, engine: ScriptedEngine) -> None:
-    engine.failure = EngineDied("The engine is gone.")
-    response = post(client)
-    error(response, 503, "overloaded_error")
-    assert response.headers["retry-after"] == "1"
 
 
 # Models
@@ -305,47 +267,3 @@ def test_a_list_that_can_not_be_had(client: TestClient, query: str) -> None:
 
 
 # Leaving
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_row(
-    tiny_path: Path, engine: ScriptedEngine, stream: bool
-) -> None:
-    engine.silent = True
-    app = wire.app(tiny_path, engine)
-    raw = json.dumps({**BODY, "stream": stream}).encode()
-    left = asyncio.Event()
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        if not sent:
-            sent.append(raw)
-            return {"type": "http.request", "body": raw, "more_body": False}
-        await engine.took.wait()
-        left.set()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        pass
-
-    async def run() -> None:
-        engine.took = asyncio.Event()
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope: Any = {
-            "type": "http",
-            "method": "POST",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "headers": headers,
-            "client": ("127.0.0.1", 1),
-            "server": ("localhost", 80),
-            "scheme": "http",
-        }
-        async with app.router.lifespan_context(app):
-            await app(scope, receive, send)
-
-    asyncio.run(run())
-    assert left.is_set()
-    assert not engine.running
-    assert not engine.gave_up

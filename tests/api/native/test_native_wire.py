@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.api.native import NativeBody, NativeOutput, to_request
-from mlx_server.errors import BadRequest, GenerationFailed
+from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Event,
     Finished,
@@ -33,7 +33,6 @@ PATH = "/generate"
 HI: Json = {"role": "user", "content": "hi"}
 BODY: Json = {"messages": [HI]}
 TOOLS = [{"name": "f", "description": "does f", "parameters": {"type": "object"}}, {"name": "g"}]
-OPTIONAL = [name for name, field in NativeBody.model_fields.items() if not field.is_required()]
 
 
 def request(family: str = "qwen3", **asked: Any) -> GenerateRequest:
@@ -66,13 +65,6 @@ def test_what_reaches_the_engine(client: TestClient, engine: ScriptedEngine) -> 
     ok(client.post(PATH, json={**BODY, "temperature": 0.5, "seed": 7, "logit_bias": {"5": 1}}))
     sampling = engine.taken[-1].sampling
     assert (sampling.temperature, sampling.seed, sampling.logit_bias) == (0.5, 7, {5: 1})
-
-
-@pytest.mark.parametrize("name", [*OPTIONAL, *NativeBody.UNSUPPORTED])
-def test_null_means_unset(client: TestClient, name: str) -> None:
-    response = client.post(PATH, json={**BODY, name: None})
-    assert ok(response)["response"] == TEXT
-    assert "x-mlx-server-ignored" not in response.headers
 
 
 def test_unknown_parameters_are_listed(client: TestClient) -> None:
@@ -206,18 +198,6 @@ def test_what_is_refused(client: TestClient, asked: Json, param: str) -> None:
 def test_a_stream_is_to_be_had_elsewhere(client: TestClient) -> None:
     found = error(client.post(PATH, json={**BODY, "stream": True}))
     assert "/v1/chat/completions" in found["message"]
-
-
-def test_an_unknown_model(client: TestClient) -> None:
-    found = error(client.post(PATH, json={**BODY, "model": "other"}), status=404)
-    assert (found["param"], found["code"]) == ("model", "model_not_found")
-
-
-def test_a_failure_is_its_status(client: TestClient, engine: ScriptedEngine) -> None:
-    engine.failure = GenerationFailed("No more.")
-    found = error(client.post(PATH, json=BODY), status=500)
-    engine.failure = None
-    assert found["code"] == "generation_failed"
 
 
 def gathered(*events: Event, reason: FinishReason = "stop") -> Json:

@@ -8,9 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.api.rerank import PATH
-from mlx_server.errors import GenerationFailed
 from tests.api import wire
-from tests.api.leaving import assert_its_work_ends
 from tests.api.vector_engine import VectorEngine
 from tests.tiny import tiny_reranker
 
@@ -49,22 +47,3 @@ def test_fields_without_effect_are_named_in_the_header(client: TestClient) -> No
     response = client.post(PATH, json=body)
     assert response.headers["x-mlx-server-ignored"] == "max_chunks_per_doc, documents.id"
     assert "x-mlx-server-ignored" not in client.post(PATH, json=BODY).headers
-
-
-def test_an_unknown_model_is_named(client: TestClient) -> None:
-    found = wire.error(client.post(PATH, json={**BODY, "model": "other"}), status=404)
-    assert (found["param"], found["code"]) == ("model", "model_not_found")
-    assert "other" in found["message"]
-
-
-@pytest.mark.usefixtures("_as_before")
-def test_a_failure_of_the_engine_is_the_status(client: TestClient, engine: VectorEngine) -> None:
-    engine.failure = GenerationFailed("No more.")
-    found = wire.error(client.post(PATH, json=BODY), status=500)
-    assert found["code"] == "generation_failed"
-
-
-def test_a_client_that_leaves_ends_its_work(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = VectorEngine()
-    assert_its_work_ends(model, engine, BODY, PATH, caplog)
-    assert len(engine.embedded) == 1

@@ -16,7 +16,6 @@ PATH = "/v1/responses"
 BODY: Json = {"model": wire.MODEL, "input": "hi"}
 IGNORED = "x-mlx-server-ignored"
 
-OPTIONAL = [name for name, field in ResponsesBody.model_fields.items() if not field.is_required()]
 
 FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 INCLUDED = {"include": ["message.output_text.logprobs"]}
@@ -157,13 +156,6 @@ def test_a_format_is_told_again(client: TestClient) -> None:
     assert_response(body, is_open=False)
 
 
-def test_a_failure_before_the_first_event_keeps_its_status(
-    client: TestClient, engine: ScriptedEngine
-) -> None:
-    engine.failure = EngineDied("It died.")
-    assert error(post(client), 503)["code"] == "engine_died"
-
-
 def test_a_failure_in_the_middle_is_told_in_the_stream(
     client: TestClient, engine: ScriptedEngine
 ) -> None:
@@ -172,14 +164,6 @@ def test_a_failure_in_the_middle_is_told_in_the_stream(
     response = assert_stream(events)
     assert (response["status"], text_of(response)) == ("failed", TEXT[:3])
     assert response["error"] == {"code": "server_error", "message": "It died."}
-
-
-@pytest.mark.parametrize("name", [*OPTIONAL, *ResponsesBody.UNSUPPORTED])
-def test_null_means_unset(client: TestClient, name: str) -> None:
-    response = post(client, **{"input": [{"role": "user", "content": "hi"}], name: None})
-    if name != "input":
-        assert text_of(ok(response)) == TEXT
-        assert IGNORED not in response.headers
 
 
 @pytest.mark.parametrize("name", ResponsesBody.UNSUPPORTED)

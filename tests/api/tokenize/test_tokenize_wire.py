@@ -204,12 +204,6 @@ def test_fields_without_effect_are_listed(client: TestClient) -> None:
     assert client.post("/tokenize", json=body).headers[IGNORED] == "add_special_tokens"
 
 
-def test_no_such_model(client: TestClient) -> None:
-    for path, asked in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
-        found = error(client.post(path, json={"model": "none", **asked}), 404)
-        assert found["code"] == "model_not_found"
-
-
 def test_the_prompt_is_shown_only_if_the_owner_says_so(client: TestClient) -> None:
     for path in ("/v1/chat/completions/render", "/apply-template"):
         assert "show_prompts" in refused(client, {"messages": [HI]}, path, 403)["message"]
