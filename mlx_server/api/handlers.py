@@ -21,7 +21,7 @@ from mlx_server.api.security import with_client
 from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
-from mlx_server.generation.overflow import MakeOverflowError
+from mlx_server.generation.plan import MakeOverflowError
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import Event
-from mlx_server.generation.overflow import MakeOverflowError, PromptOverflow
+from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
 
 
 def messages_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:

@@ -3,12 +3,12 @@
 They are expressed in tokens, since the engine knows neither families nor tools.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
+from mlx_server.generation.defaults import template_kwargs
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import usable_tools
@@ -122,11 +122,6 @@ def is_format_required(request: GenerateRequest) -> bool:
     return request.format is not None or request.tool_choice != "auto" or is_strict
 
 
-def template_kwargs(prepared: PreparedModel, conversation: Conversation) -> Mapping[str, Any]:
-    """The request's template kwargs, and for other variables those of models.yaml."""
-    return {**prepared.spec.template_kwargs, **conversation.template_kwargs}
-
-
 def budget_of(
     prepared: PreparedModel, request: GenerateRequest, conversation: Conversation
 ) -> int | None:
@@ -135,7 +130,7 @@ def budget_of(
     # an effort set in models.yaml does not apply if the client sets the template's own switch
     is_switched = not SWITCHES.keys().isdisjoint(conversation.template_kwargs)
     own = conversation.template_kwargs
-    kwargs = own if is_switched else template_kwargs(prepared, conversation)
+    kwargs = own if is_switched else template_kwargs(prepared.spec, conversation)
     # "none" applies even if the template does not read the effort
     return 0 if kwargs.get("reasoning_effort") == "none" else None
 

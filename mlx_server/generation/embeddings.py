@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.checkpoints.embedder import Embedder
 from mlx_server.engine.messages import Embed, Embedded, padded_tokens
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.task import prepared_for
+from mlx_server.generation.plan import prepared_for
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool

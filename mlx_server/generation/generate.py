@@ -1,13 +1,16 @@
 """The spine: runs a request and yields the events of its answers, which every endpoint folds."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 
+from mlx_server import __version__
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Admitted
+from mlx_server.engine.messages import Admitted, ComputeAhead, Generate, PromptLogprobs
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     BadRequest,
@@ -17,29 +20,36 @@ from mlx_server.errors import (
     UpstreamFailed,
 )
 from mlx_server.events import Answer, Event, Started, TokenCounts, total
-from mlx_server.generation.ahead import compute_ahead
-from mlx_server.generation.constraints import is_format_required
-from mlx_server.generation.fingerprint import system_fingerprint
-from mlx_server.generation.normalization import without_volatile_lines
-from mlx_server.generation.overflow import PromptOverflow
+from mlx_server.generation.constraints import constrain_continuation, is_format_required
+from mlx_server.generation.output import OutputProcessor
 from mlx_server.generation.plan import (
+    PromptOverflow,
     RequestPlan,
     plan,
+    retry_row,
     shortened,
     with_continued_messages,
 )
-from mlx_server.generation.retries import RetryingAnswer
+from mlx_server.generation.rendering import chat_prompt, without_volatile_lines
+from mlx_server.generation.review import Review
 from mlx_server.generation.upstream import generate_upstream
+from mlx_server.messages import Conversation, Message
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import Lease
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.next_prompt import next_beginning
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.logs import log_model
+from mlx_server.system.turns import turn
 
 log = logging.getLogger("mlx_server")
+
+FEW_EVENTS = 64
+"""Events that are yielded without giving others their turn. An answer that was held back may have
+tens of thousands."""
 
 
 def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
@@ -115,9 +125,11 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
             while True:
                 for item in items:
                     answer = answers[item.row]
-                    async for event in answer.feed(item):
+                    for event in (reported := await answer.feed(item)):
                         answered.add(event)
                         yield event
+                        if len(reported) > FEW_EVENTS:
+                            await turn()
                     if answer.finished:
                         engine.cancel([item.row])
                         lease.left([item.row])
@@ -200,10 +212,10 @@ def _started(
     )
 
 
-def _unfinished(answers: Iterable[RetryingAnswer]) -> TokenCounts:
+def _unfinished(answers: Iterable["RetryingAnswer"]) -> TokenCounts:
     """The tokens of the unfinished answers. One that took several rows is counted once."""
     running = {id(answer): answer for answer in answers if not answer.finished}
-    return total(answer.counts for answer in running.values())
+    return total(answer.review.counts for answer in running.values())
 
 
 async def _until_admitted(feed: RowStream, rows: int) -> list[Item]:
@@ -226,3 +238,138 @@ def _check_ids(model: LoadedModel, request: GenerateRequest) -> None:
                     f"0 to {model.vocabulary - 1}.",
                     param=param,
                 )
+
+
+class RetryingAnswer:
+    """The answer to one prompt, across every row that was needed to produce it.
+
+    A row that stops right after its reasoning is continued with the answer prefix. A rejected
+    answer is generated again by another row.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        index: int,
+        row: Generate,
+        request: GenerateRequest,
+        *,
+        unchecked: bool,
+    ) -> None:
+        """unchecked: whether the grammar does not enforce all of the requested format."""
+        policy = prepared.spec.repair
+        self.review = Review(index, request, prepared.family, policy, self, unchecked=unchecked)
+        self._prepared, self._index, self._request = prepared, index, request
+        self._first_row = row
+        self._output = OutputProcessor(prepared, index, row, request)
+        self._next: Generate | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.review.finished
+
+    def begin(self) -> Iterator[Event]:
+        return self._output.begin()
+
+    def next_row(self) -> Generate | None:
+        """Takes the row that is to continue this answer or generate it again, if there is one."""
+        row, self._next = self._next, None
+        return row
+
+    async def feed(self, item: Item) -> list[Event]:
+        events: Iterable[Event] = self._output.feed(item)
+        if isinstance(item, PromptLogprobs):  # those of a long prompt take seconds
+            events = await in_thread(list, events)
+        reported = await self.review.reviewed(events)
+        if row := self._output.next_row():
+            prompt = self._request.prompts[self._index // self._request.n]
+            assert isinstance(prompt, Conversation)
+            await in_thread(constrain_continuation, self._prepared, self._request, prompt, row)
+            self._next = row
+        return reported
+
+    @property
+    def counts(self) -> TokenCounts:
+        return self._output.counts
+
+    @property
+    def reasoning_ran_out(self) -> bool:
+        return self._output.reasoning_ran_out
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._output.is_unterminated
+
+    async def begin_again(self, conversation: Conversation) -> bool:
+        prepared, request = self._prepared, self._request
+        row = await in_thread(
+            retry_row, prepared, request, conversation, self._first_row, model=prepared.id
+        )
+        if row is None:
+            return False
+        self._next = row
+        self._output = OutputProcessor(prepared, self._index, row, request)
+        return True
+
+    async def nudge(self) -> bool:
+        return False
+
+
+def compute_ahead(
+    pool: Pool,
+    prepared: PreparedModel,
+    request: GenerateRequest,
+    row: Generate,
+    answer: Answer,
+) -> None:
+    """Lets the engine compute the next prompt, if the request has one complete answer in a
+    conversation and models.yaml sets `compute_ahead`.
+
+    row: the request's first row, whose adapter and cache scope the next prompt will have.
+    """
+    is_one = len(request.prompts) == request.n == 1
+    is_whole = answer.finish_reason not in (None, "length")
+    if not (is_one and is_whole and prepared.spec.compute_ahead):
+        return
+    (conversation,) = request.prompts
+    if isinstance(conversation, Conversation) and prepared.transcript is None:
+        message = answer.message()
+        pool.compute_ahead(prepared, lambda: _command(prepared, conversation, message, row))
+
+
+def _command(
+    prepared: PreparedModel, conversation: Conversation, answer: Message, row: Generate
+) -> ComputeAhead:
+    return ComputeAhead(
+        row.model,
+        next_beginning(conversation, answer, lambda each: chat_prompt(prepared, each).tokens),
+        prepared.spec.compute_ahead,
+        adapter=row.adapter,
+        adapter_scale=row.adapter_scale,
+        cache_scope=row.cache_scope,
+        on_disk=row.on_disk,
+    )
+
+
+PACKAGES = ("mlx", "mlx-lm")
+
+DIGITS = 10
+"""The number of hexadecimal digits, the same as in OpenAI's fingerprints."""
+
+
+def system_fingerprint(prepared: PreparedModel, adapter: LeasedAdapter | None) -> str:
+    """A digest of the software's versions and of the files of the model and the adapter."""
+    parts = (_software(), prepared.stamp, adapter.spec.digest if adapter else None)
+    return f"fp_{sha256(repr(parts).encode()).hexdigest()[:DIGITS]}"
+
+
+@cache
+def _software() -> tuple[str, ...]:
+    return (__version__, *map(_version, PACKAGES))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

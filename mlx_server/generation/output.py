@@ -35,7 +35,7 @@ from mlx_server.events import (
     Violation,
 )
 from mlx_server.generation.constraints import parse_context
-from mlx_server.generation.replay import departure_error
+from mlx_server.generation.plan import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section

@@ -1,43 +1,48 @@
 """Plans a request: the rows that the engine will generate, and the memory they need."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.engine.messages import Generate
-from mlx_server.errors import BadRequest, NoRecording
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.engine.messages import Generate, RowLeftGrammar
+from mlx_server.errors import BadRequest, ContextTooLong, NoRecording, RecordingLeftGrammar
 from mlx_server.families.base import RenderedPrompt
-from mlx_server.generation import replay
 from mlx_server.generation.constraints import (
     NO_TOOL,
     budget_of,
     constrain_rows,
 )
-from mlx_server.generation.media import check_media
-from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.defaults import sampling, token_limit
 from mlx_server.generation.rendering import (
+    check_media,
     check_text,
     render,
     tokenized,
     tool_output_tokens,
+    without_volatile_lines,
 )
-from mlx_server.generation.task import check_task
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content, media_places
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
-from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import PreparedModel, Task
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
-from mlx_server.request_threads import check_wanted
+from mlx_server.prompts.text_size import characters_of
+from mlx_server.request_threads import check_wanted, in_thread
 from mlx_server.requests import (
     GenerateRequest,
     JsonFormat,
     NamedTool,
     Prompt,
-    SamplingChoices,
-    SamplingParams,
 )
+from mlx_server.sources.transcript import Recording
+from mlx_server.system.logs import log_model
 
 UNLIMITED = 2**53
 """A context length that no prompt reaches, for prompts that are only counted."""
@@ -281,7 +286,7 @@ def _row(
         max_tokens=limit + overflow,
         overflow_tokens=overflow,
         stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
-        sampling=_sampling(prepared, request, choice),
+        sampling=sampling(prepared.spec, request, prepared.checkpoint.sampling, choice),
         prompt_logprobs=_scores_prompt(request, choice),
         prompt_top_logprobs=request.prompt_logprobs or 0,
         client=request.client,
@@ -291,7 +296,7 @@ def _row(
     )
     if prepared.transcript:
         recording = prepared.transcript.pick(source, (request.model, prepared.id))
-        replay.play(prepared, row, recording)
+        play_recording(prepared, row, recording)
     return row
 
 
@@ -316,9 +321,8 @@ def _check_prompt_logprobs(request: GenerateRequest, rows: Sequence[Generate]) -
 
 
 def _limit(prepared: PreparedModel, request: GenerateRequest) -> int:
-    if request.max_tokens is not None:
-        return request.max_tokens
-    return limits.ANSWER_TOKENS if prepared.spec.max_tokens is None else prepared.spec.max_tokens
+    limit = token_limit(prepared.spec, request)
+    return limits.ANSWER_TOKENS if limit is None else limit
 
 
 def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
@@ -330,18 +334,121 @@ def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
     return min(prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS - limit))
 
 
-def _sampling(prepared: PreparedModel, request: GenerateRequest, choice: int) -> SamplingParams:
-    """The sampling parameters, each from the first that sets it: the request, models.yaml, the
-    checkpoint, the default."""
-    choices: SamplingChoices = {
-        **prepared.checkpoint.sampling,
-        **prepared.spec.choices,
-        **request.choices,
-    }
-    return SamplingParams(
-        **choices,
-        logit_bias=request.logit_bias,
-        # each of the n answers needs another seed, or they would all be the same
-        seed=None if request.seed is None else request.seed + choice,
-        logprobs=request.logprobs,
+SHOWN_OUTPUT = 60
+"""The number of characters of output that the error shows before the rejected token."""
+
+
+def play_recording(prepared: PreparedModel, row: Generate, recording: Recording) -> None:
+    """Make the row play a recorded answer, at the recording's pace."""
+    tokenizer, entry = prepared.checkpoint.tokenizer, recording.entry
+    row.prompt = row.prompt + tokenizer.encode(entry.generation_prompt)
+    row.delay = entry.delay_ms / 1000
+    output = entry.tokens(tokenizer, prepared.family)
+    row.forced_tokens = [*output, row.stop_tokens[0]]
+    row.recording = recording.name if entry.off_grammar == "error" else ""
+    if entry.finish == "length":
+        row.recording_is_cut = True
+        row.end_within(len(output))
+
+
+def departure_error(
+    prepared: PreparedModel, request: GenerateRequest, row: Generate, left: RowLeftGrammar
+) -> RecordingLeftGrammar:
+    """The error for a recording that the request's grammar does not allow."""
+    tokenizer = prepared.checkpoint.tokenizer
+    before = tokenizer.raw(left.before)
+    place = f"after {_quoted(before[-SHOWN_OUTPUT:])}" if before else "at its beginning"
+    name = partial(_token_name, tokenizer, row)
+    others = f" or {left.others} other tokens" if left.others else ""
+    param = request.format_param if request.format else "tools"
+    settings = "" if request.format else ", or set `constrain_calls: false` for this model"
+    return RecordingLeftGrammar(
+        f"The output of {row.recording} leaves the grammar of this request at token "
+        f"{left.at + 1}, {place}: it has {name(left.token)}, where the grammar "
+        f"takes {', '.join(map(name, left.allowed))}{others}. Correct the entry, or the request's "
+        f"`{param}`{settings}.",
+        param=param,
     )
+
+
+def _token_name(tokenizer: Tokenizer, row: Generate, token: int) -> str:
+    spelled = tokenizer.spelling(token)
+    return f"the end of the answer ({spelled})" if token in row.stop_tokens else _quoted(spelled)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+ROUTES: Mapping[Task, str] = {
+    "generate": "generates text: use /v1/chat/completions",
+    "embed": "computes embeddings: use /v1/embeddings",
+    "rerank": "ranks documents: use /v1/rerank",
+}
+
+
+async def prepared_for(task: Task, model: str, pool: Pool) -> PreparedModel:
+    """The model for embeddings or ranks. Raises BadRequest if it has another task, or if its name
+    includes an adapter, which these tasks can't use."""
+    name, adapter = pool.named(model)
+    prepared = await pool.prepared(name)
+    log_model(prepared.id, prepared.family.name)
+    check_task(prepared, task)
+    if adapter:
+        raise BadRequest(
+            f"Embeddings and ranks are computed without adapters. Name the model alone: "
+            f"{prepared.id}.",
+            param="model",
+        )
+    return prepared
+
+
+def check_task(prepared: PreparedModel, wanted: Task) -> None:
+    """Raises BadRequest if the model has another task, for example for embeddings of a chat model.
+    vLLM does so too."""
+    if prepared.task != wanted:
+        raise BadRequest(
+            f"{prepared.id} {ROUTES[prepared.task]}. Its owner can change that: `task: {wanted}` "
+            "in models.yaml.",
+            param="model",
+        )
+
+
+COUNTED_CHARACTERS = 2 << 20
+"""The characters above which a prompt is not tokenised for the error message alone, since that
+takes twenty times the text's memory."""
+
+
+class PromptOverflow(ContextTooLong):
+    """A prompt is too long. Planning stops early and does not know its length, which takes time to
+    count and is not needed where the request is shortened and tried again."""
+
+    def __init__(
+        self, error: ContextTooLong, prepared: PreparedModel, request: GenerateRequest
+    ) -> None:
+        super().__init__(error.message, param=error.param)
+        self.request = request
+        self._prepared = prepared
+
+    @property
+    def context(self) -> int:
+        return self._prepared.context_length
+
+    async def tokens(self) -> int:
+        """The tokens of the longest prompt, or a lower bound if it is too long to be tokenised."""
+        return await in_thread(self._longest, model=self._prepared.id)
+
+    def _longest(self) -> int:
+        prompts = self.request.prompts
+        return max(self._count(replace(self.request, prompts=(prompt,))) for prompt in prompts)
+
+    def _count(self, request: GenerateRequest) -> int:
+        characters = characters_of(request)
+        if characters <= COUNTED_CHARACTERS:
+            with suppress(ContextTooLong):
+                return count_prompt(self._prepared, request)
+        return max(self.context, characters // self._prepared.checkpoint.tokenizer.longest)
+
+
+MakeOverflowError = Callable[[PromptOverflow, int], ContextTooLong]
+"""Makes the error as one API words it, from the overflow and the prompt's number of tokens."""

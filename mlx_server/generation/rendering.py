@@ -1,14 +1,17 @@
-"""Renders and tokenises a request's prompts, and refuses those that exceed the context."""
+"""Renders and tokenises a request's prompts, without the lines that some clients change in every
+request, and refuses those that exceed the context."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import takewhile
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.families.base import RenderedPrompt
-from mlx_server.generation.constraints import template_kwargs
-from mlx_server.messages import Conversation
-from mlx_server.pool.prepare import PreparedModel
+from mlx_server.generation.defaults import completed
+from mlx_server.messages import Conversation, Media
+from mlx_server.pool.prepare import ModelSpec, PreparedModel
+from mlx_server.prompts import volatile_lines
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.requests import GenerateRequest, Prompt
 
@@ -93,7 +96,46 @@ def tokenized(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
 
 
 def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
-    completed = replace(conversation, template_kwargs=template_kwargs(prepared, conversation))
-    if prepared.spec.schema_in_prompt == "never":
-        completed = replace(completed, response_format=None)
-    return prepared.family.render(prepared.checkpoint, completed, prepared.context_length)
+    conversation = completed(prepared.spec, conversation)
+    return prepared.family.render(prepared.checkpoint, conversation, prepared.context_length)
+
+
+def without_volatile_lines(
+    spec: ModelSpec, request: GenerateRequest
+) -> tuple[GenerateRequest, tuple[str, ...]]:
+    """The request without volatile lines, and the names of those that were removed."""
+    if spec.volatile_lines == "keep":
+        return request, ()
+    cleaned = [_cleaned(prompt) for prompt in request.prompts]
+    names = dict.fromkeys(name for _, found in cleaned for name in found)
+    return replace(request, prompts=tuple(prompt for prompt, _ in cleaned)), tuple(names)
+
+
+def _cleaned(prompt: Prompt) -> tuple[Prompt, tuple[str, ...]]:
+    if isinstance(prompt, Conversation):
+        return volatile_lines.without_volatile_lines(prompt)
+    return prompt, ()
+
+
+def check_media(
+    spec: ModelSpec, request: GenerateRequest, takes: Callable[[Media], bool] = lambda _: False
+) -> None:
+    """Raise BadRequest for media that the model can't take in the newest question, if its owner
+    wants that. Those of the history are never refused: the client sends them again with each
+    turn."""
+    if spec.images != "refuse":
+        return
+    for medium in (each for prompt in request.prompts for each in _in_question(prompt)):
+        if not takes(medium):
+            raise BadRequest(
+                f"{spec.id} can't be sent this {medium.kind}: {medium.why}. Leave it out, or use "
+                "another model.",
+                param=medium.place,
+            )
+
+
+def _in_question(prompt: Prompt) -> Iterator[Media]:
+    """The media of the user's messages at the end of a conversation."""
+    messages = prompt.messages if isinstance(prompt, Conversation) else ()
+    for message in takewhile(lambda message: message.role == "user", reversed(messages)):
+        yield from message.media

@@ -1,12 +1,13 @@
 """Ranks documents by how well they answer a query.
 
 A generative reranker gets the prompt of Qwen3-Reranker for each document. The document's score is
-the probability of `yes`, relative to that of `yes` or `no`. For encoders, which compute a score
-themselves, see `rerank_pairs`.
+the probability of `yes`, relative to that of `yes` or `no`. An encoder computes one score for
+a query and a document itself.
 """
 
 import math
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,8 +15,7 @@ from mlx_server.checkpoints.encoders import ranks
 from mlx_server.engine.messages import Embed
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.embeddings import check_total, compute
-from mlx_server.generation.rerank_pairs import pairs, probability
-from mlx_server.generation.task import prepared_for
+from mlx_server.generation.plan import prepared_for
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens
@@ -136,3 +136,48 @@ def _fitting(prepared: PreparedModel, text: str, room: int, place: int) -> list[
         "prompt around them, which is the most that the model takes. Shorten or split it.",
         param=f"documents[{place}]",
     )
+
+
+def pairs(
+    prepared: PreparedModel, query: str, documents: Sequence[str]
+) -> tuple[list[list[int]], list[int]]:
+    """The tokens of each pair of query and document, and the index at which the document begins.
+    Names of control tokens in the client's texts stay text."""
+    tokenizer = prepared.checkpoint.tokenizer
+    room = prepared.context_length - len(tokenizer.pair([], [])[0])
+    asked = _fitting_part(prepared, query, room, "the query", "query")
+    texts: list[list[int]] = []
+    starts: list[int] = []
+    total = 0
+    for place, document in enumerate(documents):
+        check_wanted()
+        what, param = f"document {place} with the query", f"documents[{place}]"
+        found = _fitting_part(prepared, document, room - len(asked), what, param)
+        text, start = tokenizer.pair(asked, found)
+        texts.append(text)
+        starts.append(start)
+        total += len(text)
+        check_total(total, "documents")
+    return texts, starts
+
+
+def probability(score: bytes) -> float:
+    """The sigmoid of the encoder's logit, which sentence-transformers and Text Embeddings Inference
+    report as the score."""
+    (logit,) = struct.unpack("<f", score)
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+def _fitting_part(
+    prepared: PreparedModel, text: str, room: int, what: str, param: str
+) -> list[int]:
+    try:
+        tokens = text_tokens(prepared.checkpoint, text, max(0, room))
+    except ContextTooLong:
+        tokens = None
+    if tokens is None or len(tokens) > room:
+        raise ContextTooLong(
+            f"There are more tokens in {what} than the model takes. Shorten or split it.",
+            param=param,
+        )
+    return tokens

@@ -1,9 +1,9 @@
 """Reviews a complete answer, which is accepted, repaired or generated again."""
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from mlx_server import limits
@@ -33,7 +33,6 @@ from mlx_server.repair.answers import (
     retry_conversation,
 )
 from mlx_server.requests import GenerateRequest, Prompt
-from mlx_server.system.turns import turn
 
 _checks = WeakValueDictionary[str, asyncio.Semaphore]()
 """Limits the concurrent checks of each client, which may keep a process busy for seconds."""
@@ -43,8 +42,33 @@ def turns_to_check(client: str) -> asyncio.Semaphore:
     return _checks.setdefault(client, asyncio.Semaphore(limits.CHECK_PROCESSES))
 
 
-class ReviewedAnswer(ABC):
-    """The answer to one prompt, across every attempt that was needed to produce it.
+EMPTY = "content: the upstream's answer is empty"
+
+
+class Attempts(Protocol):
+    """The attempts at one answer."""
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens of the current attempt so far."""
+
+    @property
+    def reasoning_ran_out(self) -> bool:
+        """Whether the attempt's reasoning used its whole budget and was cut off."""
+
+    @property
+    def is_unterminated(self) -> bool:
+        """Whether the attempt ended within its reasoning."""
+
+    async def begin_again(self, conversation: Conversation) -> bool:
+        """Begin another attempt with this prompt. Returns False if that is not possible."""
+
+    async def nudge(self) -> bool:
+        """Begin another attempt after an empty one. Returns False if there is to be none."""
+
+
+class Review:
+    """Turns the events of all attempts at one answer into those that are reported.
 
     Text that breaks the requested format is repaired or, if that fails, generated again with the
     errors in the prompt.
@@ -56,19 +80,25 @@ class ReviewedAnswer(ABC):
         request: GenerateRequest,
         family: ModelFamily,
         policy: RepairPolicy,
+        attempts: Attempts,
         *,
         unchecked: bool,
+        holds_all: bool = False,
     ) -> None:
-        """unchecked: whether no grammar enforces all of the requested format."""
+        """unchecked: whether no grammar enforces all of the requested format. holds_all: whether an
+        answer that is not streamed is held back in any case, since it may turn out to be empty."""
         self.finished = False
         self._index, self._request = index, request
         self._family, self._policy = family, policy
+        self._attempts = attempts
         self._unchecked = unchecked
         self._begun = _begun_text(self._prompt)
         """The text of a message that this answer continues. It can't be changed any more, so the
         answer is checked but neither repaired nor generated again."""
         is_held = request.buffered or policy.streaming == "accumulate"
-        self._is_buffered = unchecked and not self._begun and is_held
+        self._is_buffered = not self._begun and (
+            (unchecked and is_held) or (holds_all and request.buffered)
+        )
         self._buffered: list[Event] = []
         self._repairs: set[Repaired] = set()
         """The repairs that were reported of any attempt."""
@@ -78,88 +108,64 @@ class ReviewedAnswer(ABC):
         """The token counts and raw output of all rejected attempts together."""
         self._rejection: RepairKind | None = None
         """The reason for which the last attempt was rejected."""
-        self._attempts = 0
+        self._retries = 0
         self._has_shown_thoughts = False
         """Whether the client has the reasoning of a rejected attempt, and is to get no other."""
-
-    @property
-    @abstractmethod
-    def _attempt_counts(self) -> TokenCounts:
-        """The tokens of the current attempt so far."""
-
-    @property
-    @abstractmethod
-    def _reasoning_ran_out(self) -> bool:
-        """Whether the attempt's reasoning used its whole budget and was cut off."""
-
-    @property
-    @abstractmethod
-    def _is_unterminated(self) -> bool:
-        """Whether the attempt ended within its reasoning."""
-
-    @abstractmethod
-    async def _begin_again(self, conversation: Conversation) -> bool:
-        """Begin another attempt with this prompt. Returns False if that is not possible."""
-
-    async def _nudged(self) -> bool:
-        """Begin another attempt after an empty one. Returns False if there is to be none, which is
-        the default."""
-        return False
 
     @property
     def counts(self) -> TokenCounts:
         """The tokens generated so far, with those of rejected attempts."""
         if (before := self._rejected) is None:
-            return self._attempt_counts
-        both = total([before.counts, self._attempt_counts])
+            return self._attempts.counts
+        both = total([before.counts, self._attempts.counts])
         return replace(both, cached_tokens=before.cached_tokens)
 
-    async def review(self, event: Event) -> AsyncIterator[Event]:
-        """Yield the events to report after this event of the attempt. Events of a buffered answer
-        are held back until it is accepted."""
-        if isinstance(event, Finished):
-            async for last in self._end_attempt(event):
-                yield last
-        elif isinstance(event, PromptProgress | PromptScored):
-            yield event
-        elif isinstance(event, TokensSoFar):
-            yield self._with_rejected_tokens(event)
-        else:
-            self._collected.add(event)
-            is_known = isinstance(event, Repaired) and event in self._repairs
-            if self._is_buffered:
-                self._buffered.append(event)
-            elif not is_known and not self._is_further_thought(event):
-                yield event
-            if isinstance(event, Repaired):
-                self._repairs.add(event)
+    async def reviewed(self, events: Iterable[Event]) -> list[Event]:
+        """The events to report after these events of the attempt. Events of a buffered answer are
+        held back until it is accepted."""
+        reported: list[Event] = []
+        for event in events:
+            if isinstance(event, Finished):
+                reported += await self._end_attempt(event)
+            elif isinstance(event, PromptProgress | PromptScored):
+                reported.append(event)
+            elif isinstance(event, TokensSoFar):
+                reported.append(self._with_rejected_tokens(event))
+            else:
+                self._collected.add(event)
+                is_known = isinstance(event, Repaired) and event in self._repairs
+                if self._is_buffered:
+                    self._buffered.append(event)
+                elif not is_known and not self._is_further_thought(event):
+                    reported.append(event)
+                if isinstance(event, Repaired):
+                    self._repairs.add(event)
+        return reported
 
     def _is_further_thought(self, event: Event) -> bool:
         return self._has_shown_thoughts and isinstance(event, ReasoningDelta)
 
-    async def _end_attempt(self, finished: Finished) -> AsyncIterator[Event]:
+    async def _end_attempt(self, finished: Finished) -> list[Event]:
+        """The last events of the answer; none if there is to be another attempt."""
         text = self._collected.text
         is_empty = not (self._begun or text.strip() or self._collected.calls)
-        found = CheckedAnswer(text)
+        checked = CheckedAnswer(text)
         if self._begun and self._unchecked:
             whole = await self._check(self._begun + text, finished)
-            found = CheckedAnswer(text, errors=whole.errors)
+            checked = CheckedAnswer(text, errors=whole.errors)
         elif self._unchecked or is_empty:
-            found = await self._check(text, finished)
-        if found.errors and self._is_buffered and await self._retry(text, found):
+            checked = await self._check(text, finished)
+        if checked.errors and self._is_buffered and await self._retry(text, checked):
             self._rejected = self._with_rejected_usage(finished)
-            return
-        is_promoted = bool(found.repairs) and self._request.format is not None
+            return []
+        is_promoted = bool(checked.repairs) and self._request.format is not None
         may_be_nudged = is_empty and finished.reason == "stop" and not is_promoted
-        if may_be_nudged and await self._nudged():
+        if may_be_nudged and await self._attempts.nudge():
             self._rejected = self._with_rejected_usage(finished)
             self._forget("empty")
-            return
-        for event in self._final_events(text, found):
-            await turn()  # there may be tens of thousands
-            yield event
+            return []
         self.finished = True
-        yield self._with_rejected_usage(finished)
+        return [*self._final_events(text, checked), self._with_rejected_usage(finished)]
 
     async def _check(self, text: str, finished: Finished) -> CheckedAnswer:
         if not isinstance(self._prompt, Conversation):
@@ -169,9 +175,9 @@ class ReviewedAnswer(ABC):
             self._collected.thoughts,
             len(self._collected.calls),
             finished.reason,
-            self._reasoning_ran_out,
+            self._attempts.reasoning_ran_out,
             self._family.call_delimiters(self._prompt.tools),
-            self._is_unterminated,
+            self._attempts.is_unterminated,
             self._collected.attempts_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
@@ -182,14 +188,15 @@ class ReviewedAnswer(ABC):
     def _prompt(self) -> Prompt:
         return self._request.prompts[self._index // self._request.n]
 
-    async def _retry(self, text: str, found: CheckedAnswer) -> bool:
-        if self._attempts >= self._policy.retries:
+    async def _retry(self, text: str, checked: CheckedAnswer) -> bool:
+        if self._retries >= self._policy.retries:
             return False
         assert isinstance(self._prompt, Conversation)
-        if not await self._begin_again(retry_conversation(self._prompt, text, found.errors)):
+        conversation = retry_conversation(self._prompt, text, checked.errors)
+        if not await self._attempts.begin_again(conversation):
             return False
-        self._attempts += 1
-        self._forget("tools" if found.errors[0].startswith("tool_calls:") else "schema")
+        self._retries += 1
+        self._forget("tools" if checked.errors[0].startswith("tool_calls:") else "schema")
         return True
 
     def _forget(self, rejection: RepairKind) -> None:
@@ -199,20 +206,23 @@ class ReviewedAnswer(ABC):
         self._has_shown_thoughts = self._has_shown_thoughts or is_shown
         self._buffered, self._collected = [], Answer()
 
-    def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
-        promoted = ("reasoning", "content") in found.repairs
-        if found.text == text:
+    def _final_events(self, text: str, checked: CheckedAnswer) -> Iterator[Event]:
+        is_empty = not (checked.text.strip() or self._collected.calls or checked.errors)
+        if is_empty and self._rejection == "empty":
+            checked = replace(checked, errors=(EMPTY,))
+        promoted = ("reasoning", "content") in checked.repairs
+        if checked.text == text:
             yield from self._buffered
         elif self._is_buffered or promoted:
             yield from (event for event in self._buffered if not isinstance(event, TextDelta))
-            yield TextDelta(self._index, found.text, phase=self._collected.phase)
+            yield TextDelta(self._index, checked.text, phase=self._collected.phase)
         if self._is_buffered or promoted:
-            for what, where in found.repairs:
+            for what, where in checked.repairs:
                 yield Repaired(self._index, what, where)
-        if self._rejection and not found.errors:
+        if self._rejection and not checked.errors:
             where = "tool_calls" if self._rejection == "tools" else "content"
             yield Repaired(self._index, self._rejection, where)
-        for error in found.errors:
+        for error in checked.errors:
             yield Violation(self._index, error)
 
     def _with_rejected_tokens(self, counted: TokensSoFar) -> TokensSoFar:

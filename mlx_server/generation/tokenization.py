@@ -5,13 +5,12 @@ from dataclasses import replace
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.normalization import without_volatile_lines
 from mlx_server.generation.plan import (
     RequestPlan,
     plan,
     with_continued_messages,
 )
-from mlx_server.generation.rendering import chat_prompt, check_text
+from mlx_server.generation.rendering import chat_prompt, check_text, without_volatile_lines
 from mlx_server.messages import Conversation
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens as as_text

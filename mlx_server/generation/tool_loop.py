@@ -8,16 +8,21 @@ last round without tools the model answers from the results that it has.
 
 import asyncio
 import logging
+import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.errors import BadRequest, CompilerTooSlow, ContextTooLong, InvalidGrammar
 from mlx_server.events import (
+    Answer,
+    ApprovalRequested,
+    BuiltInCall,
+    CallSoFar,
     Event,
     Finished,
     FinishReason,
@@ -25,18 +30,35 @@ from mlx_server.events import (
     McpCallFinished,
     McpCallReady,
     McpCallStarted,
+    PromptProgress,
+    PromptScored,
+    ReasoningDelta,
+    Repaired,
     Started,
+    TextDelta,
     TokenCounts,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    ToolsListed,
+    Violation,
     total,
 )
 from mlx_server.generation.generate import generate
-from mlx_server.generation.server_tools import ServerTools
-from mlx_server.generation.tool_turn import ServerTool, ToolTurn, TurnCall
+from mlx_server.grammars.schema import check
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import Approval, GenerateRequest, McpTools, ToolChoice
+from mlx_server.requests import (
+    Approval,
+    GenerateRequest,
+    McpChoice,
+    McpTools,
+    NamedTool,
+    ToolChoice,
+)
+from mlx_server.schemas.members import object_of
 
 log = logging.getLogger("mlx_server.mcp")
 
@@ -108,6 +130,135 @@ def _check(request: GenerateRequest, tools: McpTools, limits: ToolLoopLimits) ->
                 )
 
 
+CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
+"""Matches the number of the call in a path such as `tool_calls[0].arguments`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    server: str
+    name: str
+    """The tool's name on that server."""
+    tool: Tool
+    """The tool as the model sees it."""
+    needs_approval: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnCall(CallSoFar):
+    """A call by the name that the model sees."""
+
+    number: int
+    offered: ServerTool | None
+    """The MCP tool; None for a function tool, which the client runs."""
+    is_ignored: bool = False
+
+    @property
+    def is_run(self) -> bool:
+        return bool(
+            self.offered
+            and self.is_finished
+            and not (self.is_ignored or self.offered.needs_approval)
+        )
+
+
+@dataclass
+class ToolTurn:
+    offered: dict[str, ServerTool]
+    first_call: int
+    may_run: int
+    """The most calls that may be run in this turn; further ones are ignored."""
+    answer: Answer = field(default_factory=Answer)
+    calls: dict[int, TurnCall] = field(default_factory=dict)
+
+    def visible_events(self, event: Event) -> Iterator[Event]:
+        self.answer.add(event)
+        match event:
+            case TextDelta() | ReasoningDelta() | BuiltInCall() | PromptProgress() | PromptScored():
+                yield event
+            case ToolCallStarted(call=at):
+                self.answer.begun_calls[at] = self.calls[at] = call = self._begun(event)
+                yield from _call_started(event, call)
+            case ToolCallDelta(call=at):
+                yield from _call_delta(event, self.calls[at])
+            case ToolCallFinished(call=at):
+                yield from _call_finished(event, self.calls[at])
+            case Repaired(where=where):
+                yield replace(event, where=self._renumbered(where))
+            case Violation(what=what):
+                yield replace(event, what=self._renumbered(what))
+
+    def _renumbered(self, path: str) -> str:
+        """The path with the call's number among the calls of all rounds."""
+        return CALL_PLACE.sub(lambda found: str(int(found[0]) + self.first_call), path)
+
+    def _begun(self, event: ToolCallStarted) -> TurnCall:
+        offered = self.offered.get(event.name)
+        running = sum(other.offered is not None for other in self.calls.values())
+        return TurnCall(
+            *(event.id, event.name, event.extra_content),
+            number=self.first_call + event.call,
+            offered=offered,
+            is_ignored=offered is not None and running >= self.may_run,
+        )
+
+    def runs(self) -> list[TurnCall]:
+        return [call for call in self.calls.values() if call.is_run]
+
+    def message(self) -> Message:
+        """The turn as a message of the next round's prompt, with the calls that the server runs."""
+        calls = tuple(call.as_tool_call() for call in self.runs())
+        return replace(self.answer.message(), tool_calls=calls)
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether the client has calls to make or to approve."""
+        return any(
+            call.is_finished and not call.is_ignored and not call.is_run
+            for call in self.calls.values()
+        )
+
+    @property
+    def has_functions(self) -> bool:
+        return any(call.is_finished and call.offered is None for call in self.calls.values())
+
+
+def _call_started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
+    if call.offered is None:
+        yield replace(event, call=call.number)
+    elif not call.is_ignored and not call.offered.needs_approval:
+        server, name = call.offered.server, call.offered.name
+        yield McpCallStarted(
+            event.index, call.number, call.id, server, name, extra_content=call.extra_content
+        )
+
+
+def _call_delta(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:
+    if call.offered is None:
+        yield replace(event, call=call.number)
+    elif not call.is_ignored and not call.offered.needs_approval:
+        yield McpCallDelta(event.index, call.number, event.arguments)
+
+
+def _call_finished(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
+    if call.offered is None:
+        yield replace(event, call=call.number)
+    elif call.is_ignored:
+        return
+    elif call.offered.needs_approval:
+        yield ApprovalRequested(
+            event.index,
+            call.number,
+            f"mcpr_{uuid.uuid4().hex}",
+            call.offered.server,
+            call.offered.name,
+            "".join(call.arguments),
+            call.extra_content,
+        )
+    else:
+        yield McpCallReady(event.index, call.number)
+
+
 class _Rounds:
     def __init__(
         self,
@@ -149,12 +300,11 @@ class _Rounds:
                         for each in before:
                             yield each
             self._calls += len(turn.calls)
-            runs = turn.runs()
-            if runs:
+            if runs := turn.runs():
                 self._rounds += 1
                 self._conversation = self._conversation.with_answer(turn.message())
-                async with aclosing(self._run(runs)) as finished:
-                    async for event in finished:
+                async with aclosing(self._run(runs)) as results:
+                    async for event in results:
                         yield event
             assert turn.answer.finished
             is_cut = turn.answer.finished.reason == "length" or bool(
@@ -166,36 +316,38 @@ class _Rounds:
             choice = "none" if self._is_spent() or self._request.tool_choice == "none" else "auto"
 
     async def _round(self, turn: ToolTurn, choice: ToolChoice) -> AsyncGenerator[Event]:
-        try:
-            async with aclosing(self._generated(turn, choice)) as events:
-                async for event in events:
-                    yield event
-        except ContextTooLong:
-            if not self._runs:
-                raise
-            self._conversation = _without_last_results(self._conversation)
-            async with aclosing(self._generated(turn, choice)) as events:
-                async for event in events:
-                    yield event
+        """The events of a round. If the results of calls don't fit the context, a notice takes
+        their place."""
+        may_shorten = self._runs > 0
+        while True:
+            request = replace(
+                self._request,
+                prompts=(self._conversation,),
+                tool_choice=choice,
+                max_tokens=self._tokens_left(),
+            )
+            try:
+                async with aclosing(generate(request, self._pool)) as events:
+                    async for event in events:
+                        for visible in self._noted(event, turn):
+                            yield visible
+                return
+            except ContextTooLong:
+                if not may_shorten:
+                    raise
+                may_shorten = False
+                self._conversation = _without_last_results(self._conversation)
 
-    async def _generated(self, turn: ToolTurn, choice: ToolChoice) -> AsyncGenerator[Event]:
-        request = replace(
-            self._request,
-            prompts=(self._conversation,),
-            tool_choice=choice,
-            max_tokens=self._tokens_left(),
-        )
-        async with aclosing(generate(request, self._pool)) as events:
-            async for event in events:
-                if not isinstance(event, Started):
-                    if isinstance(event, Finished):
-                        self._finished.append(event)
-                    for visible in turn.visible_events(event):
-                        yield visible
-                    continue
-                self._started.append(event)
-                if len(self._started) == 1:
-                    yield replace(event, unfinished=self._unfinished)
+    def _noted(self, event: Event, turn: ToolTurn) -> Iterator[Event]:
+        """What is reported of the event."""
+        if isinstance(event, Started):
+            self._started.append(event)
+            if len(self._started) == 1:
+                yield replace(event, unfinished=self._unfinished)
+            return
+        if isinstance(event, Finished):
+            self._finished.append(event)
+        yield from turn.visible_events(event)
 
     def _unfinished(self) -> TokenCounts:
         """The tokens so far of all rounds, which have one usage."""
@@ -348,3 +500,108 @@ def _without_last_results(conversation: Conversation) -> Conversation:
         notice = f"[The result has {size} characters, which do not fit the context.]"
         messages[at] = replace(messages[at], content=notice[: max(size, 1)])
     return replace(conversation, messages=tuple(messages))
+
+
+class ServerTools:
+    def __init__(self, toolset: Toolset, functions: Sequence[Tool]) -> None:
+        """functions: the conversation's own tools, whose names no other tool may get."""
+        self._toolset = toolset
+        self._names = ToolNames(functions)
+        self._left_out: dict[str, list[str]] = {}
+        """Error messages for the tools that are left out, by the server's label."""
+        self.by_name = self._usable()
+
+    def known_name(self, server: str, name: str) -> str:
+        return self._names.known(server, name)
+
+    def listed(self) -> Iterator[Event]:
+        for server in self._toolset.servers:
+            left_out = self._left_out.get(server.requested.label, [])
+            errors = [*([server.listing.error] if server.listing.error else []), *left_out]
+            if server.requested.listed and not errors:
+                continue
+            offered = {each.name for each in self.by_name.values()}
+            tools = (tool for name, tool in server.listing.tools.items() if name in offered)
+            yield ToolsListed(0, server.requested.label, tuple(tools), " ".join(errors) or None)
+
+    def choice(self, choice: McpChoice) -> ToolChoice:
+        """A choice among one server's tools, in the names that the model sees. Raises BadRequest
+        for a tool that the server does not offer."""
+        if choice.name is None and any(o.server == choice.server for o in self.by_name.values()):
+            return "required"
+        for shown, offered in self.by_name.items():
+            if (offered.server, offered.name) == (choice.server, choice.name):
+                return NamedTool(shown)
+        raise BadRequest(
+            f"`tool_choice` requires {choice.name or 'a tool'!r:.64} of the MCP server "
+            f"{choice.server!r:.64}, which does not offer it.",
+            param="tool_choice",
+        )
+
+    def _usable(self) -> dict[str, ServerTool]:
+        found: dict[str, ServerTool] = {}
+        for server in self._toolset.servers:
+            label = server.requested.label
+            for name, listed in server.listing.tools.items():
+                try:
+                    check(object_of(listed.schema), strict=False)
+                except (InvalidGrammar, CompilerTooSlow) as error:
+                    sentence = f"{name!r} is left out: {error.message}"
+                    self._left_out.setdefault(label, []).append(sentence)
+                    continue
+                shown = self._names.of(label, name, self._is_unique(label, name))
+                tool = Tool(shown, listed.description, listed.schema)
+                found[shown] = ServerTool(label, name, tool, server.needs_approval(name))
+        return found
+
+    def _is_unique(self, label: str, name: str) -> bool:
+        return not any(
+            server.requested.label != label and name in server.listing.tools
+            for server in self._toolset.servers
+        )
+
+    def renamed(self, message: Message) -> Message:
+        """The message with the current names of the tools in its earlier calls."""
+        if not any(call.server for call in message.tool_calls):
+            return message
+        calls = (
+            replace(call, name=self.known_name(call.server, call.name), server=None)
+            if call.server
+            else call
+            for call in message.tool_calls
+        )
+        return replace(message, tool_calls=tuple(calls))
+
+
+class ToolNames:
+    """The names by which the model sees MCP tools: the server's own name where it is unique, else
+    one with the server's label."""
+
+    def __init__(self, functions: Sequence[Tool]) -> None:
+        self._taken = {tool.name for tool in functions}
+        self._known: dict[tuple[str, str], str] = {}
+
+    def of(self, server: str, name: str, is_unique: bool) -> str:
+        plain, long = callable_name(name), callable_name(name, server)
+        shown = plain if is_unique and plain not in self._taken else unused_name(long, self._taken)
+        self._taken.add(shown)
+        self._known[server, name] = shown
+        return shown
+
+    def known(self, server: str | None, name: str) -> str:
+        return self._known.get((server or "", name), callable_name(name))
+
+
+def callable_name(name: str, namespace: str = "") -> str:
+    """The name, after the namespace if there is one, in at most 64 characters that every family's
+    call format allows."""
+    joined = f"{namespace.removesuffix('__')}__{name}" if namespace else name
+    return re.sub(r"[^A-Za-z0-9_-]", "_", joined)[:64]
+
+
+def unused_name(preferred: str, taken: Container[str]) -> str:
+    shown, again = preferred, 1
+    while shown in taken:
+        again += 1
+        shown = f"{preferred[:60]}_{again}"
+    return shown

@@ -2,33 +2,31 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 from mlx_server.errors import AdapterNotFound, ServerError
 from mlx_server.events import Event, Started, TokenCounts, total
-from mlx_server.generation.media import check_media
-from mlx_server.generation.normalization import without_volatile_lines
-from mlx_server.generation.review import ReviewedAnswer
+from mlx_server.generation.defaults import completed, sampling, sampling_choices, token_limit
+from mlx_server.generation.rendering import check_media, without_volatile_lines
+from mlx_server.generation.review import Review
 from mlx_server.grammars.formats import check as check_format
 from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.models import UpstreamModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.repair.answers import CheckedAnswer
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import (
     GenerateRequest,
     JsonFormat,
     NamedTool,
     Prompt,
-    SamplingChoices,
-    SamplingParams,
 )
 from mlx_server.system.logs import log_model
+from mlx_server.system.turns import turn
 from mlx_server.upstream.attempt import UpstreamAttempt
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions
 from mlx_server.upstream.request import check, ignored, request_of
@@ -37,8 +35,6 @@ from mlx_server.upstream.responses import Allowance
 log = logging.getLogger("mlx_server.upstream")
 
 NUDGE = Message("user", "Your answer was empty. Give your answer now.")
-
-EMPTY = "content: the upstream's answer is empty"
 
 
 async def generate_upstream(
@@ -60,7 +56,7 @@ async def generate_upstream(
                 model.id,
                 0,  # the upstream sends the number of the prompt's tokens only at the end
                 unused,
-                sampling=_sampling(request),
+                sampling=sampling(model.spec, request),
                 normalized=left_out,
                 estimated_prompt_tokens=sum(answer.estimated_prompt_tokens for answer in answers),
                 unfinished=partial(_unfinished, answers),
@@ -90,26 +86,20 @@ def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
 
 def with_defaults(spec: ModelSpec, request: GenerateRequest) -> GenerateRequest:
     """The request, with the settings of models.yaml for what the client does not set."""
-    choices: SamplingChoices = {**spec.choices, **request.choices}
-    most = spec.max_tokens if request.max_tokens is None else request.max_tokens
-    prompts = tuple(_with_kwargs(spec, prompt) for prompt in request.prompts)
-    return replace(request, choices=choices, max_tokens=most, prompts=prompts)
-
-
-def _with_kwargs(spec: ModelSpec, prompt: Prompt) -> Prompt:
-    if not isinstance(prompt, Conversation):
-        return prompt
-    if spec.schema_in_prompt == "never":
-        prompt = replace(prompt, response_format=None)
-    return replace(prompt, template_kwargs={**spec.template_kwargs, **prompt.template_kwargs})
-
-
-def _sampling(request: GenerateRequest) -> SamplingParams:
-    return SamplingParams(**request.choices, logit_bias=request.logit_bias, seed=request.seed)
+    prompts = (
+        completed(spec, prompt) if isinstance(prompt, Conversation) else prompt
+        for prompt in request.prompts
+    )
+    return replace(
+        request,
+        choices=sampling_choices(spec, request),
+        max_tokens=token_limit(spec, request),
+        prompts=tuple(prompts),
+    )
 
 
 def _unfinished(answers: Sequence["UpstreamAnswer"]) -> TokenCounts:
-    return total(answer.counts for answer in answers if not answer.finished)
+    return total(answer.review.counts for answer in answers if not answer.review.finished)
 
 
 async def _all_begun(answers: Sequence["UpstreamAnswer"]) -> None:
@@ -158,21 +148,23 @@ async def merged(streams: Sequence[AsyncGenerator[Event]]) -> AsyncGenerator[Eve
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-class UpstreamAnswer(ReviewedAnswer):
+class UpstreamAnswer:
     """An upstream model's answer to one prompt, across every request that was needed for it."""
 
     def __init__(self, model: UpstreamModel, index: int, request: GenerateRequest) -> None:
         must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
-        super().__init__(
+        self.review = Review(
             index,
             request,
             model.family,
             model.spec.repair,
+            self,
             unchecked=must_call or isinstance(request.format, JsonFormat),
+            # of an attempt that turns out to be empty nothing is shown, if that is possible
+            holds_all=True,
         )
-        # of an attempt that turns out to be empty nothing is shown, if that is still possible
-        self._is_buffered = self._is_buffered or (request.buffered and not self._begun)
-        self._model = model
+        self._model, self._index, self._request = model, index, request
+        self._prompt = request.prompts[index // request.n]
         self._allowance = Allowance(model.upstream.policy.answer_seconds)
         self._attempt: UpstreamAttempt | None = None
         self._nudges = 0
@@ -195,26 +187,25 @@ class UpstreamAnswer(ReviewedAnswer):
             await self._attempt.aclose()
 
     async def events(self) -> AsyncGenerator[Event]:
-        while not self.finished:
+        while not self.review.finished:
             assert self._attempt
-            async with aclosing(self._attempt.events()) as events:
-                async for event in events:
-                    async for reported in self.review(event):
-                        yield reported
+            for event in await self.review.reviewed(await self._attempt.take() or ()):
+                yield event
+                await turn()
 
     @property
-    def _attempt_counts(self) -> TokenCounts:
+    def counts(self) -> TokenCounts:
         return self._attempt.counts if self._attempt else TokenCounts()
 
     @property
-    def _reasoning_ran_out(self) -> bool:
+    def reasoning_ran_out(self) -> bool:
         return False
 
     @property
-    def _is_unterminated(self) -> bool:
+    def is_unterminated(self) -> bool:
         return bool(self._attempt and self._attempt.is_unterminated)
 
-    async def _begin_again(self, conversation: Conversation) -> bool:
+    async def begin_again(self, conversation: Conversation) -> bool:
         try:
             self._attempt = await self._begun_attempt(conversation, again=True)
         except ServerError as error:  # the rejected answer is kept
@@ -222,22 +213,16 @@ class UpstreamAnswer(ReviewedAnswer):
             return False
         return True
 
-    async def _nudged(self) -> bool:
+    async def nudge(self) -> bool:
         if self._nudges >= self._model.upstream.policy.empty_retries:
             return False
         if not isinstance(self._prompt, Conversation):
             return False
         nudged = replace(self._prompt, messages=(*self._prompt.messages, NUDGE))
-        if not await self._begin_again(nudged):
+        if not await self.begin_again(nudged):
             return False
         self._nudges += 1
         return True
-
-    def _final_events(self, text: str, found: CheckedAnswer) -> Iterator[Event]:
-        is_empty = not (found.text.strip() or self._collected.calls or found.errors)
-        if is_empty and self._rejection == "empty":
-            found = replace(found, errors=(EMPTY,))
-        yield from super()._final_events(text, found)
 
     async def _begun_attempt(self, prompt: Prompt, *, again: bool = False) -> UpstreamAttempt:
         asked = request_of(

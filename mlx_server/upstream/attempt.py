@@ -1,8 +1,8 @@
 """One attempt at an answer: a request to an upstream, and the events of its response."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,6 +34,10 @@ class UpstreamAttempt:
         self._stream = stream
         self._reader = reader
         self._allowance = allowance
+        self._is_first, self._is_over = True, False
+        """Whether the stream is that of the first request, and whether the answer has ended."""
+        self._second: Mapping[str, Any] | None = None
+        """The body of the second request, which is still to be sent."""
 
     @classmethod
     async def begun(
@@ -67,53 +71,48 @@ class UpstreamAttempt:
         """Closes the response, which ends the upstream's work on the answer."""
         await self._stream.aclose()
 
-    async def events(self) -> AsyncGenerator[Event]:
-        reader, thinking = self._reader, self._request.thinking
-        async with aclosing(self._request_events()) as events:
-            async for event in events:
-                yield event
-        if thinking and thinking.budget and reader.is_without_answer and not reader.needs_no_more:
-            spent = reader.counts.completion_tokens
-            body = thinking.second(reader.thoughts, reader.content, spent)
-            for event in reader.close_thoughts(thinking.tags):
-                yield event
+    async def take(self) -> Sequence[Event] | None:
+        """The next events of the answer; None after its last."""
+        if self._is_over:
+            return None
+        if self._second:
+            body, self._second = self._second, None
             self._stream = await self._connection.open(self._request, body, self._allowance)
-            async with aclosing(self._request_events()) as events:
-                async for event in events:
-                    yield event
-        for event in await _made(reader.finish(), reader.size + reader.extra_size):
-            yield event
+        reader = self._reader
+        value = await self._stream.next(reader)
+        if value is None or value == END:
+            is_complete = reader.has_ended or (value == END and reader.has_begun)
+            return await self._end_request(is_complete=is_complete)
+        piece = read_piece(value)
+        self._connection.saw_reasoning(piece.reasoning_field)
+        events: list[Event] = []
+        for part in reader.parts(piece):
+            events += await _made(reader.feed(part), reader.held)
             await turn()
+        if reader.needs_no_more:
+            events += await self._end_request(is_complete=True)
+        return events
 
-    async def _request_events(self) -> AsyncGenerator[Event]:
-        """Yields the events of one request's response, except those that `reader.finish` makes."""
-        reader, connection = self._reader, self._connection
-        values = connection.within_time(self._stream.values(), reader, self._allowance)
-        try:
-            async with connection.reading(), aclosing(values):
-                async for value in values:
-                    if value == END:
-                        if not reader.has_begun:
-                            break
-                        return
-                    piece = read_piece(value)
-                    connection.saw_reasoning(piece.reasoning_field)
-                    for part in reader.parts(piece):
-                        for event in await _made(reader.feed(part), reader.held):
-                            yield event
-                            await turn()
-                        await turn()
-                    if reader.needs_no_more:
-                        return
-        finally:
-            await self.aclose()
-        if not reader.has_ended:
+    async def _end_request(self, *, is_complete: bool) -> Sequence[Event]:
+        """Ends the answer, or prepares a second request for it."""
+        reader, thinking = self._reader, self._request.thinking
+        await self._stream.aclose()
+        if not is_complete:
             raise UpstreamFailed(
-                f"The upstream of {connection.id} ended its stream before the answer was complete."
+                f"The upstream of {self._connection.id} ended its stream before the answer was "
+                "complete."
             )
+        is_first, self._is_first = self._is_first, False
+        has_answer = reader.needs_no_more or not reader.is_without_answer
+        if is_first and thinking and thinking.budget and not has_answer:
+            spent = reader.counts.completion_tokens
+            self._second = thinking.second(reader.thoughts, reader.content, spent)
+            return list(reader.close_thoughts(thinking.tags))
+        self._is_over = True
+        return await _made(reader.finish(), reader.size + reader.extra_size)
 
 
-async def _made(events: Iterator[Event], size: int) -> Iterator[Event]:
+async def _made(events: Iterator[Event], size: int) -> list[Event]:
     """The events, which are made in a thread if so many characters may be parsed for them at once:
     those of a call that ends, or at the end all that was held."""
-    return iter(await asyncio.to_thread(list, events)) if size > LARGE else events
+    return await asyncio.to_thread(list, events) if size > LARGE else list(events)

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, cast, get_args
 
@@ -153,24 +152,6 @@ MODEL_LIST_ATTEMPTS = 3
 """How often an upstream is asked for its models if it does not respond."""
 
 
-class UpstreamStream:
-    """The JSON values of one response, the first of which has arrived already."""
-
-    def __init__(self, first: Any, rest: AsyncGenerator[Any], close: Callable[[], Any]) -> None:
-        self._first = first
-        self._rest = rest
-        self._close = close
-
-    async def values(self) -> AsyncGenerator[Any]:
-        yield self._first
-        async for value in self._rest:
-            yield value
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()
-        await self._close()
-
-
 class Progress(Protocol):
     """How far an answer has been read."""
 
@@ -181,6 +162,77 @@ class Progress(Protocol):
     @property
     def progress(self) -> object:
         """A value that differs from all before it if a piece has added to the answer."""
+
+
+class UpstreamStream:
+    """The JSON values of one response, the first of which has arrived already."""
+
+    def __init__(
+        self,
+        connection: "UpstreamConnection",
+        response: httpx2.Response,
+        first: Any,
+        rest: AsyncGenerator[Any],
+        allowance: Allowance,
+    ) -> None:
+        self._connection, self._response, self._allowance = connection, response, allowance
+        self._first, self._rest = first, rest
+        self._progress: object = None
+        self._idle_seconds = self._until = 0.0
+        """The most seconds without progress, and when they end."""
+        self._is_closed = False
+        connection.running += 1
+
+    async def next(self, reader: Progress) -> Any:
+        """The next value; None at the end. Raises UpstreamTimeout if none adds to the answer in
+        time, or if the answer takes too long in all. After the answer's end only the usage may
+        follow, so a timeout, a lost connection or invalid data ends the values without an error."""
+        clock, policy = time.monotonic, self._connection.spec.policy
+        if reader.progress != self._progress:
+            self._progress = reader.progress
+            self._idle_seconds = USAGE_SECONDS if reader.has_ended else policy.idle_seconds
+            self._until = clock() + self._idle_seconds
+        if self._first is not None:
+            value, self._first = self._first, None
+            return value
+        seconds = min(self._until - clock(), self._allowance.seconds_left)
+        try:
+            if seconds <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(seconds):
+                value = await anext(self._rest, None)
+            self._connection.check(value)
+            return value
+        except (httpx2.HTTPError, UpstreamFailed, TimeoutError) as error:
+            if reader.has_ended:
+                return None
+            if isinstance(error, UpstreamFailed):
+                raise
+            if isinstance(error, TimeoutError):
+                raise self._timeout() from None
+            raise UpstreamFailed(
+                f"The upstream of {self._connection.id} lost the connection before the answer was "
+                f"complete ({type(error).__name__})."
+            ) from None
+
+    def _timeout(self) -> UpstreamTimeout:
+        id, policy = self._connection.id, self._connection.spec.policy
+        if self._allowance.seconds_left > 0:
+            return UpstreamTimeout(
+                f"The upstream of {id} added nothing to its answer for {self._idle_seconds:g} "
+                "seconds."
+            )
+        return UpstreamTimeout(
+            f"The upstream of {id} did not end its answer within {policy.answer_seconds:g} seconds."
+        )
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection.running -= 1
+            self._connection.last_used = time.time()
+        await self._rest.aclose()
+        await self._response.aclose()
 
 
 class UpstreamConnection:
@@ -378,10 +430,12 @@ class UpstreamConnection:
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 # a few compressed bytes may expand to any size
                 raise UpstreamFailed(f"The upstream of {self.id} sent compressed data.")
-            values = self._values(response, allowance)
-            async for first in values:
-                return UpstreamStream(first, values, response.aclose)
-            raise Retriable(UpstreamFailed(f"The upstream of {self.id} sent no answer."))
+            values = response_values(response, allowance)
+            first = await anext(values, None)
+            if first is None:
+                raise Retriable(UpstreamFailed(f"The upstream of {self.id} sent no answer."))
+            self.check(first)
+            return UpstreamStream(self, response, first, values, allowance)
         except UpstreamBusy as error:  # reported in a response with status 200
             await response.aclose()
             raise Retriable(error) from None
@@ -401,67 +455,10 @@ class UpstreamConnection:
         spec = self.spec
         return (*self._credentials.secrets, spec.project_id or "", spec.space_id or "")
 
-    async def _values(self, response: httpx2.Response, allowance: Allowance) -> AsyncGenerator[Any]:
-        async for value in response_values(response, allowance):
-            if isinstance(value, dict) and (error := error_in(value)):
-                raise reported(self.id, error, self.secrets)
-            yield value
-
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[None]:
-        """Counts a running answer, and turns HTTP errors while it is read into UpstreamFailed."""
-        self.running += 1
-        try:
-            yield
-        except httpx2.HTTPError as error:
-            raise UpstreamFailed(
-                f"The upstream of {self.id} lost the connection before the answer was complete "
-                f"({type(error).__name__})."
-            ) from None
-        finally:
-            self.running -= 1
-            self.last_used = time.time()
-
-    async def within_time(
-        self, values: AsyncIterator[Any], reader: Progress, allowance: Allowance
-    ) -> AsyncGenerator[Any]:
-        """Yields the values. Raises UpstreamTimeout if none adds to the answer in time, or if the
-        answer takes too long in all. After the answer's end only the usage may follow, so a
-        timeout, a lost connection or invalid data ends the values without an error."""
-        clock, before, idle = time.monotonic, None, 0.0
-        until = 0.0
-        while True:
-            if reader.progress != before:
-                before = reader.progress
-                idle = USAGE_SECONDS if reader.has_ended else self.spec.policy.idle_seconds
-                until = clock() + idle
-            seconds = min(until - clock(), allowance.seconds_left)
-            try:
-                if seconds <= 0:
-                    raise TimeoutError
-                async with asyncio.timeout(seconds):
-                    value = await anext(values)
-            except StopAsyncIteration:
-                return
-            except (httpx2.HTTPError, UpstreamFailed):
-                if reader.has_ended:
-                    return
-                raise
-            except TimeoutError:
-                if reader.has_ended:
-                    return
-                raise self._timeout(idle, allowance) from None
-            yield value
-
-    def _timeout(self, idle: float, allowance: Allowance) -> UpstreamTimeout:
-        if allowance.seconds_left > 0:
-            return UpstreamTimeout(
-                f"The upstream of {self.id} added nothing to its answer for {idle:g} seconds."
-            )
-        most = self.spec.policy.answer_seconds
-        return UpstreamTimeout(
-            f"The upstream of {self.id} did not end its answer within {most:g} seconds."
-        )
+    def check(self, value: Any) -> None:
+        """Raises ServerError for a value that reports an error."""
+        if isinstance(value, dict) and (error := error_in(value)):
+            raise reported(self.id, error, self.secrets)
 
     def _http(self) -> httpx2.AsyncClient:
         if self._client is None:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -159,15 +159,23 @@ BYTES_PER_TURN = 4 << 10
 
 async def response_values(response: httpx2.Response, allowance: Allowance) -> AsyncGenerator[Any]:
     """Yields the JSON values of an event stream, or the one value of a JSON body."""
-    texts = _texts(response, allowance)
-    async for text in texts:
-        if text == END:
-            await _read_to_end(texts)
-            yield END
-            return
-        for value in await json_values(text):
+    reader, chunks = ResponseReader(), response.aiter_raw()
+    chunk: bytes | None = b""
+    while chunk is not None:
+        chunk = await anext(chunks, None)
+        allowance.charge(len(chunk or b""))
+        for begin in range(0, len(chunk or b"") or 1, BYTES_PER_TURN):
             await turn()
-            yield value
+            part = None if chunk is None else chunk[begin : begin + BYTES_PER_TURN]
+            texts = reader.finish() if part is None else reader.feed(part)
+            for text in texts:
+                if text == END:
+                    await _read_to_end(chunks, allowance)
+                    yield END
+                    return
+                for value in await json_values(text):
+                    await turn()
+                    yield value
 
 
 async def json_values(text: str | bytes) -> Iterator[Any]:
@@ -189,50 +197,48 @@ def _json_values(text: str | bytes) -> Iterator[Any]:
 async def limited(response: httpx2.Response, most: int) -> bytes:
     """The first `most` bytes of a body; the rest is not read."""
     body = bytearray()
-    async for chunk in _chunks(response):
-        body += chunk
+    async for chunk in response.aiter_raw():
+        await turn()
+        body += chunk[:most]
         if len(body) >= most:
             break
     return bytes(body[:most])
 
 
-async def _texts(response: httpx2.Response, allowance: Allowance) -> AsyncGenerator[str | bytes]:
-    """Yields the data of the events of a stream, or a JSON body. Its first bytes show which of them
-    it is, since the content type of some servers is wrong."""
-    body, reader = bytearray(), None
-    async for chunk in _chunks(response):
-        allowance.charge(len(chunk))
-        if reader is None:
-            body += chunk
-            if _may_be_json(body):
-                if len(body) > limits.UPSTREAM_LINE_BYTES:
-                    raise UpstreamFailed("The upstream sent a body that is too long.")
-                continue
-            reader, chunk = SseReader(), bytes(body)
-        for text in reader.feed(chunk):
-            yield text
-    if reader is None:
-        if body.strip():
-            yield bytes(body.removeprefix(BYTE_ORDER_MARK))
-        return
-    for text in reader.finish():
-        yield text
+class ResponseReader:
+    """Turns chunks of bytes into the data of a stream's events, or into a JSON body.
+
+    The first bytes show which it is, since the content type of some servers is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self._events: SseReader | None = None
+
+    def feed(self, chunk: bytes) -> Sequence[str | bytes]:
+        if self._events:
+            return self._events.feed(chunk)
+        self._body += chunk
+        if not _may_be_json(self._body):
+            self._events = SseReader()
+            return self._events.feed(bytes(self._body))
+        if len(self._body) > limits.UPSTREAM_LINE_BYTES:
+            raise UpstreamFailed("The upstream sent a body that is too long.")
+        return []
+
+    def finish(self) -> Sequence[str | bytes]:
+        if self._events:
+            return self._events.finish()
+        return [bytes(self._body.removeprefix(BYTE_ORDER_MARK))] if self._body.strip() else []
 
 
-async def _chunks(response: httpx2.Response) -> AsyncGenerator[bytes]:
-    async for chunk in response.aiter_raw():
-        for begin in range(0, len(chunk), BYTES_PER_TURN):
-            await turn()
-            yield chunk[begin : begin + BYTES_PER_TURN]
-
-
-async def _read_to_end(texts: AsyncIterator[Any]) -> None:
+async def _read_to_end(chunks: AsyncIterator[bytes], allowance: Allowance) -> None:
     """Reads the body to its end after the last event, so that the connection can be used again.
     Some servers take a connection that is closed earlier for a client that was lost."""
     with suppress(TimeoutError, httpx2.HTTPError, UpstreamFailed):
         async with asyncio.timeout(END_SECONDS):
-            async for _ in texts:
-                pass
+            async for chunk in chunks:
+                allowance.charge(len(chunk))
 
 
 def _may_be_json(begin: bytearray) -> bool:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlx_server.generation.fingerprint import system_fingerprint
+from mlx_server.generation.generate import system_fingerprint
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.prepare import ModelSpec, prepare

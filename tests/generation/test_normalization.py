@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mlx_server.generation.normalization import without_volatile_lines
+from mlx_server.generation.rendering import without_volatile_lines
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec
 from tests.generation.scripted import ASKED

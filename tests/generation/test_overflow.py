@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mlx_server.errors import ContextTooLong
-from mlx_server.generation import overflow
-from mlx_server.generation.overflow import PromptOverflow
+from mlx_server.generation import plan
+from mlx_server.generation.plan import PromptOverflow
 from mlx_server.pool.prepare import ModelSpec, prepare
 from tests.generation.scripted import ASKED, CONTEXT
 
@@ -28,7 +28,7 @@ def test_the_longest_prompt_is_counted(spec: ModelSpec) -> None:
 def test_a_text_that_is_too_long_to_count_is_estimated(
     spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overflow, "COUNTED_CHARACTERS", 99)
+    monkeypatch.setattr(plan, "COUNTED_CHARACTERS", 99)
     longest = prepare(spec, lambda *_: None, upcast=True).checkpoint.tokenizer.longest
     characters = 3 * CONTEXT * longest
     assert 3 * CONTEXT <= asyncio.run(overflowing(spec, "a" * characters).tokens()) < 4 * CONTEXT

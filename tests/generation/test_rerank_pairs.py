@@ -3,7 +3,7 @@ import struct
 import pytest
 
 from mlx_server.errors import ContextTooLong
-from mlx_server.generation.rerank_pairs import pairs, probability
+from mlx_server.generation.rerank import pairs, probability
 from mlx_server.pool.prepare import PreparedModel
 from tests.pool.preparing import of
 from tests.tiny_encoders import BERT, CLS, POSITIONS, SEP, SPECIAL, ranking, tiny_encoder

@@ -6,8 +6,8 @@ from dataclasses import replace
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Generate
 from mlx_server.events import Event, Repaired
+from mlx_server.generation.generate import RetryingAnswer
 from mlx_server.generation.plan import plan
-from mlx_server.generation.retries import RetryingAnswer
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.requests import GenerateRequest, JsonFormat
@@ -30,7 +30,7 @@ def test_a_rejected_answer_has_another_row(spec: ModelSpec, tokenizer: Tokenizer
 
     async def fed(text: str) -> list[Event]:
         items = [*said(tokenizer.encode(text)), *said(END, finish="stop")]
-        return [event for item in items async for event in answer.feed(item)]
+        return [event for item in items for event in await answer.feed(item)]
 
     async def both() -> tuple[list[Event], Generate | None, list[Event]]:
         return await fed("[3, 3]"), answer.next_row(), await fed("[3]")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
 from mlx_server.families.plain import PLAIN
-from mlx_server.generation.review import ReviewedAnswer
+from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import GenerateRequest, JsonFormat
@@ -20,26 +20,25 @@ WRONG = "[3, 3]"
 VIOLATION = Violation(0, "$: [3, 3] has non-unique elements")
 
 
-class Attempts(ReviewedAnswer):
-    """An answer whose further attempts the test has written down."""
+class Written:
+    """Attempts at an answer that the test has written down."""
 
-    def __init__(
-        self, request: GenerateRequest, further: Sequence[Attempt], policy: RepairPolicy
-    ) -> None:
-        super().__init__(0, request, PLAIN, policy, unchecked=True)
+    def __init__(self, first: Attempt, *further: Attempt) -> None:
+        self.next: Attempt = first
         self.further = list(further)
         self.again: list[Conversation] = []
-        self.next: Attempt = ()
 
-    _attempt_counts = TokenCounts()
-    _reasoning_ran_out = False
-    _is_unterminated = False
+    counts = TokenCounts()
+    reasoning_ran_out = is_unterminated = False
 
-    async def _begin_again(self, conversation: Conversation) -> bool:
+    async def begin_again(self, conversation: Conversation) -> bool:
         self.again.append(conversation)
         if self.further:
             self.next = self.further.pop(0)
         return bool(self.next)
+
+    async def nudge(self) -> bool:
+        return False
 
 
 def said(text: str, tokens: int = 5) -> Attempt:
@@ -48,19 +47,18 @@ def said(text: str, tokens: int = 5) -> Attempt:
 
 def reviewed(
     *attempts: Attempt, request: GenerateRequest = REQUEST, policy: RepairPolicy = ALL_REPAIRS
-) -> tuple[list[Event], Attempts]:
-    answer = Attempts(request, attempts[1:], policy)
-    answer.next = attempts[0]
+) -> tuple[list[Event], Written]:
+    written = Written(*attempts)
+    review = Review(0, request, PLAIN, policy, written, unchecked=True)
 
     async def read() -> list[Event]:
         events = list[Event]()
-        while answer.next:
-            attempt, answer.next = answer.next, ()
-            for event in attempt:
-                events += [reported async for reported in answer.review(event)]
+        while written.next:
+            attempt, written.next = written.next, ()
+            events += await review.reviewed(attempt)
         return events
 
-    return asyncio.run(read()), answer
+    return asyncio.run(read()), written
 
 
 def test_it_is_made_again_and_its_tokens_count() -> None:

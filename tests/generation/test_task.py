@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.errors import BadRequest
-from mlx_server.generation.task import prepared_for
+from mlx_server.generation.plan import prepared_for
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, Task
 from tests.generation.scripted import pooled, run
 

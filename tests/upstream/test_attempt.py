@@ -66,8 +66,11 @@ def answered(
                 reader(**options),
                 allowance,
             )
-            async with aclosing(begun.events()) as events:
-                return [event async for event in events]
+            events: list[Event] = []
+            async with aclosing(begun):
+                while (more := await begun.take()) is not None:
+                    events += more
+            return events
         finally:
             allowance.release()
             await connection.aclose()
@@ -212,10 +215,9 @@ def test_who_leaves_ends_the_upstreams_work(
             reader(family=family_named("llama3")),
             allowance,
         )
-        async with aclosing(begun.events()) as events:
-            async for _ in events:
-                assert connection.running == 1
-                break
+        async with aclosing(begun):
+            assert await begun.take()
+            assert connection.running == 1
         assert await asyncio.to_thread(upstream.left.wait, 10)
         allowance.release()
         await connection.aclose()

@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from mlx_server.errors import ContextTooLong, ServerError
-from mlx_server.generation.overflow import PromptOverflow
+from mlx_server.generation.plan import PromptOverflow
 
 PATH = "/v1/messages"
 VERSION = "anthropic-version"

@@ -6,7 +6,7 @@ from starlette.types import Scope
 
 from mlx_server.api.overflow import messages_too_long
 from mlx_server.errors import ContextTooLong, ServerError
-from mlx_server.generation.overflow import PromptOverflow
+from mlx_server.generation.plan import PromptOverflow
 
 PREFIX = "/api/"
 

@@ -14,7 +14,7 @@ from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel
 from mlx_server.api.freeform import FreeformText, TextGrammar, freeform_tool
 from mlx_server.errors import BadRequest
-from mlx_server.generation.tool_turn import callable_name, unused_name
+from mlx_server.generation.tool_loop import callable_name, unused_name
 from mlx_server.messages import Tool
 
 Name = Annotated[str, Field(min_length=1)]
