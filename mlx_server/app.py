@@ -44,7 +44,7 @@ from mlx_server.api.ollama import router as ollama
 from mlx_server.api.responses import router as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, authorise
-from mlx_server.api.signatures import Signer
+from mlx_server.api.signatures import Signer, secret_key
 from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
@@ -69,10 +69,10 @@ from mlx_server.pool.pool import AnswerRecorder, Pool
 from mlx_server.schemas import compiled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
-from mlx_server.system import allocator, descriptors, logs
+from mlx_server.system import descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
 from mlx_server.system.listening_sockets import bound
-from mlx_server.system.secret_key import secret_key
+from mlx_server.system.process import return_large_blocks
 
 log = logging.getLogger("mlx_server")
 
@@ -223,7 +223,7 @@ def run_app(settings: Settings, make_app: Callable[[], FastAPI]) -> None:
     descriptors.check(most)
     if few := descriptors.warning(most):
         log.warning("%s; %s", few, descriptors.FIX)
-    allocator.return_large_blocks()
+    return_large_blocks()
     sockets = bound(settings.server.host, settings.server.port)
     server = server_of(settings, make_app())
     for signum, code in EXIT_CODES.items():

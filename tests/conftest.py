@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
-from mlx_server.system.scheduling import keep_time_slices
+from mlx_server.system.process import keep_time_slices
 from tests import tiers
 from tests.hostile.outbound import sitecustomize as outbound
 from tests.live.fork_server import unchanged_environment

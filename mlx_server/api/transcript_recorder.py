@@ -16,7 +16,7 @@ from mlx_server.events import Answer, Event, Finished, Started
 from mlx_server.requests import GenerateRequest, Prompt
 from mlx_server.sources.redaction import matching, without_secrets
 from mlx_server.sources.transcript import facts_of
-from mlx_server.system.own_files import not_linked, own_path
+from mlx_server.system.files import not_linked, own_path
 
 log = logging.getLogger("mlx_server")
 

@@ -1,5 +1,5 @@
 """Encoders: models whose tokens see the whole text at once. They make embeddings of texts, or rank
-them, and generate none. mlx-lm has none of them; the worker's own are in `worker/encoders`."""
+them, and generate none. mlx-lm has none of them; the worker's own are in `worker/encoders.py`."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

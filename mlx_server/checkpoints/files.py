@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.system.regular_files import read_regular
+from mlx_server.system.files import read_regular
 
 BYTES = 128
 """The bytes of a file's beginning that are looked at."""

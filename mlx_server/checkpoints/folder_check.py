@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import open_regular, read_regular
+from mlx_server.system.files import open_regular, read_regular
 
 WEIGHTS = "model*.safetensors"
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mlx_server import limits
 from mlx_server.checkpoints.files import BYTES, other_than_weights
 from mlx_server.errors import ModelUnusable
-from mlx_server.system.regular_files import open_regular
+from mlx_server.system.files import open_regular
 
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,

@@ -28,7 +28,7 @@ from mlx_server.cli.tables import printable
 from mlx_server.cli.transcripts import transcript_checks
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
 from mlx_server.config.settings import ServerSettings, Settings, values
-from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.engine_process import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
 from mlx_server.pool.memory import MemoryBudget, budget_of, size

@@ -49,7 +49,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
-from mlx_server.system.own_files import own_path
+from mlx_server.system.files import own_path
 
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 

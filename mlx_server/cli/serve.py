@@ -80,7 +80,7 @@ def serve(
     with logs.logged_end():
         terminal = os.dup(2)
         if log_file:
-            from mlx_server.system.log_file import write_to
+            from mlx_server.system.logs import write_to
 
             write_to(log_file)
         gc.disable()  # nothing that is imported is garbage; to look takes an eighth of the start

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, short, where
 from mlx_server.errors import SettingsError
-from mlx_server.system.regular_files import open_regular
+from mlx_server.system.files import open_regular
 
 FROZEN = ConfigDict(
     frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True

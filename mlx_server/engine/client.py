@@ -15,7 +15,6 @@ import msgspec
 from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EarlyProcess, EngineProcess
-from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.liveness import (
     LOOK_SECONDS,
     EngineActivity,
@@ -27,6 +26,7 @@ from mlx_server.engine.messages import (
     Command,
     Embed,
     Generate,
+    KvCost,
     Report,
 )
 from mlx_server.engine.row_stream import Item, RowStream, error_of

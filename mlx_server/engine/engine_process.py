@@ -11,7 +11,6 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
-from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.messages import FLUSH_SECONDS, frame
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments, encode_arguments
 
@@ -195,3 +194,21 @@ def _group_variables(group: RankGroup | None) -> Mapping[str, str]:
     if group is None:
         return {}
     return {**dict(group.variables), "PYTHONHASHSEED": str(secrets.randbelow(2**32 - 1) + 1)}
+
+
+LIBRARIES = ("libblis.so.4", "libopenblas.so.0")
+"""The libraries to look for, fastest first."""
+
+
+def fast_blas() -> str | None:
+    """Returns the library to put into LD_PRELOAD before MLX is loaded, None if there is none."""
+    if sys.platform != "linux":
+        return None
+    return next(filter(_has_cblas, LIBRARIES), None)
+
+
+def _has_cblas(library: str) -> bool:
+    # This runs in a child, because these libraries start threads when they are loaded.
+    trial = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cblas_sgemm"
+    run = subprocess.run([sys.executable, "-ISc", trial, library], capture_output=True)
+    return run.returncode == 0

@@ -30,7 +30,7 @@ from mlx_server.lora.config import (
     plain_path,
     read_config,
 )
-from mlx_server.system.regular_files import open_regular
+from mlx_server.system.files import open_regular
 
 CHUNK = 1 << 20
 

@@ -30,7 +30,7 @@ from mlx_server.mcp.errors import McpError, cut
 from mlx_server.mcp.http import http_transport
 from mlx_server.mcp.limits import McpLimits
 from mlx_server.mcp.server import Session
-from mlx_server.system.own_files import write_private
+from mlx_server.system.files import write_private
 
 FILE_BYTES = 1 << 20
 """The size above which a login's file is taken to be damaged, and is not read."""

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Embed, Generate, PrefillProgress, Token
+from mlx_server.engine.messages import Embed, Generate, KvCost, PrefillProgress, Token
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import RowProgress
 from mlx_server.pool.models import LoadedModel, PoolEntry, PrefillView

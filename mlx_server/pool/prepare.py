@@ -13,7 +13,7 @@ from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.encoders import is_encoder, ranks
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.weights_files import weights_bytes, weights_on_disk
-from mlx_server.engine.kv_cost import NOTHING, KvCost
+from mlx_server.engine.messages import NO_CACHES, KvCost
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import (
     AdapterInvalid,
@@ -135,7 +135,7 @@ class PreparedModel:
     tokenizer_json: Path
     weights: int
     """The estimated bytes of the weights in memory."""
-    kv: KvCost = NOTHING
+    kv: KvCost = NO_CACHES
     """The memory cost of its rows, which the engine process measures."""
     most_padding: int | None = None
     """The most tokens by which a group of its decoding rows is padded; None: there is no limit."""

@@ -26,7 +26,7 @@ from mlx_server.prompt_files.names import (
     state_file,
 )
 from mlx_server.prompt_files.next_files import NextFiles
-from mlx_server.system.own_files import own_path
+from mlx_server.system.files import own_path
 
 log = logging.getLogger("mlx_server.engine")
 

@@ -35,7 +35,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import Progress, cache_dir
-from mlx_server.system.own_files import not_linked, own_path
+from mlx_server.system.files import not_linked, own_path
 
 GgufMetadata = Mapping[str, Any]
 """The metadata of a GGUF file, by key."""

@@ -18,7 +18,7 @@ from mlx_server.checkpoints.files import BOM, read_optional_json
 from mlx_server.checkpoints.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.errors import ServerError
 from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit
-from mlx_server.system.regular_files import read_regular
+from mlx_server.system.files import read_regular
 
 OWN = "tokenizer.json"
 

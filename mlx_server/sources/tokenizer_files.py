@@ -23,7 +23,7 @@ from mlx_server.sources.tokenizer_conversion import (
     ConversionRequest,
     completed,
 )
-from mlx_server.system.regular_files import read_regular
+from mlx_server.system.files import read_regular
 
 FORMAT = 1
 """Increase this whenever the written files change, so that files in the cache are made again."""

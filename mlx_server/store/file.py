@@ -13,7 +13,7 @@ import msgspec
 
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
-from mlx_server.system.own_files import own_path
+from mlx_server.system.files import own_path
 
 log = logging.getLogger("mlx_server.store")
 

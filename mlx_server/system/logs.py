@@ -2,8 +2,13 @@
 
 Logs can be shared: they have no text of a prompt, no key and no folder of this machine. The message
 of an exception may quote any of these, so a traceback shows only types and places.
+
+With `--log-file` all output of the server and its engine goes to a file that is rotated. Standard
+output and error become a pipe: a child process keeps the descriptors that it inherits, so it would
+go on writing to a file that was rotated away.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -14,13 +19,18 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from mlx_server.errors import FOLDERS, public_message
+from mlx_server import limits
+from mlx_server.errors import FOLDERS, SettingsError, public_message
+from mlx_server.system.files import not_linked, own_path
 
 COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
 FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
@@ -166,3 +176,74 @@ def _ending(error: BaseException) -> str:
     if isinstance(error, ImportError) and error.name and MODULE.fullmatch(error.name):
         return f"{name}: {error.name}"
     return public_message(error) if str(error).startswith("[") else name
+
+
+CHUNK_BYTES = 1 << 16
+LAST_LINES_SECONDS = 1.0
+"""The time that the process waits at its end for its final lines to be written."""
+
+
+class _LogFile(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        """Opens the file, also after each rotation."""
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=not_linked)
+
+
+def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES) -> None:
+    """Redirects the output of this process and of those that it starts from now on.
+
+    Raises SettingsError if the file can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _LogFile(
+            own_path(path),
+            maxBytes=rotate_bytes,
+            backupCount=limits.LOG_FILES,
+            encoding="utf-8",
+        )
+    except OSError as error:
+        raise SettingsError(
+            f"--log-file: {path.name!r} can't be written: {error.strerror}."
+        ) from error
+    reading, writing = os.pipe()
+    copying = Thread(target=_copy, args=(reading, file), daemon=True)
+    copying.start()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream in (1, 2):
+        os.dup2(writing, stream)
+    os.close(writing)
+    atexit.register(_finish, copying)
+
+
+def _copy(reading: int, file: RotatingFileHandler) -> None:
+    """Writes only whole lines, so that rotation does not split a line."""
+    rest = b""
+    while data := os.read(reading, CHUNK_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            _write(file, line + b"\n")
+        if len(rest) > CHUNK_BYTES:
+            _write(file, rest)
+            rest = b""
+    _write(file, rest)
+
+
+def _write(file: RotatingFileHandler, data: bytes) -> None:
+    with suppress(OSError):  # a full disk must not end the server
+        if file.stream is None:
+            file.stream = file._open()
+        file.stream.write(data.decode("utf-8", "replace"))
+        file.stream.flush()
+        if file.stream.tell() >= file.maxBytes:
+            file.doRollover()
+
+
+def _finish(copying: Thread) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream in (1, 2):
+        with suppress(OSError):
+            os.close(stream)
+    copying.join(LAST_LINES_SECONDS)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.errors import ServerError, SettingsError
-from mlx_server.system.own_files import replace_private
+from mlx_server.system.files import replace_private
 
 LABEL = "local.mlx-server"
 UNIT = "mlx-server.service"

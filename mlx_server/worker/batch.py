@@ -19,24 +19,26 @@ from msgspec import structs
 
 from mlx_server import limits
 from mlx_server.engine.messages import (
-    DEFAULT_SCHEDULE,
     Generate,
     Prefilled,
     PrefillProgress,
     RowFailed,
     RowLeftGrammar,
-    Schedule,
     Token,
 )
 from mlx_server.fair_queue import address_of
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
-from mlx_server.worker.decode_groups import DecodeGroups, StepBytes
+from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups, StepBytes
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kv_caches import make_caches, why_alone
 from mlx_server.worker.mlx_lm_internals import StopSequences
-from mlx_server.worker.phases import DecodeBatch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.schedule import PrefillBudget, PrefillPiece
+from mlx_server.worker.prefill.schedule import (
+    DEFAULT_SCHEDULE,
+    PrefillBudget,
+    PrefillPiece,
+    Schedule,
+)
 from mlx_server.worker.prefill_groups import (
     SHARED,
     PrefillGroup,

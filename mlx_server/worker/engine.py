@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import message_of
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.worker.ahead import AheadComputation
@@ -32,11 +33,12 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
-from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier
+from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier, opened
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.row import row_adapter_of
 from mlx_server.worker.row_cache import key_of
 from mlx_server.worker.rows import RowAdmission, Rows
+from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
 
 log = logging.getLogger("mlx_server.engine")
@@ -396,3 +398,43 @@ class Engine:
             self._models.unload_adapter(model, adapter)
             mx.clear_cache()
         return [*reports, messages.AdapterUnloaded(model, adapter)]
+
+
+def engine_of(
+    arguments: WorkerArguments, inputs: Inputs, share: WholeModel | None = None
+) -> Engine:
+    nbytes = arguments.disk_bytes
+    return Engine(
+        concurrency=arguments.concurrency,
+        cache_bytes=arguments.cache_bytes,
+        wired=arguments.wired,
+        clock=inputs.clock,
+        is_done=inputs.is_done,
+        wake=inputs.wake,
+        disk=opened(Path(arguments.disk_folder), nbytes) if nbytes else None,
+        share=share or WHOLE,
+    )
+
+
+def serve(
+    engine: Engine, monitor: HeartbeatMonitor, inputs: Inputs, send: Callable[..., None]
+) -> None:
+    """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.
+
+    Returns when the GPU has failed for good, or the server is gone.
+    """
+    while not engine.broken:
+        monitor.doing = engine.doing
+        try:
+            commands = inputs.take(engine.pause)
+        except EOFError:
+            return
+        monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
+        # An unload may free most of the machine's memory, which takes seconds.
+        reports = [report for command in commands for report in engine.handle(command)]
+        if commands:
+            monitor.step_begins(warm=engine.warm, doing=engine.doing)
+        reports += engine.step()
+        monitor.step_ends()
+        if reports:
+            send(*reports)

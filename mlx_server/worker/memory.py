@@ -16,8 +16,7 @@ import mlx.nn as nn
 
 from mlx_server.checkpoints.architectures import texts
 from mlx_server.checkpoints.encoders import is_encoder
-from mlx_server.engine.kv_cost import STEP, KvCost
-from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
+from mlx_server.engine.messages import STEP, CacheMeasured, CacheNotMeasured, KvCost, MeasureCache
 from mlx_server.errors import message_of
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits

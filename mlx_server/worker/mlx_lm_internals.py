@@ -84,7 +84,7 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {
     GenerationBatch: ("model", "uids", "inputs", "prompt_cache", "tokens", *ROWS),
     PromptProcessingBatch: ("model", "uids", "caches", "tokens", "prefill_step_size", *ROWS),
 }
-"""The constructors' parameters, in the order in which phases.py and batch.py pass them."""
+"""The constructors' parameters, in the order in which decode_groups.py and batch.py pass them."""
 
 METHODS: dict[Any, tuple[str, ...]] = {
     GenerationBatch: ("_step", "empty", "extend", "extract_cache", "filter", "next"),

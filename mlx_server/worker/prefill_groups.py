@@ -7,12 +7,10 @@ from typing import Any
 
 import mlx.nn as nn
 
-from mlx_server.engine.kv_cost import PREFILL_PADDING
-from mlx_server.engine.messages import Prefilled
-from mlx_server.worker.decode_groups import padding
+from mlx_server.engine.messages import PREFILL_PADDING, Prefilled
+from mlx_server.worker.decode_groups import DecodeBatch, PrefillBatch, padding
 from mlx_server.worker.kv_caches import make_caches, one_row
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
-from mlx_server.worker.phases import DecodeBatch, PrefillBatch
 from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PromptScheduler
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row import Row

@@ -21,7 +21,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.messages import IDLE, IMPORTING, Ready
 from mlx_server.engine.worker_arguments import WorkerArguments, decode_worker_arguments
 from mlx_server.system import descriptors, logs
-from mlx_server.system.scheduling import keep_time_slices
+from mlx_server.system.process import keep_time_slices
 from mlx_server.worker.ranks.leader import Leader
 from mlx_server.worker.server_connection import (
     END,
@@ -57,7 +57,7 @@ def _run(
     """Returns whether the engine has ended in order."""
     leader = Leader(arguments.group, arguments, sender) if arguments.group else None
     with left_out():
-        from mlx_server.worker.serving import engine_of, serve
+        from mlx_server.worker.engine import engine_of, serve
     share, taken, send = leader.join(inputs) if leader else (None, inputs, sender.send)
     engine = engine_of(arguments, taken, share)
     monitor.doing = IDLE
@@ -86,7 +86,7 @@ def _read_after_imports(connection: socket.socket) -> bytes:
     """Imports MLX, then returns the arguments that the server sends when it is ready; empty if it
     has ended."""
     with left_out():
-        import mlx_server.worker.serving  # noqa: F401
+        import mlx_server.worker.engine  # noqa: F401
     try:
         header = connection.recv(messages.HEADER_BYTES, socket.MSG_WAITALL)
         return connection.recv(messages.length(header), socket.MSG_WAITALL) if header else b""

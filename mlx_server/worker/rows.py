@@ -25,8 +25,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
 )
-from mlx_server.worker.embeddings import IDLE_PIECE, PooledTexts, pooled_texts
-from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_texts
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels, StepTime
 from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter, RowAdapters, using

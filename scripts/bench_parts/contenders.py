@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from mlx_server.clients.bench import Result, Target, Workload, run, warm_up
-from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.engine_process import fast_blas
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0

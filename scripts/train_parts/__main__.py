@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.engine_process import fast_blas
 from mlx_server.sources.demo import demo_checkpoint
 from train_parts.samples import SAMPLES, Sample
 

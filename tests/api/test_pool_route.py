@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from mlx_server.engine.client import OnLoading
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import AdapterLoaded, ModelLoaded
+from mlx_server.engine.messages import AdapterLoaded, KvCost, ModelLoaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter

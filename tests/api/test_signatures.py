@@ -7,10 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from mlx_server.api.signatures import Signer
+from mlx_server.api.signatures import Signer, secret_key
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import StoreSettings
-from mlx_server.system.secret_key import secret_key
 from tests.api import wire
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")

@@ -16,8 +16,15 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Admitted, Generate, Logprobs, PromptLogprobs, Stop, Token
+from mlx_server.engine.messages import (
+    Admitted,
+    Generate,
+    KvCost,
+    Logprobs,
+    PromptLogprobs,
+    Stop,
+    Token,
+)
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
 from tests.engine.stub import StubEngine

@@ -16,7 +16,7 @@ from rich.console import Console
 from mlx_server.cli import machine_checks
 from mlx_server.cli.doctor import run_engine_check
 from mlx_server.config.settings import ServerSettings
-from mlx_server.engine import blas
+from mlx_server.engine import engine_process
 from tests.cli.running import run
 
 pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
@@ -64,12 +64,12 @@ def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
 
 def test_fast_blas_takes_the_first_that_has_cblas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(blas, "LIBRARIES", ("libnot-here.so.4", "libc.so.6"))
-    assert blas.fast_blas() is None
-    monkeypatch.setattr(blas, "_has_cblas", lambda library: True)
-    assert blas.fast_blas() == "libnot-here.so.4"
+    monkeypatch.setattr(engine_process, "LIBRARIES", ("libnot-here.so.4", "libc.so.6"))
+    assert engine_process.fast_blas() is None
+    monkeypatch.setattr(engine_process, "_has_cblas", lambda library: True)
+    assert engine_process.fast_blas() == "libnot-here.so.4"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert blas.fast_blas() is None
+    assert engine_process.fast_blas() is None
 
 
 MAC_PROBE = """

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from mlx_server.engine.client import EngineClient, OnLoading
-from mlx_server.engine.kv_cost import NOTHING, KvCost
-from mlx_server.engine.messages import ModelLoaded, Ready
+from mlx_server.engine.messages import NO_CACHES, KvCost, ModelLoaded, Ready
 from mlx_server.errors import ServerError
 
 
 class StubEngine(EngineClient):
-    def __init__(self, vocabulary: int, kv: KvCost = NOTHING) -> None:
+    def __init__(self, vocabulary: int, kv: KvCost = NO_CACHES) -> None:
         super().__init__()
         self._vocabulary = vocabulary
         self._kv = kv

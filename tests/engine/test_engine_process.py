@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from mlx_server.engine import client, engine_process
-from mlx_server.engine.blas import fast_blas
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.engine_process import fast_blas
 from mlx_server.errors import EngineDied, ShuttingDown
 from tests.engine.clients import (
     ENDLESS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.engine.kv_cost import PADDING_SHARE, PREFILL_PADDING, STEP, KvCost
+from mlx_server.engine.messages import PADDING_SHARE, PREFILL_PADDING, STEP, KvCost
 
 MIXED = KvCost(per_token=10, windowed_per_token=4, window=1000, fixed=7)
 

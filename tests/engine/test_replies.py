@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.kv_cost import KvCost
+from mlx_server.engine.messages import KvCost
 from mlx_server.errors import EngineDied, GenerationFailed, ModelUnusable
 from tests.engine.clients import (
     ENDLESS,

@@ -9,8 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Admitted, Generate, Stop, Token
+from mlx_server.engine.messages import Admitted, Generate, KvCost, Stop, Token
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import GenerationFailed, ServerError
 from mlx_server.events import Event, Finished, Started, TextDelta

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
-from mlx_server.engine.kv_cost import KvCost
+from mlx_server.engine.messages import KvCost
 from mlx_server.errors import ContextTooLong, GenerationFailed
 from mlx_server.generation.generate import generate
 from mlx_server.pool.prepare import ModelSpec

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.kv_cost import KvCost
 from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Command,
+    KvCost,
     LimitCache,
     LoadAdapter,
     LoadModel,

@@ -4,8 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Generate, StepOutput, Stop, Token
+from mlx_server.engine.messages import Generate, KvCost, StepOutput, Stop, Token
 from mlx_server.generation.plan import plan
 from mlx_server.pool import lease as lease_of_rows
 from mlx_server.pool.engine_models import PoolLimits

@@ -10,7 +10,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from mlx_server.engine.kv_cost import KvCost
+from mlx_server.engine.messages import KvCost
 from mlx_server.pool.lease import SOON
 from mlx_server.pool.memory import MemoryParts, budget_of, footprint
 from mlx_server.pool.policy import Grant, LoadAction, ModelFacts, Policy

@@ -14,8 +14,7 @@ import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.config.settings import ModelSettings, model_spec, validated
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import ModelLoading
+from mlx_server.engine.messages import KvCost, ModelLoading
 from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError, SettingsError
 from mlx_server.pool import models as entries
 from mlx_server.pool import prepare as preparing

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from mlx_server.engine.kv_cost import KvCost
+from mlx_server.engine.messages import KvCost
 from mlx_server.pool.policy import (
     TURN,
     FailedToLoad,

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from mlx_server.system.allocator import MAPPED_BYTES, return_large_blocks
+from mlx_server.system.process import MAPPED_BYTES, return_large_blocks
 
 PROGRAM = f"""
-from mlx_server.system.allocator import return_large_blocks
+from mlx_server.system.process import return_large_blocks
 
 return_large_blocks()
 

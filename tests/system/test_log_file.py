@@ -8,12 +8,12 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import SettingsError
-from mlx_server.system.log_file import write_to
+from mlx_server.system.logs import write_to
 
 WRITER = """
 import subprocess, sys
 from pathlib import Path
-from mlx_server.system.log_file import write_to
+from mlx_server.system.logs import write_to
 
 write_to(Path(sys.argv[1]), rotate_bytes=2000)
 for number in range(2000):

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mlx_server.api.signatures import KEY_BYTES, KEY_FILE, secret_key
 from mlx_server.cli import app
 from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection
 from mlx_server.clients.connect.writing import changes, write
 from mlx_server.errors import SettingsError
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.store.file import OwnedFile, SharedFile
-from mlx_server.system import log_file, service
-from mlx_server.system.own_files import not_linked, own_path
-from mlx_server.system.secret_key import KEY_BYTES, KEY_FILE, secret_key
+from mlx_server.system import logs, service
+from mlx_server.system.files import not_linked, own_path
 
 OTHER = 54321
 Give = Callable[[Path], None]
@@ -101,7 +101,7 @@ def _prompts(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "writes", [_prompts, _store, _visit, _connect, _install, _record, log_file.write_to]
+    "writes", [_prompts, _store, _visit, _connect, _install, _record, logs.write_to]
 )
 def test_no_command_writes_where_another_user_points(
     writes: Callable[[Path], None], tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
@@ -187,14 +187,14 @@ def test_a_log_is_not_rotated_into_a_link(tmp_path: Path) -> None:
     code = """
 import os, sys
 from logging import handlers
-from mlx_server.system import log_file
+from mlx_server.system import logs
 rotate = handlers.RotatingFileHandler.rotate
 def rotate_and_link(self, source, target):
     rotate(self, source, target)
     os.symlink(sys.argv[2], source)
 handlers.RotatingFileHandler.rotate = rotate_and_link
 from pathlib import Path
-log_file.write_to(Path(sys.argv[1]), rotate_bytes=100)
+logs.write_to(Path(sys.argv[1]), rotate_bytes=100)
 for _ in range(5):
     print("x" * 60, flush=True)
 """

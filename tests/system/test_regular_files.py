@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.system.regular_files import open_regular, read_regular
+from mlx_server.system.files import open_regular, read_regular
 
 
 def test_a_file_is_read_as_bytes(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_server.system.scheduling import keep_time_slices
+from mlx_server.system.process import keep_time_slices
 
 if sys.platform == "linux":
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import Generate, Schedule, Token
+from mlx_server.engine.messages import Generate, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch, StepResult
-from mlx_server.worker.phases import PrefillBatch
+from mlx_server.worker.decode_groups import PrefillBatch
 from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.schedule import PrefillBudget
+from mlx_server.worker.prefill.schedule import PrefillBudget, Schedule
 from tests.tiny import TOKENS
 
 GREEDY = SamplingParams(temperature=0)

@@ -8,8 +8,7 @@ import numpy as np
 
 from mlx_server.engine.messages import Embed
 from mlx_server.worker import weights
-from mlx_server.worker.embeddings import encoded
-from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.encoders import Encoder, encoded
 from tests.tiny_encoders import VOCABULARY
 
 TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import Schedule
-from mlx_server.worker.prefill.schedule import PrefillBudget
+from mlx_server.worker.prefill.schedule import PrefillBudget, Schedule
 from tests.worker.batch_runs import (
     GREEDY,
     LENGTHS,

@@ -20,7 +20,7 @@ from mlx_server.engine.messages import (
     StepOutput,
     UnloadModel,
 )
-from mlx_server.worker.embeddings import IDLE_PIECE, pooled_texts
+from mlx_server.worker.encoders import IDLE_PIECE, pooled_texts
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE
 from tests.tiny import tiny_embedder

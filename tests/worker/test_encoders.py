@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mlx_server.checkpoints import encoders
-from mlx_server.engine.kv_cost import KvCost
-from mlx_server.engine.messages import Embedded, Pooling
-from mlx_server.worker.encoders import base
+from mlx_server.engine.messages import Embedded, KvCost, Pooling
+from mlx_server.worker import encoders as worker_encoders
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost
 from mlx_server.worker.rows import PIECE
@@ -89,7 +88,7 @@ def test_its_memory_is_that_of_one_layer() -> None:
 
 
 def test_each_activation_that_a_checkpoint_may_have_is_known() -> None:
-    assert set(base.ACTIVATIONS) == set(encoders.ACTIVATIONS)
+    assert set(worker_encoders.ACTIVATIONS) == set(encoders.ACTIVATIONS)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.decode_groups import PrefillBatch
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.phases import PrefillBatch
 from mlx_server.worker.prefill_groups import PrefillGroups
 from mlx_server.worker.row_cache import RowCache
 from mlx_server.worker.rows import PIECE

@@ -8,8 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.kv_cost import STEP, KvCost
-from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache, StepOutput
+from mlx_server.engine.messages import (
+    STEP,
+    CacheMeasured,
+    CacheNotMeasured,
+    KvCost,
+    MeasureCache,
+    StepOutput,
+)
 from mlx_server.worker import memory
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import (

@@ -3,8 +3,8 @@
 from typing import Any, cast
 
 from mlx_server.engine.messages import CancelRows, Command
+from mlx_server.worker.engine import serve
 from mlx_server.worker.server_connection import HeartbeatMonitor
-from mlx_server.worker.serving import serve
 
 
 class Engine:

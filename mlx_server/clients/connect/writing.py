@@ -15,8 +15,7 @@ import yaml
 
 from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection, Format, filled
 from mlx_server.errors import SettingsError, public_message
-from mlx_server.system.own_files import own_path, write_private
-from mlx_server.system.regular_files import read_regular
+from mlx_server.system.files import own_path, read_regular, write_private
 
 IDENTITIES = ("id", "model_id", "name")
 """Fields that identify an entry of a list: an entry with the same value is updated, not added."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mlx_server import limits
 from mlx_server.fair_queue import address_of
 from mlx_server.schemas.compiler import STACK_BYTES
-from mlx_server.system.scheduling import yield_processor
+from mlx_server.system.process import yield_processor
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlx_server import limits
 from mlx_server.checkpoints.control_tokens import bytes_to_unicode, is_control, is_letter
-from mlx_server.system.regular_files import read_regular
+from mlx_server.system.files import read_regular
 from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
 
 Bitmask = NDArray[np.uint32]

@@ -15,8 +15,21 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_server.engine.messages import Schedule
 from mlx_server.fair_queue import FairQueue
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How prompts are computed while other rows decode."""
+
+    prefill_share: float = 0.8
+    """The largest share of the time that prefill may take."""
+    longest_gap: float = 0.3
+    """The intended maximum of seconds between two tokens of a row."""
+
+
+DEFAULT_SCHEDULE = Schedule()
+
 
 MEASURED = 24
 """The number of latest pieces to which the cost is fitted."""

@@ -20,11 +20,11 @@ from mlx_server.engine.messages import Report
 from mlx_server.engine.worker_arguments import RankArguments, decode_rank_arguments
 from mlx_server.errors import public_message
 from mlx_server.system import descriptors, logs
-from mlx_server.worker.ranks.link import Link
-from mlx_server.worker.ranks.tape import (
+from mlx_server.worker.ranks.link import (
     CUT,
     REPORT_BYTES,
     Input,
+    Link,
     RankDigest,
     RankFailed,
     RankHeartbeat,
@@ -107,7 +107,7 @@ class _Leader:
 def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
-        from mlx_server.worker.serving import engine_of, serve
+        from mlx_server.worker.engine import engine_of, serve
         from mlx_server.worker.share import joined
     reports.send(RankReady(_recommended_bytes()))
     recorded.get()

@@ -23,11 +23,11 @@ from mlx_server.engine.worker_arguments import (
     encode_arguments,
 )
 from mlx_server.errors import public_message
-from mlx_server.worker.ranks.link import Link
-from mlx_server.worker.ranks.tape import (
+from mlx_server.worker.ranks.link import (
     CUT,
     REPORT_BYTES,
     Comparison,
+    Link,
     RankDigest,
     RankFailed,
     RankHeartbeat,

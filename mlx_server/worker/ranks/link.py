@@ -1,12 +1,192 @@
-"""A rank's connections to the others of its group, watched. It does not import MLX, which the
-processes of a group import once they can report."""
+"""What connects the ranks of a group. Rank 0 records the inputs of its steps, the others repeat
+them, report, and compare digests of their tokens; each watches its connections of MLX's ring.
+
+Nothing here imports MLX, which the processes of a group import once they can report.
+"""
 
 import os
+import queue
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from mlx_server.engine.messages import Command, Generate, Report, StepOutput
+from mlx_server.worker.server_connection import OwnInputs
+
+CHECK_STEPS = 16
+"""Steps with tokens between two comparisons."""
+
+
+class TokenDigest:
+    """A running digest of the tokens of all steps, in their order."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.value = 0
+
+    def add(self, reports: Sequence[Report]) -> bool:
+        """Returns whether the digest is to be compared now."""
+        due = False
+        for report in reports:
+            if isinstance(report, StepOutput) and report.tokens:
+                drawn = [(token.row, token.id, token.finish) for token in report.tokens]
+                self.value = crc32(msgspec.msgpack.encode(drawn), self.value)
+                self.steps += 1
+                due = due or self.steps % CHECK_STEPS == 0
+        return due
+
+
+class Comparison:
+    """Compares rank 0's digests with those of the other ranks, which may arrive earlier or
+    later."""
+
+    def __init__(self, others: int) -> None:
+        self._others = others
+        self._own: dict[int, int] = {}
+        self._reported: dict[int, dict[int, int]] = {}
+        """The digests by step and rank."""
+        self._lock = threading.Lock()
+
+    def own(self, digest: TokenDigest) -> int | None:
+        """Adds rank 0's digest. Returns a rank whose digest of the same step differs, None if there
+        is none."""
+        with self._lock:
+            self._own[digest.steps] = digest.value
+            return self._differing(digest.steps)
+
+    def reported(self, rank: int, steps: int, value: int) -> int | None:
+        """Adds another rank's digest. Returns the rank if it differs from rank 0's, None if not."""
+        with self._lock:
+            self._reported.setdefault(steps, {})[rank] = value
+            return self._differing(steps)
+
+    def _differing(self, steps: int) -> int | None:
+        if steps not in self._own:
+            return None
+        reported, own = self._reported.get(steps, {}), self._own[steps]
+        if len(reported) == self._others:
+            del self._own[steps], self._reported[steps]
+        return next((rank for rank, value in reported.items() if value != own), None)
+
+
+CUT = "can't reach the next rank any more: check the cable"
+"""Why a rank is lost: its connections have ended."""
+
+
+class RankReady(msgspec.Struct, tag=True):
+    """MLX is imported; the rank waits for the first input to join the group."""
+
+    recommended_bytes: int | None
+    """Metal's recommended working set; None without Metal."""
+
+
+class RankHeartbeat(msgspec.Struct, tag=True):
+    """The rank is alive."""
+
+
+class RankDigest(msgspec.Struct, tag=True):
+    steps: int
+    value: int
+
+
+class RankFailed(msgspec.Struct, tag=True):
+    why: str
+
+
+REPORT_BYTES = 64 << 10
+"""The limit on a report. What a shell prints is far above it: four letters read as a length."""
+
+RankReport = RankReady | RankHeartbeat | RankDigest | RankFailed
+
+encode_report = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(RankReport).decode
+
+
+Input = list[Command] | float | bool
+"""The commands of a step, a reading of the clock, or whether a task has ended."""
+
+T = TypeVar("T", list[Command], float, bool)
+
+encode_input = msgspec.msgpack.Encoder().encode
+decode_input = msgspec.msgpack.Decoder(list[Command] | float | bool).decode
+
+
+class Diverged(Exception):
+    """This rank asks for another kind of input than rank 0 did: it has not taken the same steps."""
+
+
+class RecordedInputs:
+    """The inputs of rank 0: each is sent to the other ranks as soon as it is read."""
+
+    def __init__(self, own: OwnInputs, record: Callable[[bytes], None]) -> None:
+        self._own, self._record = own, record
+
+    def clock(self) -> float:
+        now = self._own.clock()
+        self._record(encode_input(now))
+        return now
+
+    def is_done(self, task: Future[Any]) -> bool:
+        done = self._own.is_done(task)
+        self._record(encode_input(done))
+        return done
+
+    def wake(self) -> None:
+        self._own.wake()
+
+    def take(self, pause: float | None) -> list[Command]:
+        commands = self._own.take(pause)
+        for command in commands:
+            if isinstance(command, Generate):
+                command.sampling = _seeded(command)
+        self._record(encode_input(commands))
+        return commands
+
+
+def _seeded(command: Generate) -> Any:
+    """Gives a row without a seed one that is the same on all ranks. By itself each rank would draw
+    another."""
+    if command.sampling.seed is not None:
+        return command.sampling
+    return replace(command.sampling, seed=int.from_bytes(os.urandom(7)))
+
+
+class RepeatedInputs:
+    """The inputs of a rank other than 0: those that rank 0 recorded."""
+
+    def __init__(self, inputs: "queue.SimpleQueue[Input]") -> None:
+        self._inputs = inputs
+
+    def clock(self) -> float:
+        return self._next(float)
+
+    def is_done(self, task: Future[Any]) -> bool:
+        done = self._next(bool)
+        if done:
+            wait([task])
+        return done
+
+    def wake(self) -> None:
+        pass
+
+    def take(self, pause: float | None) -> list[Command]:
+        return self._next(list)
+
+    def _next(self, kind: type[T]) -> T:
+        found = self._inputs.get()
+        if not isinstance(found, kind):
+            raise Diverged(f"rank 0 read {type(found).__name__} where this rank read {kind}")
+        return found
+
 
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 3, 1, 5
 """A connection is probed after so many idle seconds and ends after so many lost probes. A host that

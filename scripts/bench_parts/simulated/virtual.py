@@ -11,11 +11,12 @@ import mlx.nn as nn
 
 from bench_parts.simulated.forward import forward
 from bench_parts.simulated.roofline import Model, pair, seconds
-from mlx_server.engine.messages import DEFAULT_SCHEDULE, Generate, Schedule
+from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.decode_groups import StepBytes
 from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, Schedule
 
 VOCABULARY = 320
 GREEDY = SamplingParams(temperature=0)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from mlx_server.engine.blas import fast_blas
+from mlx_server.engine.engine_process import fast_blas
 from tests.worker.batch_runs import CLOSE
 from tests.worker.lora.desk import Desk, RowRequest
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_server.engine.messages import Schedule
+from mlx_server.worker.prefill.schedule import Schedule
 from tests.worker.simulated import Answer, Simulation
 
 PAIR = "m4-max:gpt-oss-120b"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlx_server.engine.messages import Schedule
 from mlx_server.worker.prefill.schedule import (
     FIRST,
     GROWTH,
@@ -15,6 +14,7 @@ from mlx_server.worker.prefill.schedule import (
     PrefillBudget,
     PrefillCost,
     PrefillPiece,
+    Schedule,
 )
 from tests.worker.simulated import (
     PAIRS,

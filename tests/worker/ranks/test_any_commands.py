@@ -29,9 +29,9 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.ranks.tape import Diverged, RecordedInputs, RepeatedInputs, decode_input
+from mlx_server.worker.engine import engine_of, serve
+from mlx_server.worker.ranks.link import Diverged, RecordedInputs, RepeatedInputs, decode_input
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs, OwnInputs
-from mlx_server.worker.serving import engine_of, serve
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of

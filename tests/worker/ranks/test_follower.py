@@ -13,7 +13,7 @@ from mlx_server.engine.worker_arguments import (
     WorkerArguments,
     encode_arguments,
 )
-from mlx_server.worker.ranks.tape import (
+from mlx_server.worker.ranks.link import (
     REPORT_BYTES,
     RankFailed,
     RankHeartbeat,

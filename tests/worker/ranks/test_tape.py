@@ -10,11 +10,12 @@ import pytest
 
 from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.ranks import tape
-from mlx_server.worker.ranks.tape import (
+from mlx_server.worker.ranks import link
+from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     Comparison,
     Diverged,
+    RankReady,
     RankReport,
     RecordedInputs,
     RepeatedInputs,
@@ -114,7 +115,7 @@ REPORTS = get_args(RankReport)
 
 
 def test_every_report_can_be_decoded() -> None:
-    assert tagged(tape) == set(REPORTS)
+    assert tagged(link) == set(REPORTS)
 
 
 @pytest.mark.parametrize("report", REPORTS)
@@ -137,7 +138,7 @@ def test_a_broken_report_is_refused(report: Any) -> None:
 
 
 def test_a_rank_without_metal_recommends_nothing() -> None:
-    sent = tape.RankReady(None)
+    sent = RankReady(None)
     assert decode_report(encode_report(sent)) == sent
 
 

@@ -1,4 +1,4 @@
-"""How the system divides its processors between the threads of an engine."""
+"""What the system gives this process: turns of its threads on the processors, and memory."""
 
 import ctypes
 import os
@@ -28,3 +28,20 @@ def yield_processor() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     elif sys.platform == "darwin":
         ctypes.CDLL(None).pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0)
+
+
+MAPPED_BYTES = 1 << 20
+"""A block of this size or more is allocated by mmap."""
+
+_M_MMAP_THRESHOLD = -3
+
+
+def return_large_blocks() -> None:
+    """Makes glibc return the memory of large requests to the system as soon as it is freed.
+
+    By default glibc raises its mmap threshold with each large block that is freed, and then keeps
+    the memory of large requests. Other allocators have no such option.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
