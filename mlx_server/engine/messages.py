@@ -84,6 +84,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """Rules in llguidance's Lark, of which the first is `start`."""
     schemas: tuple[tuple[str, str], ...] = ()
     """The rules that are JSON schemas: their names, and the schemas as JSON."""
+    frames: tuple[tuple[str, str], ...] = ()
+    """The objects around some of these, which the rules spell out: the name of the schema, and that
+    of the object, in which the schema is `{"$ref": "#"}`."""
 
     @property
     def is_schema(self) -> bool:

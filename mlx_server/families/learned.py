@@ -45,7 +45,7 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
         names = [key for key in NAMES if found.get(key) == name]
         given = [key for key in ARGUMENTS if found.get(key) in (arguments, json.dumps(arguments))]
         if names and given:
-            form = JsonCallForm(names[0], given[0])
+            form = JsonCallForm(names[0], (given[0],))
             before, after = one.written[:at].rstrip(), one.written[end:].lstrip()
             if before.endswith("[") and after.startswith("]"):
                 before, after = before[:-1].rstrip(), after[1:].lstrip()

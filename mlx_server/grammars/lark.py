@@ -26,6 +26,7 @@ class Lark:
         """The names of rules and terminals, by their bodies."""
         self._schemas: dict[str, str] = {}
         """The names of schemas, by their JSON."""
+        self._frames: dict[tuple[str, str], None] = {}
 
     def rule(self, body: str) -> str:
         """Adds a rule and returns its name, which other rules may use."""
@@ -42,6 +43,11 @@ class Lark:
     def schema(self, text: str) -> str:
         """Adds a rule of JSON that conforms to a schema as the compiler wrote it."""
         return self._schemas.setdefault(text, f"j{len(self._schemas)}")
+
+    def frame(self, schema: str, frame: Mapping[str, Any]) -> None:
+        """Notes the object around a rule of `schema`, so that it can be completed too. frame: the
+        object's schema, in which the rule's is `{"$ref": "#"}`."""
+        self._frames[schema, _encoded(frame)] = None
 
     def text(self, literal: str) -> str:
         """Returns the body of a rule of exactly this text, whose control tokens are matched as
@@ -107,7 +113,7 @@ class Lark:
         rules = [f"{name}: {body}" for body, name in self._names.items()]
         lines = [OPTIONS, f"start: {start}", *rules]
         schemas = tuple((name, text) for text, name in self._schemas.items())
-        return Grammar("".join(f"{line}\n" for line in lines), schemas)
+        return Grammar("".join(f"{line}\n" for line in lines), schemas, tuple(self._frames))
 
     def _named(self, prefix: str, body: str, attributes: str = "") -> str:
         key = body

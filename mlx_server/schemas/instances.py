@@ -59,8 +59,11 @@ def compact(value: Any) -> str:
 class Instances:
     """The shortest instances of a schema and of all schemas inside it."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, frame: Any = None) -> None:
+        """frame: the schema of an object around the instance, whose references are those of
+        `root`."""
         self.root = root
+        self.start = root if frame is None else frame
         self._targets: dict[str, Any] = {}
         self._alternatives: dict[tuple[int, ...], list[Parts]] = {}
         self._texts: dict[tuple[int, ...], str | None] = {}

@@ -129,10 +129,15 @@ class JsonReader:
             for parts in thread.instances.alternatives(thread.schemas)
         )
 
+    @property
+    def _awaits_root(self) -> bool:
+        is_next = self._state == "value" and self._brackets == b"[" and self._is_framed
+        return self._state == "begin" or (is_next and all(map(_is_done, self._threads)))
+
     def endings(self) -> Iterator[str]:
         """Yields texts that may end the JSON here."""
         is_between = self._state in ("after", "text")
-        for thread in self._roots() if self._state == "begin" else self._threads:
+        for thread in self._roots() if self._awaits_root else self._threads:
             rests: dict[int, str | None] = {}
             for text, opened in self._values(thread) if is_between or not _is_done(thread) else ():
                 if id(opened) not in rests:
@@ -213,7 +218,7 @@ class JsonReader:
         return True
 
     def _roots(self) -> tuple[_Thread, ...]:
-        return tuple(_Thread(instances, None, (instances.root,)) for instances in self._schemas)
+        return tuple(_Thread(instances, None, (instances.start,)) for instances in self._schemas)
 
     def _close(self) -> bool:
         self._brackets = self._brackets[:-1]

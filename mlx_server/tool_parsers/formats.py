@@ -10,16 +10,14 @@ from mlx_server.tool_parsers import marked_json
 from mlx_server.tool_parsers.call_arguments import gemma_arguments, python_arguments
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_calls import COLON, GAP, JsonCallForm, repaired, repaired_by_name
+from mlx_server.tool_parsers.json_calls import JsonCallForm, repaired, repaired_by_name
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
 
 # Calls as JSON objects
 
-_LLAMA_FORM = JsonCallForm(
-    arguments="(parameters|arguments)", before=rf'("type"{COLON}"function",{GAP})?'
-)
+_LLAMA_FORM = JsonCallForm(arguments=("parameters", "arguments"), before=("type", "function"))
 
 BARE_JSON = CallFormat(
     marked_json.objects,
@@ -52,9 +50,7 @@ NEMOTRON = marked_json.marked_json("<TOOLCALL>", "</TOOLCALL>")
 COMMAND = marked_json.marked_json(
     "<|START_ACTION|>",
     "<|END_ACTION|>",
-    JsonCallForm(
-        "tool_name", "parameters", before=rf'("tool_call_id"{COLON}"[0-9]{{1,4}}",{GAP})?'
-    ),
+    JsonCallForm("tool_name", ("parameters",), before=("tool_call_id", "[0-9]{1,4}")),
 )
 
 TOOL_CALLS = marked_json.marked_json("<tool_calls>", "</tool_calls>")
@@ -64,14 +60,14 @@ HYPERCLOVA = marked_json.marked_json("-> tool/function_call")
 GRANITE_CODE = marked_json.marked_object("<function_call>")
 LONGCAT_JSON = marked_json.marked_json("<longcat_tool_call>", "</longcat_tool_call>")
 INKLING = marked_json.marked_json(
-    "<|content_invoke_tool_json|>", "<|end_message|>", JsonCallForm(arguments="args")
+    "<|content_invoke_tool_json|>", "<|end_message|>", JsonCallForm(arguments=("args",))
 )
 COMMAND_R = marked_json.marked_json(
-    "Action:", "```", JsonCallForm("tool_name", "parameters"), fence="```json"
+    "Action:", "```", JsonCallForm("tool_name", ("parameters",)), fence="```json"
 )
 INTERNLM = replace(
     marked_json.marked_json(
-        "<|action_start|><|plugin|>", "<|action_end|>", JsonCallForm(arguments="parameters")
+        "<|action_start|><|plugin|>", "<|action_end|>", JsonCallForm(arguments=("parameters",))
     ),
     opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
 )
@@ -79,7 +75,7 @@ GIGACHAT = marked_json.marked_object(
     "function call<|role_sep|>\n", "<|function_call|>", follows=("<|message_sep|>",)
 )
 
-_PLAIN_FORM = JsonCallForm(arguments="(arguments|parameters)")
+_PLAIN_FORM = JsonCallForm(arguments=("arguments", "parameters"))
 
 PLAIN_OBJECT = CallFormat(
     marked_json.objects,
@@ -107,7 +103,7 @@ MISTRAL_CALL = NamedCallFormat(
     repair_unit="block",
     ends_answer=True,
 )
-_MISTRAL_FORM = JsonCallForm(between=rf'("id"{COLON}"[a-zA-Z0-9]{{9}}",{GAP})?')
+_MISTRAL_FORM = JsonCallForm(between=("id", "[a-zA-Z0-9]{9}"))
 MISTRAL = replace(
     MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM)), may_close=("[/TOOL_CALLS]",)
 )

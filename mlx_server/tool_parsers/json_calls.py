@@ -140,14 +140,15 @@ def _call_object(
 
 @dataclass(frozen=True)
 class JsonCallForm:
-    """The form of JSON calls in a grammar: its texts are regular expressions."""
+    """The form of JSON calls in a grammar."""
 
     name: str = "name"
-    arguments: str = "arguments"
-    before: str = ""
-    """Other members before the name."""
-    between: str = ""
-    """Other members between name and arguments."""
+    arguments: tuple[str, ...] = ("arguments",)
+    """Any of these keys."""
+    before: tuple[str, str] | None = None
+    """A member that may stand before the name: its key, and an expression of its text."""
+    between: tuple[str, str] | None = None
+    """The same, between name and arguments."""
 
     def call(self, lark: Lark, tool: Tool) -> str:
         return f"{lark.terminal(f'/{self.head(tool)}/')} {self.rest(lark, tool)}"
@@ -155,12 +156,33 @@ class JsonCallForm:
     def head(self, tool: Tool) -> str:
         """Returns a regular expression of a call up to its tool's name."""
         name = literally(json.dumps(tool.name, ensure_ascii=False))
-        return rf'\{{{GAP}{self.before}"{self.name}"{COLON}{name}'
+        return rf'\{{{GAP}{_optional(self.before)}"{self.name}"{COLON}{name}'
 
     def rest(self, lark: Lark, tool: Tool) -> str:
-        key = lark.terminal(rf'/{GAP},{GAP}{self.between}"{self.arguments}"{COLON}/')
-        made = arguments(tool.parameters, lark, strict=tool.strict)
-        return f"{key} {made} {lark.terminal(CLOSING)}"
+        keys = self.arguments[0] if len(self.arguments) == 1 else f"({'|'.join(self.arguments)})"
+        key = lark.terminal(rf'/{GAP},{GAP}{_optional(self.between)}"{keys}"{COLON}/')
+        rule = arguments(tool.parameters, lark, strict=tool.strict)
+        for key_of_arguments in self.arguments:
+            lark.frame(rule, self._frame(tool, key_of_arguments))
+        return f"{key} {rule} {lark.terminal(CLOSING)}"
+
+    def _frame(self, tool: Tool, key: str) -> dict[str, Any]:
+        """Returns the schema of the call, for `Lark.frame`."""
+        members = [
+            (each[0], {"type": "string", "pattern": f"^{each[1]}$"}) if each else None
+            for each in (self.before, self.between)
+        ]
+        named = (self.name, {"const": tool.name})
+        return {
+            "type": "object",
+            "properties": dict(filter(None, (members[0], named, members[1], (key, {"$ref": "#"})))),
+            "required": [self.name, key],
+            "additionalProperties": False,
+        }
+
+
+def _optional(member: tuple[str, str] | None) -> str:
+    return rf'("{member[0]}"{COLON}"{member[1]}",{GAP})?' if member else ""
 
 
 def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:

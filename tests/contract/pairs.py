@@ -15,6 +15,7 @@ from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
+from mlx_server.parsers.markup.grammar import STRAY_DELIMITERS
 from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.contract.answers import Answer, Completion
@@ -183,9 +184,9 @@ STOP = "~"
 ROOM = 140
 """Tokens in which any of the formats and calls can be written, byte by byte."""
 LIMIT, SHALLOW_LIMIT = 220, 40
-OPENING = 12
-"""Tokens of an answer before its first output, which no limit counts: delimiters, white space, and
-a call up to the end of its name. What a family puts between reasoning and answer comes on top."""
+OPENING = 32
+"""Tokens of an answer before its first output, which no limit counts: white space, and a call from
+its block's opening delimiter up to the end of its name. `opening` adds the family's delimiters."""
 BUDGET = 7
 TORN = len("</think>")
 """Tokens of a mark that is text, most of which come before it is known for one."""
@@ -295,9 +296,17 @@ def thought(tokens: int | None) -> Check:
 
 
 def is_short(row: Row, found: Completion) -> None:
-    prefix = family_named(row.model).answer_prefix if row.model in FAMILIES else ""
-    most = len(found.answers) * (ROOM + OPENING + len(prefix))
+    opening = opening_of(family_named(row.model)) if row.model in FAMILIES else ""
+    most = len(found.answers) * (ROOM + OPENING + len(opening))
     assert found.tokens - found.reasoning_tokens <= most, found.usage
+
+
+def opening_of(family: ModelFamily) -> str:
+    """The longest delimiters before an answer's first output: what leads from reasoning to it, and
+    stray ones or the one that opens a block of calls."""
+    layout = family.layout_with()
+    stray, calls = (max(each, key=len, default="") for each in (layout.dropped, layout.calls))
+    return family.answer_prefix + max(stray * STRAY_DELIMITERS, calls, key=len)
 
 
 def has_logprobs(tops: int) -> Check:

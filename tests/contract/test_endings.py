@@ -15,11 +15,12 @@ from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.answer_writer import write_answer
+from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
+from mlx_server.requests import JsonFormat, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
@@ -89,12 +90,19 @@ def unended(name: str, folder: Path, answer: Message) -> list[str] | None:
     written = write_answer(family, checkpoint.tokenizer, answer)
     if '"status": "paid"' not in written and '"status":"paid"' not in written:
         return None
+    format = None if answer.tool_calls else JsonFormat(NESTED)
+    return places_without_ending(family, folder, written, '"customer', format)
+
+
+def places_without_ending(
+    family: ModelFamily, folder: Path, written: str, begin: str, format: JsonFormat | None = None
+) -> list[str]:
+    """Looks at every fifth token from `begin` on, up to the price of an item."""
+    checkpoint = read_checkpoint(folder)
     vocabulary = built(folder, tuple(sorted(family.stops(checkpoint))))
     tools = (Tool("order", "", NESTED),)
     context = ParseContext(tools=tools, control=checkpoint.tokenizer.control_tokens)
-    calls = bool(answer.tool_calls)
-    choice: ToolChoice = NamedTool("order") if calls else "none"
-    format = None if calls else JsonFormat(NESTED)
+    choice: ToolChoice = "none" if format else "required"
     source = family.grammar(OutputSpec(context, choice, format, thinks=False))
     assert source is not None
     grammar = grammar_compiler._compile(source, vocabulary)
@@ -104,7 +112,8 @@ def unended(name: str, folder: Path, answer: Message) -> list[str] | None:
     for at, token in enumerate(tokens):
         assert matcher.consume_token(token), text
         text += vocabulary.text[token]
-        if b'"customer' in text and b'"price' not in text.partition(b'"b"')[2] and at % 5 == 0:
+        is_over = b'"price' in text.partition(b'"b"')[2]
+        if begin.encode() in text and not is_over and at % 5 == 0:
             fill_bitmask(mask, matcher.own, vocabulary)
             completion = GrammarCompletion(vocabulary.token_classes, grammar.completion)
             for begun in tokens[: at + 1]:
@@ -127,6 +136,25 @@ def test_the_arguments_of_a_call_are_ended(name: str, checkpoints: Path) -> None
     call = ToolCall("1", "order", TEXT)
     places = unended(name, folder, Message("assistant", tool_calls=(call,)))
     assert places == ([] if name not in OWN_NOTATIONS else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "begin"),
+    [
+        ("mistral", '[TOOL_CALLS][{"name": "order", "id": "abcDEF123", "arguments": ', '[{"n'),
+        ("mistral", '[TOOL_CALLS][{"name": "order", "arguments": %s},{"name": "order"', '},{"n'),
+        ("qwen3", '<tool_call>\n{"name": "order", "arguments": ', '{"n'),
+        ("command", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "order"', '{"tool_call'),
+        ("llama3", '{"name": "order", "parameters": ', '{"name": "order"'),
+    ],
+)
+def test_the_object_around_the_arguments_is_ended(
+    name: str, written: str, begin: str, checkpoints: Path
+) -> None:
+    family = family_named(name)
+    folder = replay_checkpoint(checkpoints, family, None)
+    output = written.replace("%s", TEXT.replace('"b"', '"c"'))
+    assert places_without_ending(family, folder, output, begin) == []
 
 
 @pytest.mark.parametrize(

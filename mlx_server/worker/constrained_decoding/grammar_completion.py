@@ -96,11 +96,15 @@ def completion_hints(
 ) -> CompletionHints:
     """matcher: in its initial state, where it stays. begun: the tokens that it has accepted
     already."""
-    instances = tuple(Instances(json.loads(schema)) for _, schema in grammar.schemas)
+    roots = {name: json.loads(schema) for name, schema in grammar.schemas}
+    instances = (
+        *map(Instances, roots.values()),
+        *(Instances(roots[name], json.loads(frame)) for name, frame in grammar.frames),
+    )
     is_framed = not grammar.is_schema
     growth = width = 0
     for one in instances:
-        for schema in _inside(one.root):
+        for schema in _inside(one.start):
             with suppress(*UNREADABLE):
                 width = max(width, len(schema.get("properties", ())))
                 if schema is not one.root:  # which no token of the row begins
