@@ -110,13 +110,15 @@ class KeptLogprobs:
 
 
 class Accumulator:
-    def __init__(self, *, model: str, prompts: int, n: int) -> None:
+    def __init__(self, *, model: str, prompts: int, n: int, keeps_logprobs: bool = False) -> None:
+        """keeps_logprobs: whether log probabilities are collected, which a stream's chunks have had
+        already."""
         self.model = model
         self.fingerprint: str | None = None
         self.answers = [Answer() for _ in range(prompts * n)]
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in self.answers]
-        """The log probabilities of each answer, if `keep_logprobs` was called."""
-        self._kept_logprobs: KeptLogprobs | None = None
+        """The log probabilities of each answer, if they are collected."""
+        self._kept_logprobs = KeptLogprobs() if keeps_logprobs else None
         self._sent_ids = [0] * (prompts * n)
         """How many of each answer's token ids the stream's chunks have had."""
         self._n = n
@@ -125,10 +127,6 @@ class Accumulator:
         self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
         self._normalized: Sequence[str] = ()
-
-    def keep_logprobs(self) -> None:
-        """Collects log probabilities from now on, which a stream's chunks have had already."""
-        self._kept_logprobs = KeptLogprobs()
 
     def add(self, event: Event) -> None:
         self._timing.note(event)

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
@@ -107,8 +107,10 @@ class CompletionOutput:
         continuous_usage: bool = False,
         token_ids: bool = False,
         timings: bool = False,
+        has_body: bool = True,
     ) -> None:
-        self._accumulator = Accumulator(model=model, prompts=prompts, n=n)
+        """has_body: whether a body is needed, which has all log probabilities."""
+        self._accumulator = Accumulator(model=model, prompts=prompts, n=n, keeps_logprobs=has_body)
         self._offsets = [0] * (prompts * n)
         """The offset in characters of the next token, for each answer."""
         self._is_begun = [False] * (prompts * n)
@@ -123,10 +125,10 @@ class CompletionOutput:
         self._began = time.monotonic()
         self._created = int(time.time())
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        self._accumulator.keep_logprobs()
-        async for event in events:
-            self._accumulator.add(event)
+    def add(self, event: Event) -> None:
+        self._accumulator.add(event)
+
+    def body(self) -> Wire:
         choices = [
             {
                 **self._choice(i, answer.text, self._accumulator.logprobs[i], answer.finish_reason),
@@ -139,18 +141,19 @@ class CompletionOutput:
         warnings = self._accumulator.warnings(*self._accumulator.answers)
         return {**self._head(), "choices": choices, "usage": usage, **self._timed(), **warnings}
 
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        async for event in events:
-            self._accumulator.add(event)
-            match event:
-                case PromptProgress(index):
-                    progress = prompt_progress(event, time.monotonic() - self._began)
-                    yield {**self._chunk(self._choice(index, "", (), None)), **progress}
-                case TextDelta(index, text, logprobs):
-                    yield self._chunk(self._choice(index, text, logprobs, None))
-                case Finished(index, reason):
-                    warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                    yield {**self._chunk(self._choice(index, "", (), reason)), **warnings}
+    def chunks(self, event: Event) -> Iterator[Wire]:
+        self._accumulator.add(event)
+        match event:
+            case TextDelta(index, text, logprobs):
+                yield self._chunk(self._choice(index, text, logprobs, None))
+            case PromptProgress(index):
+                progress = prompt_progress(event, time.monotonic() - self._began)
+                yield {**self._chunk(self._choice(index, "", (), None)), **progress}
+            case Finished(index, reason):
+                warnings = self._accumulator.warnings(self._accumulator.answers[index])
+                yield {**self._chunk(self._choice(index, "", (), reason)), **warnings}
+
+    def end(self) -> Iterator[Wire]:
         if self._include_usage:
             usage = self._accumulator.usage()
             yield {**self._head(), "choices": [], "usage": usage, **self._timed()}
@@ -230,6 +233,7 @@ async def completions(http: Request) -> Response:
         continuous_usage=body.continuous_usage,
         token_ids=bool(body.return_token_ids),
         timings=bool(body.timings_per_token),
+        has_body=not body.stream,
     )
     ignored = await in_thread(body.ignored)
     return await respond(

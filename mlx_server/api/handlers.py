@@ -6,7 +6,15 @@ can't tell the two apart.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -16,12 +24,12 @@ from starlette.responses import Response
 
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.metrics import Metrics
-from mlx_server.api.overflow import messages_too_long, with_overflow_error
+from mlx_server.api.overflow import messages_too_long
 from mlx_server.api.security import with_client
-from mlx_server.api.sse import OPENAI, EventStream, Frames
+from mlx_server.api.sse import OPENAI, Chunks, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
-from mlx_server.generation.plan import MakeOverflowError
+from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import GenerateRequest
 
@@ -51,47 +59,87 @@ async def _disconnected(http: Request) -> None:
         pass
 
 
-class Aggregator(Protocol):
+class Output(Protocol):
     """Folds the events of an answer into one body."""
 
-    def aggregate(self, events: AsyncIterator[Event]) -> Awaitable[Mapping[str, Any]]: ...
+    def add(self, event: Event) -> None: ...
+
+    def body(self) -> Mapping[str, Any]: ...
 
 
-class EventFolder(Aggregator, Protocol):
-    """Folds the events of an answer into one body, or into the chunks of a stream."""
+class StreamedOutput(Output, Protocol):
+    """Folds them into the chunks of a stream too."""
 
-    def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Mapping[str, Any]]: ...
+    def chunks(self, event: Event) -> Iterable[Mapping[str, Any]]:
+        """Adds the event, and yields the chunks that it makes."""
+
+    def end(self) -> Iterable[Mapping[str, Any]]:
+        """The chunks after those of the last event."""
+
+
+Store = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Stores the body of a complete answer, before the client has its end."""
 
 
 async def respond(
     http: Request,
     request: GenerateRequest,
-    output: EventFolder,
+    output: StreamedOutput,
     *,
     stream: bool,
     ignored: list[str],
     frames: Frames = OPENAI,
     overflow: MakeOverflowError = messages_too_long,
+    store: Store | None = None,
 ) -> Response:
     if not stream:
-        return await respond_buffered(http, request, output, ignored=ignored, overflow=overflow)
+        return await respond_buffered(
+            http, request, output, ignored=ignored, overflow=overflow, store=store
+        )
     events, started = await _started(http, request, overflow)
-    chunks = output.chunks(PrependedEvents(started, events))
+    chunks = _chunks(started, events, output, store)
     return EventStream(chunks, _headers(started, ignored), source=events, frames=frames)
 
 
 async def respond_buffered(
     http: Request,
     request: GenerateRequest,
-    output: Aggregator,
+    output: Output,
     *,
     ignored: list[str],
     overflow: MakeOverflowError = messages_too_long,
+    store: Store | None = None,
 ) -> Response:
     events, started = await _started(http, request, overflow)
     async with aclosing(events):
-        body = await while_connected(http, _aggregated(output, PrependedEvents(started, events)))
+        body = await while_connected(http, _body(started, events, output, store))
     return json_response(body, _headers(started, ignored))
+
+
+async def _chunks(
+    started: Started, events: AsyncIterator[Event], output: StreamedOutput, store: Store | None
+) -> Chunks:
+    for chunk in output.chunks(started):
+        yield chunk
+    async for event in events:
+        for chunk in output.chunks(event):
+            yield chunk
+    for chunk in output.end():
+        yield chunk
+    if store:
+        await store(output.body())
+
+
+async def _body(
+    started: Started, events: AsyncIterator[Event], output: Output, store: Store | None
+) -> Mapping[str, Any]:
+    output.add(started)
+    async for event in events:
+        output.add(event)
+    body = output.body()
+    if store:
+        await store(body)
+    return body
 
 
 async def _started(
@@ -101,9 +149,11 @@ async def _started(
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
     request = with_client(request, http)
-    generated = with_overflow_error(generate(request, pool), overflow)
-    events = metrics.answers.observed(generated, request.client, request.prompts)
-    started = await while_connected(http, anext(events))
+    events = metrics.answers.observed(generate(request, pool), request.client, request.prompts)
+    try:
+        started = await while_connected(http, anext(events))
+    except PromptOverflow as error:
+        raise overflow(error, await while_connected(http, error.tokens())) from None
     assert isinstance(started, Started)
     return events, started
 
@@ -116,21 +166,3 @@ def json_response(body: object, headers: Mapping[str, str] | None = None) -> Res
     return Response(
         msgspec.json.encode(body), media_type="application/json", headers=dict(headers or {})
     )
-
-
-async def _aggregated(output: Aggregator, events: AsyncIterator[Event]) -> Mapping[str, Any]:
-    return await output.aggregate(events)
-
-
-class PrependedEvents(AsyncIterator[Event]):
-    """An iterator with one more event in front; unlike a generator it need not be closed."""
-
-    def __init__(self, first: Event, rest: AsyncIterator[Event]) -> None:
-        self._first: Event | None = first
-        self._rest = rest
-
-    async def __anext__(self) -> Event:
-        if self._first is None:
-            return await anext(self._rest)
-        first, self._first = self._first, None
-        return first

@@ -1,6 +1,6 @@
 """`POST /generate` on the wire: thinking and answer in separate fields, with separate limits."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from fastapi import APIRouter, Request, Response
@@ -153,12 +153,14 @@ class NativeOutput:
         self._pieces_before: dict[str, int] = {}
         """The number of text deltas before a call, by the call's id."""
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
+    def add(self, event: Event) -> None:
+        self._accumulator.add(event)
+        if isinstance(event, ToolCallStarted):
+            (answer,) = self._accumulator.answers
+            self._pieces_before.setdefault(event.id, len(answer.texts))
+
+    def body(self) -> Wire:
         (answer,) = self._accumulator.answers
-        async for event in events:
-            self._accumulator.add(event)
-            if isinstance(event, ToolCallStarted):
-                self._pieces_before.setdefault(event.id, len(answer.texts))
         calls, errors = _checked(answer.calls)
         pieces = self._pieces_before[answer.calls[0].id] if answer.calls else None
         before = "".join(answer.texts[:pieces])

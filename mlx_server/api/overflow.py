@@ -1,12 +1,8 @@
 """Makes the error for a prompt that exceeds the context, in OpenAI's wording: clients recognise it,
 and shorten the conversation."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 from mlx_server.errors import ContextTooLong
-from mlx_server.events import Event
-from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
+from mlx_server.generation.plan import PromptOverflow
 
 
 def messages_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
@@ -34,16 +30,3 @@ def input_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
         f"input resulted in {tokens} tokens.",
         param="input",
     )
-
-
-async def with_overflow_error(
-    events: AsyncGenerator[Event], make: MakeOverflowError
-) -> AsyncGenerator[Event]:
-    """Yields the events. Raises the error that `make` makes for an overflow, from its number of
-    tokens."""
-    try:
-        async with aclosing(events):
-            async for event in events:
-                yield event
-    except PromptOverflow as overflow:
-        raise make(overflow, await overflow.tokens()) from None

@@ -1,13 +1,11 @@
-import asyncio
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 
 from mlx_server.api.accumulator import arguments_object
 from mlx_server.api.ollama.output import OllamaOutput, chat_shape, line
-from mlx_server.events import Event, Finished, Started, ToolCallDelta, ToolCallFinished
+from mlx_server.events import Finished, Started, ToolCallDelta, ToolCallFinished
 from mlx_server.events import ToolCallStarted as Called
+from tests.api.folding import body_of, chunks_of
 
 
 @pytest.mark.parametrize(
@@ -31,10 +29,10 @@ def test_arguments_can_always_be_sent(text: str, found: object) -> None:
 
 
 def test_half_a_surrogate_pair_is_no_error_of_ollama_s_routes() -> None:
-    asyncio.run(_folded())
+    _folded()
 
 
-async def _folded() -> None:
+def _folded() -> None:
     calling = (
         Started("m", 3),
         Called(0, 0, "c", "f"),
@@ -43,12 +41,8 @@ async def _folded() -> None:
         Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0),
     )
 
-    async def events() -> AsyncIterator[Event]:
-        for each in calling:
-            yield each
-
-    answer = await OllamaOutput(model="m", shape=chat_shape).aggregate(events())
+    answer = body_of(OllamaOutput(model="m", shape=chat_shape), calling)
     (call,) = answer["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": {"a": "?"}}
-    async for chunk in OllamaOutput(model="m", shape=chat_shape).chunks(events()):
+    for chunk in chunks_of(OllamaOutput(model="m", shape=chat_shape), calling):
         assert line(chunk)

@@ -1,7 +1,7 @@
 """What OpenAI's bodies have no place for: there only if there is something to say."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,6 +13,8 @@ from mlx_server.api.completions import CompletionOutput
 from mlx_server.api.metrics import Metrics
 from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Violation
 from mlx_server.pool.pool import Pool
+from tests.api.folding import body_of, chunks_of
+from tests.api.observed import played
 from tests.api.strict import assert_strict
 from tests.api.wire import Json
 
@@ -37,25 +39,17 @@ UNMET = [{"index": 1, "what": "$: no"}]
 NOTHING: list[Event] = [Started("any", 1), TextDelta(0, "a"), TextDelta(1, "b"), *ENDS]
 
 
-async def reported(events: Sequence[Event]) -> AsyncGenerator[Event]:
-    for event in events:
-        yield event
-
-
 def output(chat: bool) -> ChatOutput | CompletionOutput:
     shared: Any = {"model": "any", "n": 2, "logprobs": False, "include_usage": True}
     return ChatOutput(**shared) if chat else CompletionOutput(prompts=1, **shared)
 
 
 def whole(events: Sequence[Event], chat: bool) -> Json:
-    return asyncio.run(output(chat).aggregate(reported(events)))
+    return body_of(output(chat), events)
 
 
 def chunks(events: Sequence[Event], chat: bool) -> list[Json]:
-    async def gathered() -> list[Json]:
-        return [chunk async for chunk in output(chat).chunks(reported(events))]
-
-    return asyncio.run(gathered())
+    return chunks_of(output(chat), events)
 
 
 BOTH = pytest.mark.parametrize("chat", [True, False])
@@ -96,11 +90,7 @@ def test_only_the_answer_that_was_mended_says_so() -> None:
 def test_repairs_are_counted() -> None:
     metrics = Metrics(cast(Pool, None))
 
-    async def observe() -> None:
-        async for _ in metrics.answers.observed(reported(MENDED)):
-            pass
-
-    asyncio.run(observe())
+    asyncio.run(played(metrics.answers, MENDED, len(MENDED)))
 
     def count(what: str) -> float | None:
         labels = {"model": "any", "what": what}

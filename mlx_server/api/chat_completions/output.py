@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlx_server.api.accumulator import (
@@ -54,10 +54,11 @@ class ChatOutput:
         echoed: str = "",
         freeform: Container[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS["both"],
+        has_body: bool = True,
     ) -> None:
         """echoed: the text that each answer begins with. freeform: the names of the tools whose
-        input is free text."""
-        self._accumulator = Accumulator(model=model, prompts=1, n=n)
+        input is free text. has_body: whether a body is needed, which has all log probabilities."""
+        self._accumulator = Accumulator(model=model, prompts=1, n=n, keeps_logprobs=has_body)
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
@@ -72,15 +73,8 @@ class ChatOutput:
         self._began = time.monotonic()
         self._created = int(time.time())
 
-    def keep_logprobs(self) -> None:
-        """Has the log probabilities of a stream in `body`, too."""
-        self._accumulator.keep_logprobs()
-
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        self.keep_logprobs()
-        async for event in events:
-            self._accumulator.add(event)
-        return self.body()
+    def add(self, event: Event) -> None:
+        self._accumulator.add(event)
 
     def body(self) -> Wire:
         """The completion of the events so far."""
@@ -98,28 +92,29 @@ class ChatOutput:
             **warnings,
         }
 
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        async for event in events:
-            self._accumulator.add(event)
-            match event:
-                case Started():
-                    for index in range(len(self._accumulator.answers)):
-                        begun = self._chunk(index, {"role": "assistant", "content": self._echoed})
-                        yield begun if index else {**begun, **self._prompt_ids()}
-                case PromptProgress(index):
-                    progress = prompt_progress(event, time.monotonic() - self._began)
-                    yield {**self._chunk(index, {}), **progress}
-                case TextDelta(index, _, logprobs):
-                    yield self._chunk(index, {"content": event.separated}, logprobs)
-                case ReasoningDelta(index) if self._reasoning_fields:
-                    yield self._chunk(index, self._thought(event.separated))
-                case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
-                    if delta := self._call_delta(event):
-                        yield self._chunk(index, delta)
-                case Finished(index, reason):
-                    warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                    finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
-                    yield {**finished, **warnings}
+    def chunks(self, event: Event) -> Iterator[Wire]:
+        self._accumulator.add(event)
+        match event:
+            case TextDelta(index, _, logprobs):
+                yield self._chunk(index, {"content": event.separated}, logprobs)
+            case ReasoningDelta(index) if self._reasoning_fields:
+                yield self._chunk(index, self._thought(event.separated))
+            case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
+                if delta := self._call_delta(event):
+                    yield self._chunk(index, delta)
+            case Started():
+                for index in range(len(self._accumulator.answers)):
+                    begun = self._chunk(index, {"role": "assistant", "content": self._echoed})
+                    yield begun if index else {**begun, **self._prompt_ids()}
+            case PromptProgress(index):
+                progress = prompt_progress(event, time.monotonic() - self._began)
+                yield {**self._chunk(index, {}), **progress}
+            case Finished(index, reason):
+                warnings = self._accumulator.warnings(self._accumulator.answers[index])
+                finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
+                yield {**finished, **warnings}
+
+    def end(self) -> Iterator[Wire]:
         if self._include_usage:
             last = {**self._head("chat.completion.chunk"), "choices": [], **self._timed()}
             yield {**last, "usage": self._accumulator.usage()}

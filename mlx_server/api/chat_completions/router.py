@@ -5,8 +5,7 @@ without an answer.
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,12 +26,12 @@ from mlx_server.api.chat_completions.protocol import ChatBody, MessageParam
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import ignored_header
+from mlx_server.api.handlers import Store as Storing
 from mlx_server.api.handlers import json_response, respond
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.router import After, Limit, Sorted
 from mlx_server.api.responses.state import page_body
 from mlx_server.errors import BadRequest, Forbidden
-from mlx_server.events import Event
 from mlx_server.generation.tokenization import dry_run
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
@@ -54,32 +53,20 @@ LABEL = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _metadata: TypeAdapter[dict[str, str]] = TypeAdapter(Metadata)
 
 
-class StoringOutput:
-    """Folds events as `ChatOutput` does, and stores the completion once it is whole."""
+async def _storing(http: Request, body: ChatBody, id: str) -> Storing:
+    """What stores the completion. Raises ServerError before anything is generated if it could not
+    be stored."""
+    store, owner = _store(http), http.state.owner
+    metadata = checked_metadata(body)
+    echo = body.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(ECHOED))
+    messages = await in_thread(_message_records, id, body.messages)
+    await store.check_room(owner)
 
-    def __init__(self, output: ChatOutput, body: ChatBody, store: Store, owner: str) -> None:
-        self._output, self._store, self._owner = output, store, owner
-        self._metadata = checked_metadata(body)
-        self._echo = body.model_dump(
-            mode="json", by_alias=True, exclude_none=True, include=set(ECHOED)
-        )
-        self._messages = _message_records(output.id, body.messages)
+    async def add(completion: Mapping[str, Any]) -> None:
+        stored = with_metadata({**echo, **completion}, metadata, time.time())
+        await store.add_completion(stored, owner, messages)
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        completion = await self._output.aggregate(events)
-        await self._add(completion)
-        return completion
-
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        self._output.keep_logprobs()
-        async with aclosing(self._output.chunks(events)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        await self._add(self._output.body())
-
-    async def _add(self, completion: Wire) -> None:
-        stored = with_metadata({**self._echo, **completion}, self._metadata, time.time())
-        await self._store.add_completion(stored, self._owner, self._messages)
+    return add
 
 
 def checked_metadata(body: ChatBody) -> dict[str, str]:
@@ -181,7 +168,7 @@ router = APIRouter()
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
-    made = (FunctionCallOutput if body.is_legacy else ChatOutput)(
+    output = (FunctionCallOutput if body.is_legacy else ChatOutput)(
         model=body.model,
         n=request.n,
         logprobs=request.logprobs is not None,
@@ -192,18 +179,12 @@ async def chat_completions(http: Request) -> Response:
         freeform=body.freeform_names,
         echoed=echoed(body, request),
         reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
+        has_body=bool(body.store or not body.stream),
     )
     ignored = await in_thread(body.ignored)
-    output = await _storing(http, body, made) if body.store else made
-    return await respond(http, request, output, stream=bool(body.stream), ignored=ignored)
-
-
-async def _storing(http: Request, body: ChatBody, output: ChatOutput) -> StoringOutput:
-    """Raises ServerError before anything is generated if it could not be stored."""
-    store, owner = _store(http), http.state.owner
-    storing = await in_thread(StoringOutput, output, body, store, owner)
-    await store.check_room(owner)
-    return storing
+    store = await _storing(http, body, output.id) if body.store else None
+    stream = bool(body.stream)
+    return await respond(http, request, output, stream=stream, ignored=ignored, store=store)
 
 
 @router.post(RENDER, openapi_extra=documented(RENDER, ChatBody))

@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,24 +59,26 @@ class MessagesOutput:
         self._phase: Phase | None = None
         self._thought: list[str] = []
         self._summary: list[str] = []
+        self._message: Wire = {}
+        """The body so far, if the message is not streamed."""
         self._cut: set[int] = set()
         """Blocks of calls that were begun and not finished."""
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        """The events of the stream, put together as a client does it."""
-        message: Wire = {}
-        async for chunk in self.chunks(events):
-            _fold(message, chunk)
-        content = enumerate(message["content"])
-        return {**message, "content": [block for i, block in content if i not in self._cut]}
+    def add(self, event: Event) -> None:
+        """Puts the chunks of the stream together, as a client does it."""
+        for chunk in self.chunks(event):
+            _fold(self._message, chunk)
 
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        async for event in events:
-            self._accumulator.add(event)
-            for chunk in self._chunks(event):
-                yield chunk
+    def body(self) -> Wire:
+        content = enumerate(self._message["content"])
+        blocks = [block for i, block in content if i not in self._cut]
+        return {**self._message, "content": blocks}
 
-    def _chunks(self, event: Event) -> Iterator[Wire]:
+    def end(self) -> Iterator[Wire]:
+        yield from ()
+
+    def chunks(self, event: Event) -> Iterator[Wire]:
+        self._accumulator.add(event)
         match event:
             case PromptProgress(_, _, cached):
                 yield from self._begin(cached)

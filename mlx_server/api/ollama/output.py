@@ -1,7 +1,7 @@
 """Folds events into an answer, or the lines of its stream."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -51,36 +51,38 @@ def generate_shape(piece: Piece) -> Wire:
 
 
 class OllamaOutput:
-    def __init__(self, *, model: str, shape: Shape) -> None:
-        self._accumulator = Accumulator(model=model, prompts=1, n=1)
+    def __init__(self, *, model: str, shape: Shape, has_body: bool = True) -> None:
+        """has_body: whether a body is needed, which has all log probabilities."""
+        self._accumulator = Accumulator(model=model, prompts=1, n=1, keeps_logprobs=has_body)
+        self._latest: Wire = {}
         self._shape = shape
         self._timing = Timing()
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
-        self._accumulator.keep_logprobs()
-        last: Wire = {}
-        async for chunk in self.chunks(events):
-            last = chunk
-        whole = Piece(
-            "".join(answer.texts), "".join(answer.reasoning), list(map(_called, answer.calls))
-        )
-        return {**last, **self._shape(whole), **_logprobs(logprobs)}
+    def add(self, event: Event) -> None:
+        for chunk in self.chunks(event):
+            self._latest = chunk
 
-    async def chunks(self, events: AsyncIterator[Event]) -> AsyncGenerator[Wire]:
-        (answer,) = self._accumulator.answers
-        async for event in events:
-            self._timing.note(event)
-            self._accumulator.add(event)
-            match event:
-                case TextDelta(_, _, logprobs):
-                    yield {**self._chunk(Piece(text=event.separated)), **_logprobs(logprobs)}
-                case ReasoningDelta():
-                    yield self._chunk(Piece(thinking=event.separated))
-                case ToolCallFinished():
-                    yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
-                case Finished():
-                    yield self._last(event)
+    def body(self) -> Wire:
+        (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
+        whole = Piece(answer.text, answer.thoughts, list(map(_called, answer.calls)))
+        return {**self._latest, **self._shape(whole), **_logprobs(logprobs)}
+
+    def chunks(self, event: Event) -> Iterator[Wire]:
+        self._timing.note(event)
+        self._accumulator.add(event)
+        match event:
+            case TextDelta(_, _, logprobs):
+                yield {**self._chunk(Piece(text=event.separated)), **_logprobs(logprobs)}
+            case ReasoningDelta():
+                yield self._chunk(Piece(thinking=event.separated))
+            case ToolCallFinished():
+                (answer,) = self._accumulator.answers
+                yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
+            case Finished():
+                yield self._last(event)
+
+    def end(self) -> Iterator[Wire]:
+        yield from ()
 
     def frames(self) -> Frames:
         """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""

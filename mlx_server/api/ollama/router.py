@@ -81,7 +81,7 @@ async def _answer(
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = models.own_name(pool, body.model)
     request = await in_thread(to_request, body, name)
-    output = OllamaOutput(model=name, shape=shape)
+    output = OllamaOutput(model=name, shape=shape, has_body=not body.streams)
     if seconds is not None and not _may_keep(http, name):
         ignored.append("keep_alive")
     response = await respond(

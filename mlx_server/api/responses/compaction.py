@@ -29,7 +29,9 @@ async def compact(http: Request, body: ResponsesBody) -> tuple[Wire, list[str]]:
     found = await read_all(http, body)
     output = ResponseOutput(new_response(body, "", stored=False))
     async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
-        response = await output.aggregate(events)
+        async for event in events:
+            output.add(event)
+    response = output.response
     summary = "".join(_message_texts(response["output"])).strip()
     if not summary:
         raise BadRequest(

@@ -1,15 +1,17 @@
 """Creates the run of a request, with the earlier items it refers to, without starting it."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 
 from starlette.requests import HTTPConnection
 
 from mlx_server.api.metrics import Metrics
-from mlx_server.api.overflow import input_too_long, with_overflow_error
+from mlx_server.api.overflow import input_too_long
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import Wire, new_id, read_items, wire
 from mlx_server.api.responses.output import ResponseOutput
@@ -32,14 +34,16 @@ from mlx_server.api.responses.state import (
     read_wires,
     referenced_items,
 )
-from mlx_server.api.responses.truncation import truncate_to_fit
 from mlx_server.api.security import signer_of, with_client
 from mlx_server.api.signatures import Signer
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.generation.plan import PromptOverflow
 from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
+from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest
 from mlx_server.store import ItemRecord
 
 NOTHING: Recalled = MappingProxyType({})
@@ -156,6 +160,47 @@ def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Eve
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
-    events = truncate_to_fit(request, answer) if parsed.truncates else answer(request)
-    events = with_overflow_error(events, input_too_long)
+    events = fitted(request, answer, truncates=parsed.truncates)
     return metrics.answers.observed(events, request.client, request.prompts)
+
+
+async def fitted(
+    request: GenerateRequest, respond: Callable[[GenerateRequest], Events], *, truncates: bool
+) -> Events:
+    """Answers the conversation. With `truncation: auto`, one that is too long for the model loses
+    its oldest turns: each attempt drops twice as many, so that it is not rendered many times."""
+    (whole,) = request.prompts
+    assert isinstance(whole, Conversation)
+    remaining = whole
+    for attempt in count():
+        begun = False
+        try:
+            async with aclosing(respond(replace(request, prompts=(remaining,)))) as events:
+                async for event in events:
+                    begun = True
+                    yield event
+            return
+        except ContextTooLong as error:
+            may_shorten = truncates and not begun
+            shorter = await in_thread(drop_oldest, whole, 2**attempt) if may_shorten else remaining
+            if len(shorter.messages) == len(remaining.messages):
+                if isinstance(error, PromptOverflow):
+                    raise input_too_long(error, await error.tokens()) from None
+                raise
+            remaining = shorter
+
+
+def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
+    """The conversation without its oldest turns. A turn is a user's message and all messages up to
+    the next one. The first system messages and the last turn always stay."""
+    messages = conversation.messages
+    starts = [i for i, message in enumerate(messages) if message.role == "user"]
+    if not starts:
+        return conversation
+    first_kept = starts[min(turns, len(starts) - 1)]
+    system = next(
+        i for i, message in enumerate(messages) if message.role not in ("system", "developer")
+    )
+    return replace(
+        conversation, messages=(*messages[:system], *messages[max(system, first_kept) :])
+    )

@@ -4,7 +4,7 @@ A response that is not streamed is made from the same stream events.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from mlx_server.api.accumulator import (
     KeptLogprobs,
@@ -95,12 +95,6 @@ class ResponseOutput:
         """The current state of the response."""
         return {**self._response, "output": [item.wire() for item in self._items]}
 
-    async def aggregate(self, events: AsyncIterator[Event]) -> Wire:
-        async for event in events:
-            for _ in self.feed(event):
-                pass
-        return self.response
-
     def add_ignored(self, names: Iterable[str]) -> None:
         """Lists ignored parameters in the response itself, those that the model ignores included:
         for responses without HTTP headers."""
@@ -112,7 +106,14 @@ class ResponseOutput:
         self._begun = True
         yield from self._numbered([self._status_event("created"), self._status_event("queued")])
 
-    def feed(self, event: Event) -> Iterator[Wire]:
+    def add(self, event: Event) -> None:
+        for _ in self.chunks(event):
+            pass
+
+    def body(self) -> Wire:
+        return self.response
+
+    def chunks(self, event: Event) -> Iterator[Wire]:
         return self._numbered(self._chunks_of(event))
 
     def fail(self, error: ServerError) -> Iterator[Wire]:

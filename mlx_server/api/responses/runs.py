@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from mlx_server import limits
-from mlx_server.api.handlers import PrependedEvents
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.output import BROKEN, ResponseOutput
 from mlx_server.api.transport.byte_budget import ByteBudget
@@ -195,9 +194,11 @@ class Run:
         """Yields the stream's events. The last one comes after the response is stored."""
         assert self._started
         try:
-            async for event in PrependedEvents(self._started, self._events):
-                for chunk in self.output.feed(event):
-                    yield await self._recorded(chunk)
+            for chunk in self.output.chunks(self._started):
+                yield chunk
+            async for event in self._events:
+                for chunk in self.output.chunks(event):
+                    yield await self._recorded(chunk) if chunk["type"] in TERMINAL else chunk
         except Exception as error:
             async for chunk in self.fail(error):
                 yield chunk
@@ -205,7 +206,7 @@ class Run:
     async def prepared(self) -> AsyncGenerator[Wire]:
         """Yields the events of a response without output, which later ones can continue."""
         for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
-            for chunk in self.output.feed(event):
+            for chunk in self.output.chunks(event):
                 yield await self._recorded(chunk)
 
     async def complete(self) -> Wire:

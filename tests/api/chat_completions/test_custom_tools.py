@@ -1,7 +1,6 @@
 """Tools whose input is free text, in chat completions."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, NamedTool
+from tests.api.folding import body_of, chunks_of
 from tests.api.strict import assert_strict
 
 Json = dict[str, Any]
@@ -52,17 +52,16 @@ def conversation(**asked: Any) -> Conversation:
     return found
 
 
-async def reported(events: Sequence[Event]) -> AsyncGenerator[Event]:
-    for event in [Started("m", 1), *events, Finished(0, "tool_calls", 1, 0)]:
-        yield event
+def reported(events: Sequence[Event]) -> list[Event]:
+    return [Started("m", 1), *events, Finished(0, "tool_calls", 1, 0)]
 
 
 def output() -> ChatOutput:
     return ChatOutput(model="m", n=1, logprobs=False, include_usage=False, freeform={"patch"})
 
 
-async def deltas(events: Sequence[Event]) -> list[Json]:
-    chunks = [chunk async for chunk in output().chunks(reported(events))]
+def deltas(events: Sequence[Event]) -> list[Json]:
+    chunks = chunks_of(output(), reported(events))
     found = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in chunks]
     return [call for calls in found if calls for call in calls]
 
@@ -76,7 +75,7 @@ def test_a_custom_tool_has_one_argument() -> None:
 
 
 def test_a_call_is_answered_as_text() -> None:
-    body = asyncio.run(output().aggregate(reported(CALLED)))
+    body = body_of(output(), reported(CALLED))
     assert_strict(ChatCompletion, body)
     assert body["choices"][0]["message"]["tool_calls"] == [
         {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
@@ -85,7 +84,7 @@ def test_a_call_is_answered_as_text() -> None:
 
 
 def test_a_call_streams_as_text() -> None:
-    assert asyncio.run(deltas(CALLED))[2:] == [
+    assert deltas(CALLED)[2:] == [
         {"index": 1, "id": "c1", "type": "custom", "custom": {"name": "patch", "input": ""}},
         {"index": 1, "custom": {"input": "a"}},
         {"index": 1, "custom": {"input": "\nb"}},
@@ -98,7 +97,7 @@ def test_a_text_by_another_name_streams_too() -> None:
         ToolCallDelta(0, 0, '{"patch": "a"}'),
         ToolCallFinished(0, 0),
     ]
-    assert asyncio.run(deltas(events))[1:] == [{"index": 0, "custom": {"input": "a"}}]
+    assert deltas(events)[1:] == [{"index": 0, "custom": {"input": "a"}}]
 
 
 def test_a_call_is_taken_back() -> None:

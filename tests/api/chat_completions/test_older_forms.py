@@ -1,8 +1,6 @@
 """Messages and fields of earlier APIs: `functions`, `function_call`, and results of other roles."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from mlx_server.messages import ToolCall
 from mlx_server.requests import NamedTool, SamplingParams
 from tests.api import wire
 from tests.api.chat_completions.asking import FUNCTION, TOOL, USER, asked, calling, messages
+from tests.api.folding import body_of, chunks_of
 from tests.api.wire import Json, error
 
 pytestmark = pytest.mark.usefixtures("_as_before")
@@ -131,17 +130,12 @@ EVENTS: tuple[Event, ...] = (
 )
 
 
-async def coming(events: Sequence[Event]) -> AsyncIterator[Event]:
-    for event in events:
-        yield event
-
-
 def output() -> ChatOutput:
     return FunctionCallOutput(model=wire.MODEL, n=1, logprobs=False, include_usage=False)
 
 
 def test_the_answer_has_the_older_form_too() -> None:
-    body = asyncio.run(output().aggregate(coming(EVENTS)))
+    body = body_of(output(), EVENTS)
     completion = ChatCompletion.model_validate(json.loads(json.dumps(body)))
     (choice,) = completion.choices
     assert choice.finish_reason == "function_call"
@@ -151,10 +145,7 @@ def test_the_answer_has_the_older_form_too() -> None:
 
 
 def test_streamed_and_not_it_is_the_same() -> None:
-    async def streamed() -> list[wire.Json]:
-        return [chunk async for chunk in output().chunks(coming(EVENTS))]
-
-    chunks = asyncio.run(streamed())
+    chunks = chunks_of(output(), EVENTS)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     pieces = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert pieces[0] == {"name": "f", "arguments": ""}

@@ -1,7 +1,6 @@
 """What becomes of events: blocks in their order, and the same message however it is sent."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from tests.api.folding import body_of, chunks_of
 from tests.api.messages.talking import assert_event, assert_message, gathered, nameless
 from tests.api.wire import Json
 
@@ -39,16 +39,8 @@ def output(**options: Any) -> MessagesOutput:
     return MessagesOutput(model="m", signer=SIGNER, options=OutputOptions(**options))
 
 
-async def each(events: Sequence[Event]) -> AsyncIterator[Event]:
-    for event in events:
-        yield event
-
-
 def chunks(events: Sequence[Event], **options: Any) -> list[Json]:
-    async def collected() -> list[Json]:
-        return [chunk async for chunk in output(**options).chunks(each(events))]
-
-    found = asyncio.run(collected())
+    found = chunks_of(output(**options), events)
     for chunk in found:
         assert_event(chunk)
     return found
@@ -56,7 +48,7 @@ def chunks(events: Sequence[Event], **options: Any) -> list[Json]:
 
 def message(events: Sequence[Event], **options: Any) -> Json:
     """As it is sent whole, which is what a client makes of the stream."""
-    found = asyncio.run(output(**options).aggregate(each(events)))
+    found = body_of(output(**options), events)
     assert_message(found)
     assert nameless(gathered(chunks(events, **options))) == nameless(found)
     return found
@@ -118,7 +110,7 @@ def test_an_omitted_thought_comes_in_its_signature() -> None:
 @pytest.mark.parametrize("id", ["functions.f:0", "a b", "", "é"])
 def test_an_id_that_clients_would_refuse_is_replaced(id: str) -> None:
     events = [*BEGUN, *call(0, id, "{}"), CALLED]
-    (block,) = asyncio.run(output().aggregate(each(events)))["content"]
+    (block,) = body_of(output(), events)["content"]
     assert block["id"].startswith("toolu_")
 
 
@@ -126,7 +118,7 @@ def test_a_call_that_was_cut_off_is_not_in_the_whole_message() -> None:
     """And its stream ends with the reason for it."""
     cut = Finished(0, "length", 9, cached_tokens=0)
     events = [*BEGUN, *call(0, "1", "{}"), *call(1, "2", '{"a', whole=False), cut]
-    found = asyncio.run(output().aggregate(each(events)))
+    found = body_of(output(), events)
     assert [block["id"] for block in found["content"]] == ["1"]
     assert found["stop_reason"] == "max_tokens"
     kinds = [chunk["type"] for chunk in chunks(events)]
@@ -135,7 +127,7 @@ def test_a_call_that_was_cut_off_is_not_in_the_whole_message() -> None:
 
 def test_text_after_a_call_that_was_given_up() -> None:
     events = [*BEGUN, *call(0, "1", '{"a', whole=False), TextDelta(0, "So."), DONE]
-    found = asyncio.run(output().aggregate(each(events)))
+    found = body_of(output(), events)
     assert found["content"] == [{"type": "text", "text": "So."}]
     assert found["stop_reason"] == "end_turn"
 

@@ -1,8 +1,7 @@
 """`POST /generate`: what it takes, what it refuses, and what it makes of events."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Tool
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 from tests.api import wire
+from tests.api.folding import body_of
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, ok
 
 PATH = "/generate"
@@ -201,13 +201,8 @@ def test_a_stream_is_to_be_had_elsewhere(client: TestClient) -> None:
 
 
 def gathered(*events: Event, reason: FinishReason = "stop") -> Json:
-    async def reported() -> AsyncIterator[Event]:
-        yield Started("any", 3)
-        for event in events:
-            yield event
-        yield Finished(0, reason, 10, 0, reasoning_tokens=4)
-
-    return asyncio.run(NativeOutput(model="any").aggregate(reported()))
+    finished = Finished(0, reason, 10, 0, reasoning_tokens=4)
+    return body_of(NativeOutput(model="any"), [Started("any", 3), *events, finished])
 
 
 def call(number: int, arguments: str, *, whole: bool = True) -> Sequence[Event]:

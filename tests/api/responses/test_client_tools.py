@@ -1,7 +1,6 @@
 """Tools that the client runs and that are no plain functions: in namespaces, custom, searched."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from mlx_server.events import (
 )
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import NamedTool
+from tests.api.folding import body_of
 from tests.api.responses_schema import assert_stream
 
 Json = dict[str, Any]
@@ -80,18 +80,15 @@ def output(**asked: Any) -> ResponseOutput:
 def streamed(events: Sequence[Event], reason: Any = "tool_calls", **asked: Any) -> list[Json]:
     made = output(**asked)
     reported = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
-    return [chunk for event in reported for chunk in made.feed(event)]
+    return [chunk for event in reported for chunk in made.chunks(event)]
 
 
 def item(events: Sequence[Event], reason: Any = "tool_calls", **asked: Any) -> Json:
     """The only item of the response, streamed or not."""
 
-    async def source() -> AsyncGenerator[Event]:
-        for event in [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]:
-            yield event
-
+    reported = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
     (last,) = assert_stream(streamed(events, reason, **asked), is_open=False)["output"]
-    (found,) = asyncio.run(output(**asked).aggregate(source()))["output"]
+    (found,) = body_of(output(**asked), reported)["output"]
     assert {**found, "id": last["id"]} == last
     return dict(last)
 

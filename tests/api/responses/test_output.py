@@ -1,7 +1,7 @@
 """What events become: a response and its stream, whatever the model does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from mlx_server.events import (
     ToolsListed,
 )
 from mlx_server.requests import SamplingParams
+from tests.api.folding import body_of
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 
 STARTED = Started("tiny", 7)
@@ -178,7 +179,7 @@ async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[J
 
 
 def gathered(events: Sequence[Event], **asked: Any) -> Json:
-    return asyncio.run(output(**asked).aggregate(_told(events)))
+    return body_of(output(**asked), [STARTED, *events])
 
 
 def shape(response: Json) -> list[tuple[str, str]]:
@@ -294,11 +295,8 @@ def test_the_model_that_answered_is_told_from_the_first_event_on() -> None:
 
 
 def test_how_it_was_sampled_is_told_whoever_chose_it() -> None:
-    async def events() -> AsyncIterator[Event]:
-        yield Started("tiny", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
-        yield STOPPED
-
-    response = asyncio.run(output(top_p=0.9).aggregate(events()))
+    started = Started("tiny", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
+    response = body_of(output(top_p=0.9), [started, STOPPED])
     assert (response["temperature"], response["top_p"]) == (0.6, 0.9)
 
 
@@ -382,7 +380,7 @@ def test_a_response_may_wait_and_be_cancelled() -> None:
     made = output(background=True)
     events = list(made.queue())
     for event in [STARTED, *said("a")]:
-        events += made.feed(event)
+        events += made.chunks(event)
     assert made.response["output"][0]["status"] == "in_progress"
     assert_response(made.response)
     events += made.cancel()
