@@ -183,20 +183,6 @@ def test_without_an_engine_the_answer_is_an_error_and_not_a_wait(
     run(test)
 
 
-def test_preloads_load_again(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, preload=True), b) as (pool, machine):
-            await held(pool, "b")
-            await machine.asked("load a")
-            machine.kill()
-            await machine.asked("load a", times=2)
-            await held(pool, "a")
-            assert machine.log.count("load a") == 2
-            assert (state(pool, "a"), state(pool, "b")) == ("ready", "unloaded")
-
-    run(test)
-
-
 def test_engines_lost_again_and_again_are_replaced(a: ModelSpec) -> None:
     async def test() -> None:
         async with running(replace(a, preload=True)) as (pool, machine):

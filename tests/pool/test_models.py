@@ -75,26 +75,6 @@ def test_a_name_is_split_where_a_model_ends(name: str, expected: tuple[str, str 
     assert MODELS.split(name) == expected
 
 
-@pytest.mark.parametrize("name", ["a", "gpt-4", "default"])
-def test_a_model_has_several_names(a: ModelSpec, name: str) -> None:
-    pool = Pool([a, replace(a, id="n", aliases=("other",))])
-    assert pool.spec(name) is a
-    assert pool.spec("other").id == "n"
-
-
-@pytest.mark.parametrize("name", ["", "A", "gpt", "a ", "x" * 10_000])
-def test_an_unknown_model_is_told_what_there_is(a: ModelSpec, b: ModelSpec, name: str) -> None:
-    async def test() -> None:
-        async with running(a, b) as (pool, machine):
-            with pytest.raises(ModelNotFound, match=r"Served: a, b\.") as caught:
-                await held(pool, name)
-            assert caught.value.param == "model"
-            assert len(caught.value.message) < 400
-            assert machine.log == []
-
-    run(test)
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

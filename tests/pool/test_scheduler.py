@@ -161,35 +161,6 @@ def test_the_next_is_not_loaded_before_the_memory_is_back(a: ModelSpec, b: Model
     run(test)
 
 
-def test_a_model_in_use_is_not_evicted_and_who_waits_gets_his_turn(
-    a: ModelSpec, b: ModelSpec
-) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine), Holding(pool, "a") as holding:
-            task = asking(pool, "b")
-            await waiting(pool, 1)
-            await turns()
-            assert machine.log == ["load a"]
-            assert state(pool, "a") == "ready"
-            await holding.let_go()
-            assert (await task).prepared.id == "b"
-            assert machine.log == ["load a", "unload a", "load b"]
-
-    run(test)
-
-
-def test_a_pinned_model_stays(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        pinned = replace(a, pinned=True)
-        async with running(pinned, b, limits=ONE) as (pool, machine):
-            await held(pool, "a")
-            with pytest.raises(NotEnoughMemory):
-                await held(pool, "b")
-            assert (machine.log, state(pool, "a")) == (["load a"], "ready")
-
-    run(test)
-
-
 def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
     async def test() -> None:
         async with running(a, limits=ONE) as (pool, _):
@@ -205,19 +176,6 @@ def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
                 await waiting(pool, 5)
             await asyncio.gather(*several)
             assert order.index("f") <= 1
-
-    run(test)
-
-
-def test_the_kv_cache_of_running_answers_counts(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=30) as holding:
-            task = asking(pool, "a", kv_bytes=30)
-            await waiting(pool, 1)
-            await turns()
-            assert not task.done()
-            await holding.let_go()
-            await task
 
     run(test)
 
@@ -312,21 +270,6 @@ def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> No
     run(test)
 
 
-def test_whoever_leaves_the_line_lets_the_next_go(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", kv_bytes=20):
-            first = asking(pool, "b")
-            await waiting(pool, 1)
-            behind = asking(pool, "a", kv_bytes=20)
-            await waiting(pool, 2)
-            await turns()
-            assert not behind.done()
-            await cancelled(first)
-            await behind
-
-    run(test)
-
-
 def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
     a: ModelSpec, b: ModelSpec
 ) -> None:
@@ -382,17 +325,6 @@ def test_a_limit_is_sent_once() -> None:
     assert engine.limits == [100, 50, 100]
 
 
-def test_a_cache_that_exceeds_its_limit_gets_it_again() -> None:
-    limit, engine = made()
-    limit.send(100)
-    limit.reported(100)
-    limit.send(100)
-    assert engine.limits == [100]
-    limit.reported(101)
-    limit.send(100)
-    assert engine.limits == [100, 100]
-
-
 def test_a_limit_that_did_not_arrive_is_sent_to_the_next_engine() -> None:
     limit, engine = made()
     engine.is_lost = True
@@ -402,16 +334,6 @@ def test_a_limit_that_did_not_arrive_is_sent_to_the_next_engine() -> None:
     limit.engine_lost()
     limit.send(100)
     assert engine.limits == [100, 100]
-
-
-def test_a_cache_never_counts_for_more_than_it_was_shrunk_to() -> None:
-    limit, _ = made()
-    limit.reported(80)
-    limit.shrunk(30)
-    limit.shrunk(60)
-    assert limit.nbytes == 30
-    limit.engine_lost()
-    assert limit.nbytes == 0
 
 
 def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
