@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from mlx_server.api import strict_json
 from mlx_server.api.errors import validation_error
+from mlx_server.api.histories import WITHOUT_MENDING
 from mlx_server.request_threads import in_thread, size_of_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -27,15 +28,22 @@ async def read(http: Request, wire_type: type[Body]) -> Body:
     size_of_request.set(len(raw))
     if len(raw) > LARGE_BYTES or not wire_type.__pydantic_complete__:
         return await in_thread(_parsed, raw, wire_type)
-    return _parsed(raw, wire_type)
+    body = strict_json.parse_request(raw)
+    try:
+        return wire_type.model_validate(body, context=WITHOUT_MENDING)
+    except ValidationError:
+        return await in_thread(_validated, body, wire_type)
 
 
 def _parsed(raw: bytes, wire_type: type[Body]) -> Body:
-    found = strict_json.parse_request(raw)
+    return _validated(strict_json.parse_request(raw), wire_type)
+
+
+def _validated(body: Any, wire_type: type[Body]) -> Body:
     try:
-        return wire_type.model_validate(found)
+        return wire_type.model_validate(body)
     except ValidationError as error:
-        raise validation_error(error, found) from None
+        raise validation_error(error, body) from None
 
 
 _wire_types: dict[str, type[BaseModel]] = {}

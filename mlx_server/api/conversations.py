@@ -13,6 +13,7 @@ from mlx_server import limits
 from mlx_server.api.body import documented, read
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import json_response
+from mlx_server.api.histories import MENDED
 from mlx_server.api.responses.create import room_of
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
@@ -21,7 +22,7 @@ from mlx_server.api.responses.state import page_body, stored_items
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ConversationRecord, ItemRecord, Store
 
-SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS)]
+SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS), MENDED]
 
 
 class ConversationBody(WireModel):

@@ -98,6 +98,12 @@ def _body(error: ServerError, scope: Scope, status: int | None) -> dict[str, Any
 
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
     """The error for the first problem of a client's body."""
+    loc, problem = problem_of(error, body)
+    return _bad_request(_param_name(loc), problem)
+
+
+def problem_of(error: pydantic.ValidationError, body: Any) -> tuple[Loc, Problem]:
+    """The first problem of a client's body, with the keys that lead to it."""
     problems = error.errors(include_url=False, include_input=False)
     return _first_problem([(_client_loc(problem, body), problem) for problem in problems])
 
@@ -145,12 +151,11 @@ def _has(node: Any, part: int | str) -> bool:
     return isinstance(node, dict) and part in node
 
 
-def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> BadRequest:
+def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> tuple[Loc, Problem]:
     first, _ = problems[0]
     # Each member of a union reports a problem: the deepest one is of the member that was meant.
     same_value = [problem for problem in problems if problem[0][: len(first)] == first]
-    loc, problem = max(same_value, key=lambda found: len(found[0]))
-    return _bad_request(_param_name(loc), problem)
+    return max(same_value, key=lambda found: len(found[0]))
 
 
 def _bad_request(param: str, problem: Problem) -> BadRequest:
@@ -229,7 +234,8 @@ async def _request_validation_error(request: Request, error: Exception) -> Respo
     }
     problems: Sequence[Problem] = error.errors()
     located = [(_client_loc(problem, sent)[1:], problem) for problem in problems]
-    return error_response(_first_problem(located), request.scope)
+    loc, problem = _first_problem(located)
+    return error_response(_bad_request(_param_name(loc), problem), request.scope)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

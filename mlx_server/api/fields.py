@@ -41,6 +41,15 @@ Items = Annotated[list[Annotated[T, AfterValidator(_breathe)]], Field(fail_fast=
 pydantic keeps a report of each."""
 
 
+class MendedItems(list[Any]):
+    """The items of a list that could not be read as it was sent."""
+
+    def __init__(self, items: Iterable[Any], unread: Iterable[str]) -> None:
+        """unread: the paths within an item of what was left out, empty for a whole item."""
+        super().__init__(items)
+        self.unread = tuple(unread)
+
+
 def _whole(value: Any) -> Any:
     is_whole = isinstance(value, float) and value.is_integer() and -(2**63) <= value < 2**63
     return int(value) if is_whole else value
@@ -154,6 +163,8 @@ class WireModel(BaseModel):
 
 
 def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:
+    if isinstance(node, MendedItems):
+        yield from (f"{path}{name}".rstrip(".") for name in node.unread)
     if isinstance(node, list):
         # the items of a list are either all objects or all values, but for JSON in it
         for item in node if node and _is_nested(node[0]) else ():

@@ -17,6 +17,7 @@ from mlx_server.api.default_model import model_or_default
 from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
 from mlx_server.api.formats import ResponseFormat
 from mlx_server.api.handlers import respond_buffered, while_connected
+from mlx_server.api.histories import MENDED
 from mlx_server.api.tool_choice import check_choice
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
@@ -44,7 +45,7 @@ class NativeBody(SamplingBody, ContinuationBody):
         "structured_outputs": ELSEWHERE,
     }
 
-    messages: Annotated[Items[MessageParam], Field(min_length=1)]
+    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
     model: Annotated[str, Field(min_length=1)] | None = None
     """The first model of models.yaml by default."""
     stream: bool | None = None

@@ -21,6 +21,9 @@ ROLES: Final[Mapping[str, Role]] = {
 }
 """`function` is the older name of `tool`, and `ipython` the name that Llama's templates use."""
 
+UNKNOWN_ROLE: Final = "unknown"
+"""The role of a message without one. It is reported as any unknown one is."""
+
 RoleName = Annotated[str, Field(min_length=1, json_schema_extra={"examples": [*ROLES]})]
 
 

@@ -15,6 +15,7 @@ from mlx_server.api.completions import TokenId
 from mlx_server.api.default_model import model_or_default
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import json_response
+from mlx_server.api.histories import MENDED
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tokenization import chat_tokens, literal_tokens, text_of, text_tokens
 from mlx_server.messages import Conversation, media_places
@@ -46,7 +47,7 @@ class TokenizeBody(WireModel):
     parse_special: bool | None = None
     """Whether names of special tokens in the text are those tokens; by default they are."""
     with_pieces: bool | None = None
-    messages: Annotated[Items[MessageParam], Field(min_length=1)] | None = None
+    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None

@@ -118,16 +118,6 @@ def _check(request: GenerateRequest, tools: McpTools, limits: ToolLoopLimits) ->
             param="input",
         )
     assert len(request.prompts) == request.n == 1, "a loop has one answer"
-    labels = {server.label for server in tools.servers}
-    named = {"input": [approval.server for approval in tools.approvals]}
-    named["tool_choice"] = [tools.choice.server] if tools.choice else []
-    for param, names in named.items():
-        for name in names:
-            if name not in labels:
-                raise BadRequest(
-                    f"`{param}` names the MCP server {name[:64]!r}, which is not in `tools`.",
-                    param=param,
-                )
 
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")

@@ -124,11 +124,11 @@ BLOCK: Json = {
 ZIP = "data:application/zip;base64,UEsDBA=="
 
 
-def chat(*messages: Json, **more: Any) -> Json:
+def chat(*messages: Any, **more: Any) -> Json:
     return {"messages": [*user("hi"), *messages], "max_tokens": 4, **more}
 
 
-def assistant(content: Any = None, *calls: Json, **more: Any) -> Json:
+def assistant(content: Any = None, *calls: Any, **more: Any) -> Json:
     return {"role": "assistant", "content": content, "tool_calls": [*calls], **more}
 
 
@@ -141,11 +141,11 @@ def anthropic(*content: Json, after: Any = ()) -> Json:
     return {"messages": talk, "max_tokens": 4}
 
 
-def responses(*items: Json) -> Json:
+def responses(*items: Any) -> Json:
     return {"input": [*user("hi"), *items], "store": False, "max_output_tokens": 4}
 
 
-def ollama(*messages: Json) -> Json:
+def ollama(*messages: Any) -> Json:
     return {"messages": [*user("hi"), *messages], "stream": False}
 
 
@@ -521,6 +521,92 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         "hi",
         "input.approval_request_id",
     ),
+    "an approval of a server that has gone": (
+        RESPONSES,
+        responses(
+            {"type": "mcp_approval_request", "id": "x", "server_label": "dice", "name": "roll"},
+            {"type": "mcp_approval_response", "approval_request_id": "x", "approve": True},
+        ),
+        "hi",
+        "input.approval_request_id",
+    ),
+    "a message that is only a text": (CHAT, chat("ab", *user("hi")), "ab", ""),
+    "a message that is null": (CHAT, chat(None, *user("ab")), "ab", "messages"),
+    "a message without a role": (CHAT, chat({"content": "ab"}), "ab", "messages.role"),
+    "a role that is a number": (CHAT, chat({"role": 5, "content": "ab"}), "ab", "messages.role"),
+    "a call without a list": (
+        CHAT,
+        chat(assistant("ab", CALL) | {"tool_calls": CALL}),
+        '"name": "f"',
+        "",
+    ),
+    "calls that are a text": (
+        CHAT,
+        chat(assistant("ab") | {"tool_calls": "none"}),
+        "ab",
+        "messages.tool_calls",
+    ),
+    "a function that is a text": (
+        CHAT,
+        chat(assistant("ab", CALL | {"function": "f"}, None)),
+        "ab",
+        "messages.tool_calls, messages.tool_calls.function",
+    ),
+    "details that are none": (
+        CHAT,
+        chat(
+            assistant("ab", CALL | {"extra_content": [1]})
+            | {"reasoning_details": ["x"], "reasoning": 5}
+        ),
+        "ab",
+        "messages.reasoning, messages.reasoning_details, messages.tool_calls.extra_content",
+    ),
+    "a system part of the future": (
+        MESSAGES,
+        {**anthropic("hi"), "system": [{"type": "hologram"}, {"type": "text", "text": "ab"}]},
+        "ab",
+        "system.hologram",
+    ),
+    "references to tools that are none": (
+        MESSAGES,
+        anthropic(
+            {"type": "tool_search_tool_result", "content": "x"}, {"type": "text", "text": "ab"}
+        ),
+        "ab",
+        "messages.content, messages.content.content",
+    ),
+    "an item that is only a text": (RESPONSES, responses("ab"), "ab", ""),
+    "an item without anything": (RESPONSES, responses({}), "hi", "input"),
+    "an item without a role": (
+        RESPONSES,
+        responses({"role": None, "content": "ab"}),
+        "ab",
+        "input.role",
+    ),
+    "a reference to a number": (
+        RESPONSES,
+        responses({"type": "item_reference", "id": 5}),
+        "hi",
+        "input, input.id",
+    ),
+    "a tool that is none": (
+        RESPONSES,
+        responses({"type": "additional_tools", "tools": [{"type": "hologram"}]}),
+        "hi",
+        "input.tools.hologram",
+    ),
+    "a message of Ollama's that is null": (
+        "/api/chat",
+        ollama(None, {"role": "user", "content": "ab"}),
+        "ab",
+        "messages",
+    ),
+    "a lone image of Ollama's": (
+        "/api/chat",
+        ollama({"role": "user", "content": "ab", "images": DATA}),
+        f"ab\n{LINE}",
+        "messages.images",
+    ),
     "an image of Ollama's": (
         "/api/chat",
         ollama({"role": "user", "content": "ab", "images": [DATA]}),
@@ -563,7 +649,19 @@ def test_a_history_is_answered(
     assert answer.status_code == 200, answer.text
     assert shown in tokenizer.raw(engine.taken[-1].prompt)
     named = answer.headers.get(IGNORED, "").split(", ")
-    assert [each for each in named if each != "max_tokens"] == [ignored]
+    assert ", ".join(sorted(each for each in named if each != "max_tokens")) == ignored
+
+
+def test_only_so_much_of_a_history_is_left_out(client: TestClient) -> None:
+    for length, status in ((1_000, 200), (20_000, 400)):
+        body = {"model": MODEL, **chat(*([None] * length))}
+        assert client.post(CHAT, json=body).status_code == status
+
+
+def test_what_is_left_out_makes_no_room_for_more_items(client: TestClient) -> None:
+    items = [*user("hi") * 21, None]
+    assert client.post("/v1/conversations", json={"items": items}).status_code == 400
+    assert client.post("/v1/conversations", json={"items": items[2:]}).status_code == 200
 
 
 @pytest.mark.parametrize(

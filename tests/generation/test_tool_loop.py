@@ -253,14 +253,6 @@ async def test_a_call_that_was_denied_is_not_made(tmp_path: Path) -> None:
         assert "The user has denied this call: too loud" in the.engine.prompts[-1]
 
 
-async def test_an_approval_for_a_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    approval = Approval("r", "nobody", "add", "{}", approve=True)
-    async with lab(tmp_path, "Hi.") as the:
-        for tools in (the.tools(approvals=(approval,)), McpTools(approvals=(approval,))):
-            with pytest.raises(BadRequest, match="'nobody'"):
-                await the.events(tools)
-
-
 async def test_what_is_unmet_is_told_of_every_round(tmp_path: Path) -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     async with lab(tmp_path, call("add", a=1, b=2), "[3, 3]") as the:

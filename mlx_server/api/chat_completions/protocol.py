@@ -24,7 +24,8 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.freeform import FreeformText, TextGrammar
-from mlx_server.api.roles import ROLES, RoleName, role_of
+from mlx_server.api.histories import MENDED
+from mlx_server.api.roles import ROLES, UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.api.thinking import ThinkingBody
 
 
@@ -80,7 +81,7 @@ Thought = str | dict[str, Any] | list[Any] | None
 
 
 class MessageParam(WireModel):
-    role: RoleName
+    role: RoleName = UNKNOWN_ROLE
     content: Content | None = None
     name: Text = None
     reasoning: Thought = None
@@ -228,7 +229,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         "web_search_options": "this server has no web search",
     }
 
-    messages: Annotated[Items[MessageParam], Field(min_length=1)]
+    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None

@@ -19,8 +19,9 @@ from mlx_server.api.fields import (
     ThinkingTokens,
     WireModel,
 )
+from mlx_server.api.histories import MENDED
 from mlx_server.api.messages.errors import NO_THREADS
-from mlx_server.api.roles import RoleName, role_of
+from mlx_server.api.roles import UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.errors import BadRequest
 
 Name = Annotated[str, Field(min_length=1)]
@@ -72,7 +73,10 @@ class TextBlock(WireModel):
     text: Text = None
 
 
-Texts = Annotated[str | Items[TextBlock], BeforeValidator(as_parts)]
+Texts = Annotated[
+    str | Items[Annotated[TextBlock | OtherPart, Field(union_mode="left_to_right")]],
+    BeforeValidator(as_parts),
+]
 
 
 class MediaBlock(WireModel):
@@ -369,7 +373,7 @@ SPEAKERS = ("user", "assistant", "system")
 
 
 class AnthropicMessageParam(WireModel):
-    role: RoleName
+    role: RoleName = UNKNOWN_ROLE
     content: Annotated[str | Items[Block] | None, BeforeValidator(as_parts)] = None
     """A system message that sets the effort has none."""
     output_config: MessageOutputConfig | None = None
@@ -437,7 +441,7 @@ class PromptBody(SamplingBody):
         }
     )
     model: Name
-    messages: Annotated[Items[AnthropicMessageParam], Field(min_length=1)]
+    messages: Annotated[Items[AnthropicMessageParam], Field(min_length=1), MENDED]
     system: Texts | None = None
     stop_sequences: StopStrings | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None

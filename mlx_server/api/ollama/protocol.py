@@ -11,7 +11,8 @@ from mlx_server import limits
 from mlx_server.api.content import Content
 from mlx_server.api.embeddings import Dimensions
 from mlx_server.api.fields import WHOLE, Arguments, Items, SamplingBody, Text, WireModel
-from mlx_server.api.roles import ROLES, RoleName, role_of
+from mlx_server.api.histories import MENDED
+from mlx_server.api.roles import ROLES, UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.errors import BadRequest
 from mlx_server.requests import SamplingChoices
 
@@ -147,7 +148,7 @@ READ_BY_ROLE = {
 
 
 class OllamaMessageParam(WireModel):
-    role: RoleName
+    role: RoleName = UNKNOWN_ROLE
     content: Content | None = None
     thinking: Text = None
     images: Images | None = None
@@ -176,7 +177,7 @@ class ToolParam(WireModel):
 
 
 class OllamaChatBody(AnswerBody):
-    messages: Items[OllamaMessageParam] | None = None
+    messages: Annotated[Items[OllamaMessageParam], MENDED] | None = None
     """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
 

@@ -355,7 +355,7 @@ def select_tools(
         case mode:
             choice = mode or "auto"
     if choice != "none" and not (tools or servers):
-        _refuse_unusable([*(body.tools or ()), *found])
+        _refuse_unusable(body.tools or ())
     if not servers:
         check_choice(choice, tools)
     return ToolSelection(table, tools, choice, servers)
@@ -510,7 +510,11 @@ def to_request(
     found = [tool for item in everything for tool in _tools_of(item)]
     chosen = select_tools(body, listed=_listed(everything), found=found)
     turns = messages_of(zip(everything, places, strict=True), chosen.table, opened)
-    if not turns.messages and not turns.approvals and body.instructions is None:
+    labels = {server.label for server in chosen.servers}
+    approvals = tuple(approval for approval in turns.approvals if approval.server in labels)
+    if len(approvals) < len(turns.approvals):  # the server has gone since, and nothing can be run
+        turns.ignored["input.approval_request_id"] = None
+    if not turns.messages and not approvals and body.instructions is None:
         raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
     instructions = [Message("system", body.instructions)] if body.instructions else []
     constrained = body.constrained()
@@ -538,7 +542,7 @@ def to_request(
         parallel_calls=body.parallel_tool_calls is not False,
         raw_messages=bool(body.enable_response_messages),
     )
-    mcp = McpTools(chosen.servers, tuple(turns.approvals), chosen.mcp_choice, body.max_tool_calls)
+    mcp = McpTools(chosen.servers, approvals, chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"
     unread = turns.ignored | dict.fromkeys(_unread(body, items, opened))
     ignored = (*body.ignored(), *unread)

@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.api.content import Content, OtherPart, TextPart, as_parts, unused_thoughts
 from mlx_server.api.fields import Arguments, Items, Text, WireModel
 from mlx_server.api.responses.tools import ToolParam
-from mlx_server.api.roles import ROLES, RoleName, role_of
+from mlx_server.api.roles import ROLES, UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.messages import Phase
 
 Wire = dict[str, Any]
@@ -54,7 +54,7 @@ class Item(WireModel):
 
 class MessageItem(Item):
     type: Literal["message"]
-    role: RoleName
+    role: RoleName = UNKNOWN_ROLE
     content: Content | None = None
     phase: Phase | Text = None
 
@@ -203,7 +203,7 @@ def _typed(value: Any) -> Any:
     """Messages, and references, may come without a type."""
     if not isinstance(value, dict) or value.get("type") is not None:
         return value
-    if "role" in value:
+    if "role" in value or "content" in value:
         return {**value, "type": "message"}
     return {**value, "type": "item_reference"} if "id" in value else value
 

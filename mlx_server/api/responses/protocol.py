@@ -19,6 +19,7 @@ from mlx_server.api.fields import (
     WireModel,
 )
 from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
+from mlx_server.api.histories import MENDED
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.tools import Choice, HostedTools, ToolParam, deferred_in_vain
 from mlx_server.api.thinking import ThinkingBody
@@ -90,7 +91,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset({"client_metadata"})
 
     model: Annotated[str, Field(min_length=1)]
-    input: str | Items[InputItem] | None = None
+    input: str | Annotated[Items[InputItem], MENDED] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     conversation: Annotated[str, Field(min_length=1)] | ConversationParam | None = None

@@ -84,23 +84,9 @@ def test_results_of_all_shapes(
     assert prompt.endswith("<|im_start|>tool\nx<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": None, "content": "x"}, "role"),
-        ({"content": "x"}, "role"),
-        ({"role": 5, "content": "x"}, "role"),
-        ({"role": "user", "content": [{"type": "file", "file": 5}]}, "content[0].file"),
-        ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
-        ({"role": "assistant", "tool_calls": [{"function": 5}]}, "tool_calls[0].function"),
-        ("x", ""),
-        (None, ""),
-        ([], ""),
-    ],
-)
-def test_messages_that_are_refused(client: TestClient, message: Any, param: str) -> None:
-    where = f"messages[1].{param}".removesuffix(".")
-    assert refused(client, messages=[HI, message])["param"] == where
+@pytest.mark.parametrize("message", [None, 5, True])
+def test_messages_of_which_none_can_be_read(client: TestClient, message: Any) -> None:
+    assert refused(client, messages=[message])["param"] == "messages[0]"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "modalities", "stop", "guided_choice"])

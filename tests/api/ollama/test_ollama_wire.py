@@ -317,9 +317,8 @@ def test_wrong_values_are_named(client: TestClient, path: str, asked: Json, said
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"role": 5, "content": "x"}, "`messages[0].role`"),
-        ({"role": "user", "content": "x", "images": 5}, "`messages[0].images`"),
-        ("hi", "`messages[0]`"),
+        (5, "`messages[0]`"),
+        (None, "`messages[0]`"),
     ],
 )  # fmt: skip
 def test_wrong_messages_are_named(client: TestClient, message: Any, said: str) -> None:

@@ -92,9 +92,10 @@ def test_references() -> None:
 
 def test_answers_to_requests_are_handed_on() -> None:
     granted = Approval("mcpr_1", "docs", "find", "{}", approve=True)
-    assert asked([USER, ASKED], input=[GRANTED])[1].approvals == (granted,)
+    docs = [{"type": "mcp", "server_label": "docs", "server_url": "https://example.com"}]
+    assert asked([USER, ASKED], input=[GRANTED], tools=docs)[1].approvals == (granted,)
     denied = Approval("mcpr_1", "docs", "find", "{}", approve=False, reason="Not now")
-    assert asked([USER, ASKED], input=[DENIED, USER])[1].approvals == (denied,)
+    assert asked([USER, ASKED], input=[DENIED, USER], tools=docs)[1].approvals == (denied,)
 
 
 @pytest.mark.parametrize("items", TURNS.values(), ids=TURNS)
@@ -104,7 +105,8 @@ def test_those_that_the_model_has_heard_of_are_not(items: tuple[list[Json], Any]
 
 @pytest.mark.parametrize("items", [[GRANTED], [ASKED, GRANTED, GRANTED], [GRANTED, ASKED]])
 def test_an_answer_without_its_request_is_reported(items: list[Json]) -> None:
-    found = body(input=[USER, *items])
+    docs = {"type": "mcp", "server_label": "docs", "server_url": "https://example.com"}
+    found = body(input=[USER, *items], tools=[docs])
     made = to_request(found, input_items(found, unknown), opened=dict[str, str]().get)
     assert made.ignored == ("input.approval_request_id",)
     assert len(made.mcp.approvals) == items.count(ASKED) - (items[-1] == ASKED)

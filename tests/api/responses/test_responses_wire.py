@@ -250,8 +250,7 @@ WRONG: list[tuple[Json, str]] = [
     ({"input": [5]}, "input[0]"),
     ({"input": [None]}, "input[0]"),
     ({"input": [{}]}, "input[0]"),
-    ({"input": [USER, {"type": ["message"]}]}, "input[1]"),
-    ({"input": [{"role": 5, "content": "x"}]}, "input[0].role"),
+    ({"input": [{"type": ["message"]}]}, "input[0]"),
     ({"input": [{"type": "item_reference"}]}, "input[0].id"),
     ({"instructions": ["x"]}, "instructions"),
     ({"metadata": {"a": 1}}, "metadata.a"),
@@ -311,8 +310,8 @@ def test_nesting_in_content(client: TestClient) -> None:
     deep: Any = "x"
     for _ in range(60):
         deep = [deep]
-    assert refused(client, input=[deep])["param"].startswith("input[0]")
-    assert post(client, input=[{"role": "user", "content": deep}]).status_code == 200
+    for item in (deep, {"role": "user", "content": deep}):
+        assert post(client, input=[item]).status_code == 200
 
 
 def test_secrets_of_servers_are_not_told_again() -> None:

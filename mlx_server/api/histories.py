@@ -1,0 +1,76 @@
+"""Reads a history: the messages or items that a client sends again with every request.
+
+Other servers and older clients wrote some of them. What is wrong in one is left out and reported as
+ignored, because a refusal would end the conversation: its next request has the same history.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+
+from mlx_server.api.errors import problem_of
+from mlx_server.api.fields import MendedItems
+
+WITHOUT_MENDING: Final[Mapping[str, bool]] = {"mends_histories": False}
+"""The context of a validation that refuses what is wrong, and so is short."""
+
+MENDS_OF_ITEM = 32
+MENDS = 1024
+"""A history with more of them is refused: each takes a validation of its item."""
+
+
+def _readable(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        if not isinstance(value, list) or info.context == WITHOUT_MENDING:
+            raise
+        items: list[Any] = []
+        unread: list[str] = []
+        for item in value:
+            if len(unread) < MENDS:
+                items += _mended(item, validate, unread)
+        if not items or len(unread) >= MENDS:
+            raise
+        return MendedItems(validate(items), dict.fromkeys(unread))
+
+
+MENDED = WrapValidator(_readable)
+
+
+def _mended(item: Any, validate: ValidatorFunctionWrapHandler, unread: list[str]) -> list[Any]:
+    """The validated item without what is wrong in it, whose paths are added to `unread`; an empty
+    list if nothing of the item can be read."""
+    if isinstance(item, str | list):  # a text without the object around it
+        item = {"role": "user", "content": item}
+    for _ in range(MENDS_OF_ITEM if item is not None else 0):
+        try:
+            validated: list[Any] = validate([item])
+            return validated
+        except ValidationError as error:
+            (_, *loc), problem = problem_of(error, [item])
+        if problem["type"] == "missing":  # the object has to go that lacks the field
+            loc.pop()
+        if not loc:
+            break
+        item, is_whole = _mended_at(item, loc, problem["type"] == "list_type")
+        if not is_whole:
+            unread.append(".".join(part for part in loc if isinstance(part, str)))
+    unread.append("")
+    return []
+
+
+def _mended_at(node: Any, loc: Sequence[int | str], is_list: bool) -> tuple[Any, bool]:
+    """A copy of the node without the value at `loc`, or with it in a list where it should be one;
+    and whether it still has it."""
+    head, *rest = loc
+    copy: Any = node.copy()
+    is_whole = False
+    if rest:
+        copy[head], is_whole = _mended_at(node[head], rest, is_list)
+    elif is_list and node[head] is not None:
+        copy[head], is_whole = [node[head]], True
+    else:
+        del copy[head]
+    return copy, is_whole
