@@ -23,6 +23,7 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.families.base import ModelFamily
+from mlx_server.loops import TextLoopDetector
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.parsers.stop_strings import StopStrings
 from mlx_server.parsers.text import TextParser
@@ -95,6 +96,9 @@ class AnswerReader:
         self._logprobs = None if options.logprobs is None else LogprobQueue(options.logprobs)
         self._numbers: dict[tuple[str, int], int] = {}
         self._ids: set[str] = set()
+        repeats = options.context.repair.loops
+        self._loops = None if repeats is None else TextLoopDetector(repeats)
+        self._is_looping = False
         self._reported: set[Repaired] = set()
         self._calls = self._spoken = self._reasoned = self._said = 0
         self._choice: int | None = None
@@ -161,7 +165,12 @@ class AnswerReader:
 
     @property
     def needs_no_more(self) -> bool:
-        """Whether the answer is complete, by a stop string or by the one call that is allowed."""
+        """Whether the answer is complete, or repeats itself without end."""
+        return self._is_complete or self._is_looping
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether a stop string or the one call that is allowed ends the answer."""
         return self._stops.matched or (self._calls > 0 and not self._options.parallel)
 
     @property
@@ -205,6 +214,13 @@ class AnswerReader:
             if self._logprobs:
                 self._logprobs.add(piece.logprobs)
             yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
+        texts = (piece.reasoning, piece.text, *(call.arguments for call in piece.calls))
+        if self._loops and any(map(self._loops.add, texts)) and not self._is_looping:
+            self._is_looping = True
+            place = "reasoning_content" if piece.reasoning else "content"
+            place = "tool_calls" if piece.calls else place
+            what = f"{place}: it repeated the same {self._loops.period} words, so it was ended"
+            yield Violation(self._index, what)
 
     def close_thoughts(self, tags: ThoughtTags) -> Iterator[Event]:
         """Prepares for a second request, whose prompt has this response with closed thoughts."""
@@ -249,7 +265,7 @@ class AnswerReader:
 
     def _structured_calls(self, *, cut: bool) -> Iterator[Event]:
         for number, call in enumerate(self._collected.calls):
-            if self.needs_no_more:
+            if self._is_complete:
                 return
             is_last = number == len(self._collected.calls) - 1
             if not (call.name or call.arguments):
@@ -279,7 +295,7 @@ class AnswerReader:
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
-            if self.needs_no_more:
+            if self._is_complete:
                 return
             match event:
                 case Repaired(where=where):

@@ -27,6 +27,7 @@ from mlx_server.engine.messages import (
     Token,
 )
 from mlx_server.fair_queue import address_of
+from mlx_server.loops import LoopDetector
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups, StepBytes
 from mlx_server.worker.encoders import Encoder
@@ -47,7 +48,7 @@ from mlx_server.worker.prefill_groups import (
     WaitingPrompt,
 )
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.row import LoopDetector, Row, row_of
+from mlx_server.worker.row import Row, row_of
 from mlx_server.worker.row_cache import RowCache
 
 

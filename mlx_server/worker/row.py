@@ -15,89 +15,11 @@ from mlx_server.engine.messages import (
     RowLeftGrammar,
     Token,
 )
+from mlx_server.loops import LoopDetector
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter
-
-LONGEST_PERIOD = 1_024
-"""The most tokens of a text whose repeats are noticed."""
-
-CONTEXT = 32
-"""The tokens that have to recur before a period is assumed. With fewer, repeats within the period
-would be taken for it."""
-
-LEAST, LEAST_OF_DATA = 256, 700
-"""The tokens that one repeat counts at least: short texts are repeated more often for good reasons,
-most of all data such as zeros."""
-
-FEW = 8
-"""The different tokens of a period up to which it is taken for data."""
-
-PRIME = (1 << 61) - 1
-BASE = 1_000_003
-LEAVING = pow(BASE, CONTEXT, PRIME)
-"""The factor of the token that leaves the context in its hash, a polynomial of the tokens."""
-
-
-class LoopDetector:
-    """The tokens of one row, each of which takes constant time.
-
-    A period is assumed where the last tokens came before, and holds for as long as each further
-    token equals the one a period earlier.
-    """
-
-    def __init__(self, repeats: int) -> None:
-        """repeats: how often in a row the same tokens have to come."""
-        self.period = 0
-        """The number of tokens that are being repeated; 0 if there are none."""
-        self.repeats = repeats
-        self._run = 0
-        """The tokens of all repeats so far."""
-        self._count = 0
-        self._tokens = [-1] * (LONGEST_PERIOD + CONTEXT)
-        """The last tokens, as a ring."""
-        self._hash = 0
-        """The hash of the last `CONTEXT` tokens."""
-        self._hashes = [0] * LONGEST_PERIOD
-        """The last hashes, as a ring."""
-        self._seen: dict[int, int] = {}
-        """The place at which each of these hashes was seen last."""
-
-    def add(self, token: int) -> bool:
-        """Returns whether the row is in a loop with this token."""
-        if self.period and self._token(self.period) == token:
-            self._run += 1
-        else:
-            self.period = 0
-        self._remember(token)
-        return self.period > 0 and self._run >= self.repeats * max(self.period, self._least())
-
-    def _token(self, distance: int) -> int:
-        return self._tokens[(self._count - distance) % len(self._tokens)]
-
-    def _remember(self, token: int) -> None:
-        leaves = self._token(CONTEXT) + 1
-        self._hash = (self._hash * BASE + token + 1 - leaves * LEAVING) % PRIME
-        self._tokens[self._count % len(self._tokens)] = token
-        self._count += 1
-        if self._count < CONTEXT:
-            return
-        oldest = self._hashes[self._count % LONGEST_PERIOD]
-        if self._seen.get(oldest) == self._count - LONGEST_PERIOD:
-            del self._seen[oldest]
-        if not self.period and (seen := self._seen.get(self._hash)):
-            self.period = self._count - seen
-            self._run = self.period + CONTEXT
-        self._hashes[self._count % LONGEST_PERIOD] = self._hash
-        self._seen[self._hash] = self._count
-
-    def _least(self) -> int:
-        if self._run < self.repeats * LEAST or self._run >= self.repeats * LEAST_OF_DATA:
-            return LEAST
-        different = {self._token(1 + back) for back in range(self.period)}
-        return LEAST if len(different) > FEW else LEAST_OF_DATA
-
 
 Fault = Callable[[], str | None]
 """Returns what was wrong with a draw, once that is computed; None if nothing was."""

@@ -136,7 +136,7 @@ def result(content: Any, **more: Any) -> Json:
     return {"role": "tool", "tool_call_id": "c", "content": content, **more}
 
 
-def anthropic(*content: Json, after: Any = ()) -> Json:
+def anthropic(*content: Any, after: Any = ()) -> Json:
     talk = [*user("hi"), *after, *user([*content])]
     return {"messages": talk, "max_tokens": 4}
 

@@ -177,6 +177,25 @@ def test_either_a_finish_reason_or_the_streams_end_completes_an_answer(
     assert dict(content(answered(connection)))["text"] == "Yes."
 
 
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "tool_calls"])
+def test_an_answer_that_repeats_itself_is_ended(
+    connection: UpstreamConnection, upstream: PlayingServer, name: str
+) -> None:
+    line = "I think that is all there is to say about it, my friend. "
+    call = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": line}}]
+    said: Json = {name: call if name == "tool_calls" else line}
+    piece = delta(None, **said)
+    upstream.plays(streamed(*[piece] * 2_000, delta("length"), USAGE))
+    events = answered(connection)
+    if name != "tool_calls":
+        text = "".join(dict(content(events)).values())
+        assert 100 < len(text) / len(line) < 130
+    assert isinstance(end := events[-1], Finished)
+    assert end.reason == "stop"
+    assert "it repeated the same 15 words, so it was ended" in str(events)
+    assert connection.running == 0
+
+
 def test_without_any_thoughts_an_answer_that_was_cut_is_not_asked_for_again(
     connection: UpstreamConnection, upstream: PlayingServer
 ) -> None:

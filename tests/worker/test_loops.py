@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlx_server.engine.messages import Generate, LoadModel, Thinking
+from mlx_server.loops import LONGEST_PERIOD, LoopDetector, TextLoopDetector
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.row import LONGEST_PERIOD, LoopDetector
 from tests.tiny import IM_END, IM_START
 from tests.worker.batch_runs import a_prompt
 from tests.worker.constrained_decoding.grammars import HEAD
@@ -95,10 +95,31 @@ def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
     alarms, count = {}, 0
     for kind, text in samples(30):
         count += 1
-        if at := found(text_ids(tokenizer, text)):
+        if at := found(text_ids(tokenizer, text)) or words_until_loop(text):
             alarms[kind] = at
     assert count == 240
     assert not alarms
+
+
+def words_until_loop(text: str, size: int = 50) -> tuple[int, int] | None:
+    """After how many characters a loop is found in a text of pieces, and its period in words."""
+    detector = TextLoopDetector(REPEATS)
+    for end in range(size, len(text) + size, size):
+        if detector.add(text[end - size : end]):
+            return end, detector.period
+    return None
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_loops_of_words_are_found_however_a_text_is_cut(what: str) -> None:
+    text = "Here it comes: " + LOOPS[what] * 400
+    one_by_one = words_until_loop(text, 1)
+    assert one_by_one
+    end, period = one_by_one
+    assert end < 15 + REPEATS * (256 * 12 + len(LOOPS[what]))
+    for size in (7, 50, 4096):
+        at = words_until_loop(text, size)
+        assert at == (-(-end // size) * size, period)
 
 
 def row(
