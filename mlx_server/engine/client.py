@@ -174,7 +174,8 @@ class EngineClient:
         self._ready: asyncio.Future[messages.Ready] | None = None
         self._on_loading: dict[str, OnLoading] = {}
         self._replies = PendingReplies()
-        self._rows: dict[int, RowStream] = {}
+        self.row_streams: dict[int, RowStream] = {}
+        """The rows that the engine was given and has not been asked to forget."""
         self._next_row = 0
         self._frames = 0
         self._serves = False
@@ -317,12 +318,12 @@ class EngineClient:
     def _number(self, row: Generate | Embed, answers: RowStream) -> None:
         row.row = self._next_row
         self._next_row += 1
-        self._rows[row.row] = answers
+        self.row_streams[row.row] = answers
         answers.rows.append(row.row)
 
     def cancel(self, rows: Sequence[int]) -> None:
         """Frees the rows at the engine's next step; ignores rows that have finished."""
-        unfinished = [row for row in rows if self._rows.pop(row, None)]
+        unfinished = [row for row in rows if self.row_streams.pop(row, None)]
         if unfinished and self.alive:
             self._send(messages.CancelRows(unfinished))
 
@@ -436,7 +437,7 @@ class EngineClient:
             case messages.RowLeftGrammar(row) | messages.Embedded(row):
                 self._deliver(row, report, last=True)
             case messages.RowFailed(row) | messages.RowRefused(row) | messages.RowTurnedAway(row):
-                if answers := self._rows.pop(row, None):
+                if answers := self.row_streams.pop(row, None):
                     answers.fail(error_of(report))
             case messages.ModelLoading(model, done, total):
                 if on_loading := self._on_loading.get(model):
@@ -450,7 +451,7 @@ class EngineClient:
 
     def _deliver(self, row: int, item: Item, *, last: bool) -> None:
         # Reports of rows that were just cancelled may still arrive.
-        answers = self._rows.pop(row, None) if last else self._rows.get(row)
+        answers = self.row_streams.pop(row, None) if last else self.row_streams.get(row)
         if answers:
             answers.put(item)
             if answers.unread > limits.UNREAD_BYTES and not answers.is_paused:
@@ -461,9 +462,9 @@ class EngineClient:
         self.lost.set()
         if self._writer:
             self._writer.close()  # the process exits when its socket is closed
-        for answers in self._rows.values():
+        for answers in self.row_streams.values():
             answers.fail(self._death)
-        self._rows.clear()
+        self.row_streams.clear()
         self._replies.fail_all(self._death)
         if self._ready and not self._ready.done():
             self._ready.set_exception(self._death)

@@ -25,14 +25,14 @@ ASKED: list[dict[str, Any]] = [
 
 @pytest.fixture
 def _pieces(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = engine._said
+    said = engine.said
 
     def in_pieces(row: Any) -> Any:
         yield Prefilled(row.row, 1)
         yield from (PrefillProgress(row.row, computed) for computed in (2, 5))
         yield from said(row)
 
-    monkeypatch.setattr(engine, "_said", in_pieces)
+    monkeypatch.setattr(engine, "said", in_pieces)
 
 
 @pytest.mark.usefixtures("_pieces")
@@ -55,13 +55,13 @@ def test_chunks_tell_who_asked_how_much_is_computed(
 def test_a_prompt_that_is_in_the_cache_has_its_progress_once(
     client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    said = engine._said
+    said = engine.said
 
     def known(row: Any) -> Any:
         yield from [Prefilled(row.row, len(row.prompt) - 1)] * 2
         yield from said(row)
 
-    monkeypatch.setattr(engine, "_said", known)
+    monkeypatch.setattr(engine, "said", known)
     body = {"model": MODEL, **BODIES.get(path, {"input": "hi"}), "stream": True}
     reported = re.findall(
         '"prompt_progress": ?({.*?})', client.post(path, json=body | ASKED[0]).text

@@ -1,25 +1,24 @@
 """What the store lets requests keep and read back, over HTTP."""
 
 import asyncio
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from mlx_server import limits
-from mlx_server.api.responses.router import _followed
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import StoreSettings
-from mlx_server.request_threads import RequestThreads
-from mlx_server.store import Store
+from mlx_server.engine.messages import Generate
+from mlx_server.engine.row_stream import RowStream
 from tests.api import wire
-from tests.api.responses.test_runs import until
+from tests.api.leaving import Leaver
 from tests.api.wire import Json, ScriptedEngine, error, ok
 from tests.store.make import limit
 
@@ -162,31 +161,6 @@ def test_an_answer_that_finds_no_room_is_told_but_not_stored(
         assert (stored["status"], stored["output"]) == ("failed", [])
 
 
-def test_a_slow_disk_stalls_nobody_else(tiny_path: Path, tmp_path: Path) -> None:
-    with wire.client(tiny_path, ScriptedEngine(), StoreSettings(data_dir=tmp_path)) as client:
-        app: Any = client.app
-        disk = threading.Event()
-        assert client.portal
-        store: Store = app.state.runs.store
-
-        async def stuck() -> None:
-            store._submit(disk.wait)
-
-        client.portal.call(stuck)
-        waiting = threading.Thread(target=lambda: client.post(RESPONSES, json=asked()))
-        waiting.start()
-        try:
-            began = time.perf_counter()
-            for _ in range(5):
-                ok(client.post(RESPONSES, json=asked(store=False)))
-                assert client.get("/health").status_code == 200
-            assert time.perf_counter() - began < 10
-            assert waiting.is_alive()
-        finally:
-            disk.set()
-            waiting.join(20)
-
-
 def test_no_more_is_begun_while_ends_can_not_be_stored(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +203,6 @@ def test_logs_of_all_in_the_background_have_one_limit(
         body = asked(background=True, stream=True, instructions="x" * 45_000)
         error(client.post(RESPONSES, json={**body, "instructions": "x" * 200_000}), status=503)
         assert runs.logs.used == 0, "what was refused gives back what it took"
-        assert not runs._background
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(engine, "silent", False)
             text = client.post(RESPONSES, json={**body, "instructions": "x"}).text
@@ -237,88 +210,64 @@ def test_logs_of_all_in_the_background_have_one_limit(
         assert runs.logs.used == 0, "what has ended is in the store"
 
 
+class HeldEngine(ScriptedEngine):
+    """It says nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+
+    @asynccontextmanager
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+        await self.goes_on.wait()
+        async with super().generate(rows) as answers:
+            yield answers
+
+
+@dataclass
+class StreamReader:
+    """A client that takes one event, and the others when it may."""
+
+    events: list[Json] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, message: Message) -> None:
+        data = message.get("body", b"").decode().partition("data: ")[2]
+        if data.startswith("{"):
+            self.events.append(json.loads(data))
+            self.begun.set()
+            await self.goes_on.wait()
+
+
 def test_a_reader_goes_on_from_the_store(tiny_path: Path) -> None:
     """One that was slower than the answer."""
-    with wire.client(tiny_path, ScriptedEngine()) as client:
-        app: Any = client.app
-        runs: Runs = app.state.runs
 
-        async def read() -> tuple[list[int], list[int]]:
-            (run,) = (each.run for each in runs._background.values())
-            assert run.log
-            slow = _followed(runs, run, run.log, 0)
-            numbers = [(await anext(slow))["sequence_number"]]
-            quick = [e["sequence_number"] async for e in _followed(runs, run, run.log, 0)]
-            await until(lambda: not runs._background)
-            assert run.log.events == []
-            numbers += [e["sequence_number"] async for e in slow]
-            return numbers, quick
+    async def read() -> list[list[int]]:
+        engine = HeldEngine()
+        app = wire.app(tiny_path, engine)
+        body = asked(background=True, stream=True)
+        sender, slow = Leaver(body, asyncio.Event(), path=RESPONSES), StreamReader()
+        posted = StreamReader()
+        posted.goes_on.set()
+        async with app.router.lifespan_context(app):
+            posting = asyncio.create_task(app(sender.scope, sender.receive, posted.send))
+            await posted.begun.wait()
+            id = posted.events[0]["response"]["id"]
+            path, raw = f"{RESPONSES}/{id}", f"{RESPONSES}/{id}".encode()
+            scope = {**sender.scope, "method": "GET", "path": path, "raw_path": raw}
+            scope |= {"query_string": b"stream=true", "headers": [(b"host", b"localhost")]}
+            reading = asyncio.create_task(
+                app(scope, Leaver({}, asyncio.Event()).receive, slow.send)
+            )
+            await slow.begun.wait()
+            engine.goes_on.set()
+            await posting
+            assert len(slow.events) == 1
+            slow.goes_on.set()
+            await reading
+        return [[event["sequence_number"] for event in each.events] for each in (posted, slow)]
 
-        async def hold() -> None:
-            runs._turn = asyncio.Semaphore(0)
-
-        async def stream() -> tuple[list[int], list[int]]:
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                body = asked(background=True, stream=True)
-                posting = asyncio.create_task(http.post(RESPONSES, json=body))
-                await until(lambda: runs._background)
-                reading = asyncio.create_task(read())
-                await asyncio.sleep(0)
-                runs._turn.release()
-                await posting
-                return await reading
-
-        assert client.portal
-        client.portal.call(hold)
-        slow, quick = client.portal.call(stream)
-        assert slow == quick == list(range(len(quick)))
-        assert len(quick) > 5
-
-
-def sizes_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of the requests for which something is done in the request threads, from now on."""
-    sizes: list[int] = []
-    add = RequestThreads._add
-
-    def watched(threads: RequestThreads, job: Any) -> None:
-        sizes.append(job.size)
-        add(threads, job)
-
-    monkeypatch.setattr(RequestThreads, "_add", watched)
-    return sizes
-
-
-@pytest.mark.parametrize("param", ["previous_response_id", "conversation", "input"])
-def test_what_is_read_back_grows_the_request(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, param: str
-) -> None:
-    item = hosted(9000, id=f"ws_{param}")
-    made = ok(client.post(CONVERSATIONS, json={"items": [item]}))["id"]
-    more: dict[str, Json] = {
-        "previous_response_id": {"previous_response_id": chained(client, [9000])},
-        "conversation": {"conversation": made},
-        "input": {"input": [{"type": "item_reference", "id": item["id"]}, *SAID]},
-    }
-    sizes = sizes_of(monkeypatch)
-    ok(client.post(RESPONSES, json=asked() | more[param]))
-    assert 9000 < min(sizes) <= max(sizes) < 10_000
-
-
-ENDS = ("response.completed", "response.incomplete")
-
-
-def test_a_frames_request_has_its_size(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, reported = sizes_of(monkeypatch), list[int]()
-    with (
-        suppress(*wire.CANCELLED),
-        client.websocket_connect("ws://localhost/v1/responses") as socket,
-    ):
-        for size in (9000, 1000):
-            socket.send_json({"type": "response.create", **asked(client_metadata="x" * size)})
-            while socket.receive_json()["type"] not in ENDS:
-                pass
-            assert size < min(sizes) <= max(sizes) < size + 500
-            sizes.clear()
-            reported.append(size)
-    assert reported == [9000, 1000]
+    quick, slow = asyncio.run(read())
+    assert slow == quick == list(range(len(quick)))
+    assert len(quick) > 5

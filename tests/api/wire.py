@@ -71,7 +71,7 @@ class ScriptedEngine(StubEngine):
             row.row = len(self.taken)
             self.taken.append(row)
             answers.put(Admitted(row.row))
-            for item in [] if self.silent else self._said(row):
+            for item in [] if self.silent else self.said(row):
                 answers.put(item)
         if self.failure:
             answers.fail(self.failure)
@@ -98,7 +98,7 @@ class ScriptedEngine(StubEngine):
     def cancel(self, rows: Sequence[int]) -> None:
         self.running -= set(rows)
 
-    def _said(self, row: Generate) -> Iterator[Token | PromptLogprobs]:
+    def said(self, row: Generate) -> Iterator[Token | PromptLogprobs]:
         top = row.sampling.logprobs
         if row.prompt_logprobs:
             yield PromptLogprobs(row.row, [_logprobs(id, top or 0) for id in row.prompt[1:]])

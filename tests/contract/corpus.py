@@ -80,7 +80,7 @@ def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
         for keyword in reply.unsupported:
             raise UnsupportedKeyword(*keyword).refusal()
         grammar = Grammar(f"{OPTIONS}\nstart: j0\n", (("j0", reply.grammar),))
-        return grammar_compiler._compile(grammar, vocabulary)
+        return grammar_compiler.compiled(grammar, vocabulary)
     except (InvalidGrammar, GrammarRefused) as error:
         raise Refused(str(getattr(error, "message", error))) from None
 

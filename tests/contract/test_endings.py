@@ -105,7 +105,7 @@ def places_without_ending(
     choice: ToolChoice = "none" if format else "required"
     source = family.grammar(OutputSpec(context, choice, format, thinks=False))
     assert source is not None
-    grammar = grammar_compiler._compile(source, vocabulary)
+    grammar = grammar_compiler.compiled(source, vocabulary)
     matcher = YieldingMatcher(grammar.matcher.deep_copy())
     mask, text, places = np.zeros_like(vocabulary.ends), b"", list[str]()
     tokens = checkpoint.tokenizer.encode(written)
@@ -169,4 +169,4 @@ def test_the_object_around_the_arguments_is_ended(
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, in any message."""
     vocabulary = built(demo_path, (2,))
-    assert grammar_compiler._compile(Grammar(f"{OPTIONS}\n{source}\n"), vocabulary).matcher
+    assert grammar_compiler.compiled(Grammar(f"{OPTIONS}\n{source}\n"), vocabulary).matcher

@@ -65,7 +65,7 @@ async def test_a_model_is_loaded_and_several_requests_share_it(
             expected = [alone(tiny_model, Ask(row.prompt, row.max_tokens)) for row in rows]
             assert [ids(tokens) for tokens in answer] == [ids(tokens) for tokens in expected]
         assert len({row.row for rows in requests for row in rows}) == 4
-        assert not engine._rows
+        assert not engine.row_streams
 
 
 @asynchronous
@@ -96,7 +96,7 @@ async def test_leaving_early_frees_the_rows(tiny_path: Path) -> None:
         async with engine.generate([ask(ENDLESS) for _ in range(6)]):
             await full.wait()
             empty.clear()
-        assert not engine._rows
+        assert not engine.row_streams
         await empty.wait()
 
         steps.clear()
@@ -113,9 +113,9 @@ async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> N
             rows = [ask(dice.randint(1, 4), prompt_logprobs=dice.random() < 0.3) for _ in range(3)]
             wanted, items = dice.randrange(12), 0
             async with engine.generate(rows) as feed:
-                while items < wanted and engine._rows:
+                while items < wanted and engine.row_streams:
                     items += len(await feed.take())
-        assert not engine._rows
+        assert not engine.row_streams
         steps: list[StepOutput] = []
         engine.on_step = steps.append
         assert len((await answered(engine, ask(6)))[0]) == 6
@@ -130,7 +130,7 @@ async def test_a_row_that_fails_fails_its_request_alone(tiny_path: Path) -> None
             await until_it_fails(engine, ask(ENDLESS), ask(model="absent"))
         assert len((await bystander)[0]) == 40
         assert engine.alive
-        assert not engine._rows
+        assert not engine.row_streams
 
 
 @asynchronous
@@ -158,7 +158,7 @@ async def test_a_row_that_is_turned_away_may_be_sent_again(tiny_path: Path) -> N
     async with running(tiny_path) as engine:
         failing = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
         await asyncio.sleep(0)
-        (row,) = engine._rows
+        (row,) = engine.row_streams
         engine._dispatch(RowTurnedAway(row, "other slow grammars are being compiled."))
         with pytest.raises(Overloaded, match="other slow grammars") as turned_away:
             await failing
@@ -286,7 +286,7 @@ async def test_a_request_that_the_engine_could_not_read_is_not_sent(
     async with running(tiny_path) as engine:
         with pytest.raises(error):
             await until_it_fails(engine, ask(ENDLESS), row)
-        assert not engine._rows
+        assert not engine.row_streams
         await answered(engine, ask(1))  # after the command that cancels the row that was sent
         steps: list[StepOutput] = []
         engine.on_step = steps.append
@@ -326,14 +326,14 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
             found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in found] == [EngineDied] * 3
         assert not engine.alive
-        assert not engine._rows
+        assert not engine.row_streams
 
         with pytest.raises(EngineDied):
             await engine.load("tiny", str(tiny_path), ignored)
         with pytest.raises(EngineDied):
             async with engine.generate([ask()]):
                 pytest.fail("there is nobody to ask")
-        assert not engine._rows
+        assert not engine.row_streams
 
 
 @asynchronous

@@ -89,7 +89,7 @@ class Inside:
 
     def given(self) -> int:
         """Rows that the engine has not been asked to forget."""
-        return self.within(lambda: len(self.pool.engines[0].engine._rows))
+        return self.within(lambda: len(self.pool.engines[0].engine.row_streams))
 
     def is_free(self) -> bool:
         """Nobody holds anything."""

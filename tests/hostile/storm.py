@@ -63,7 +63,7 @@ class Storm:
     wrong: list[str] = field(default_factory=list)
 
     def blow(self) -> None:
-        expected = [self._answer(question) for question in QUESTIONS]
+        expected = [self.answer(question) for question in QUESTIONS]
         kinds = (self.shapes, self.swaps, self.cuts, self.slow, self.loads)
         clients = [(kind, number) for kind in kinds for number in range(CLIENTS)]
         with ThreadPoolExecutor(len(clients) + 2) as threads:
@@ -143,11 +143,11 @@ class Storm:
     def _control(self, expected: list[str]) -> None:
         while not self.over.is_set():
             for question, answer in zip(QUESTIONS, expected, strict=True):
-                if (found := self._answer(question)) != answer:
+                if (found := self.answer(question)) != answer:
                     self.wrong.append(f"{question} gave {found!r}, and {answer!r} before")
                 self.seen["control: the same tokens"] += found == answer
 
-    def _answer(self, question: dict[str, Any]) -> str:
+    def answer(self, question: dict[str, Any]) -> str:
         """Asked again while there is no engine, as an SDK does."""
         body = asked("a", random.Random(1), **question)
         for _ in range(RETRIES):
@@ -211,7 +211,7 @@ def storm(seconds: float, seed: int) -> list[str]:
         config["server"] |= {"runtime_adapters": True, "adapter_dirs": [name]}
         with serving(folder, config) as server:
             blown = Storm(server, seconds, seed)
-            blown._answer(QUESTIONS[0])
+            blown.answer(QUESTIONS[0])
             eventually(server.idle, "nothing is asked of it yet")
             # one that renders is warm; as many as may be stay so, with a socket each
             found, more = held(server), limits.IDLE_TEMPLATE_PROCESSES - 1

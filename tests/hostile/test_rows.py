@@ -205,7 +205,6 @@ def test_a_row_that_goes_wrong_ends_alone(
     assert poison.said in failed.message
     reported = ids(tokens_of(POISONED, unharmed))[: max(0, step - poison.lost)]
     assert ids(tokens_of(POISONED, reports)) == reported
-    assert not engine._batches["tiny"].rows
 
 
 def with_neighbours(engine: Engine, step: int, *asked: Generate) -> list[Report]:

@@ -26,11 +26,11 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.signatures import SEALED, Signer
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
-from mlx_server.generation.tool_loop import ToolLoopLimits, _Rounds
+from mlx_server.generation.server_tools import ServerTools
 from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall
-from mlx_server.requests import GenerateRequest, McpServer, McpTools
+from mlx_server.requests import GenerateRequest, McpServer
 from tests.families.prompts import checkpoint_of
 from tests.hostile.bodies import Place, at, places, put
 from tests.hostile.routes import CHAT, NATIVE, RESPONSES, SCHEMA, Json
@@ -107,9 +107,10 @@ def from_mcp(body: Json) -> Conversation:
             )
         ]
     )
-    request = GenerateRequest(model="m", prompts=(conversation,))
-    rounds = _Rounds(request, McpTools((server,)), toolset, None, ToolLoopLimits())  # type: ignore[arg-type]
-    return conversation_of(rounds._conversation)
+    tools = ServerTools(toolset, conversation.tools)  # type: ignore[arg-type]
+    named = replace(conversation, messages=tuple(map(tools.renamed, conversation.messages)))
+    offered = tuple(each.tool for each in tools.by_name.values())
+    return conversation_of(replace(named, tools=offered))
 
 
 def only(request: GenerateRequest) -> Conversation:

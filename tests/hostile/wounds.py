@@ -42,7 +42,7 @@ if "mlx_server.worker.process" in sys.orig_argv:
     wrapped(engine.Engine, "_step", "step")
     wrapped(batch.Batch, "step", "compute")
     wrapped(engine.Engine, "_load_piece", "load")
-    wrapped(grammar_compiler, "_compile", "compile")
+    wrapped(grammar_compiler, "compiled", "compile")
 """
 
 

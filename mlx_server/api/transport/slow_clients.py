@@ -33,7 +33,7 @@ class SlowClientGuard(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start_deadline()
+        self.start_deadline()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -43,7 +43,7 @@ class SlowClientGuard(asyncio.Protocol):
         super().connection_lost(exc)
         self._stop_deadline()
 
-    def _start_deadline(self) -> None:
+    def start_deadline(self) -> None:
         unread = self.transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self.send_seconds, self._check_progress, unread)
@@ -53,7 +53,7 @@ class SlowClientGuard(asyncio.Protocol):
         if unread > before - LEAST_BYTES:
             self.transport.abort()
         else:
-            self._start_deadline()
+            self.start_deadline()
 
     def _stop_deadline(self) -> None:
         if self._deadline:

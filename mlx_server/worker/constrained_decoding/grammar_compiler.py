@@ -101,7 +101,7 @@ class GrammarCompiler:
                     return found.copy()
         now = self._clock()
         if key not in self._running and not self._awaited(client, now):
-            work = partial(_compile, grammar, vocabulary, prefix)
+            work = partial(compiled, grammar, vocabulary, prefix)
             self._running[key] = _Compilation(in_thread(work, self._wake), now, client)
         if key in self._running and self._is_overdue(self._running[key], now):
             # the time depends on the machine's load, so the grammar itself is not at fault
@@ -166,7 +166,7 @@ def _finished(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarRefus
             return GrammarRefused(in_a_line(f"the grammar can't be compiled: {error}"))
 
 
-def _compile(
+def compiled(
     grammar: Grammar, vocabulary: Vocabulary, prefix: Sequence[int] = ()
 ) -> CompiledGrammar:
     source = grammar.source

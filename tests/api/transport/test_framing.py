@@ -84,7 +84,7 @@ def test_lines_are_counted_before_they_are_parsed(
     def parse(*given: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(h11._connection.Connection, "_extract_next_receive_event", parse)
+    monkeypatch.setattr(h11.Connection, "_extract_next_receive_event", parse)
     sent = lines(10 * most) + (b"\r\n" if ended else b"")
     with pytest.raises(h11.RemoteProtocolError, match="header lines"):
         requests(sent)

@@ -147,7 +147,7 @@ class Gate:
         self.begun: list[str] = []
         self.arrivals = threading.Semaphore(0)
         self.open = threading.Event()
-        compile = grammar_compiler._compile
+        compile = grammar_compiler.compiled
 
         def held(
             grammar: Grammar, vocabulary: Vocabulary, prefix: Sequence[int]
@@ -157,7 +157,7 @@ class Gate:
             assert self.open.wait(60)
             return compile(grammar, vocabulary, prefix)
 
-        monkeypatch.setattr(grammar_compiler, "_compile", held)
+        monkeypatch.setattr(grammar_compiler, "compiled", held)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat
-from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused, _compile
+from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused, compiled
 from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
 from tests.tiny import IM_END
 
@@ -41,7 +41,7 @@ def grammar(format: Format) -> Grammar:
 def takes(
     vocabulary: Vocabulary, tokenizer: Tokenizer, format: Format, begun: str, rest: str
 ) -> bool:
-    found = _compile(grammar(format), vocabulary, tokenizer.encode(begun)).matcher
+    found = compiled(grammar(format), vocabulary, tokenizer.encode(begun)).matcher
     ids = tokenizer.encode(rest)
     if found.validate_tokens(ids) < len(ids):
         return False
@@ -64,7 +64,7 @@ def test_what_begins_no_such_answer_is_refused(
     vocabulary: Vocabulary, tokenizer: Tokenizer, begun: str
 ) -> None:
     with pytest.raises(GrammarRefused, match="not the beginning"):
-        _compile(grammar(JsonFormat(SCHEMA)), vocabulary, tokenizer.encode(begun))
+        compiled(grammar(JsonFormat(SCHEMA)), vocabulary, tokenizer.encode(begun))
 
 
 def test_other_formats_go_on_as_well(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
