@@ -68,7 +68,7 @@ WAYS: dict[str, Send] = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_endpoint_tells_the_engine_who_asks(tiny_path: Path, way: str) -> None:
     """By key, of which the engine gets a digest; by address where there are no keys."""

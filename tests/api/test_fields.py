@@ -139,7 +139,6 @@ def probes() -> Iterator[Any]:
             yield pytest.param(wire, path, body, id=f"{wire.__name__}-{'.'.join(path)}")
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(("wire", "path", "body"), list(probes()))
 def test_an_unknown_field_is_listed_by_its_path(
     wire: type[WireModel], path: Path, body: Json
@@ -269,7 +268,7 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
 documents that they publish."""
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(("wire", "body"), SDKS, ids=lambda each: each.__name__)
 def test_no_field_of_the_sdks_is_silent(wire: type[WireModel], body: Any) -> None:
     fates: dict[str, set[str]] = {}

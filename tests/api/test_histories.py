@@ -731,6 +731,7 @@ FUNCTIONS: dict[str, Json] = {
 BODIES = {CHAT: chat(), MESSAGES: anthropic(), RESPONSES: responses()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FUNCTIONS)
 @pytest.mark.parametrize(
     "kind",

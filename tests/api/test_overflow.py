@@ -84,6 +84,7 @@ def test_the_longest_of_several_prompts_is_counted(client: TestClient, length: i
     assert f"requested {length + 100} tokens ({length} in your prompt; 100 for" in found["message"]
 
 
+@pytest.mark.slow
 def test_an_overflow_that_is_too_long_to_count_has_the_same_words(client: TestClient) -> None:
     long = [{"role": "user", "content": "hi " * 400_000}]
     message = refused(client, "/v1/chat/completions", messages=long)["message"]

@@ -88,6 +88,7 @@ ITEMS: Mapping[str, list[Json]] = {
 pytestmark = pytest.mark.usefixtures("_as_before")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", ITEMS.values(), ids=ITEMS)
 def test_items_that_are_given(client: TestClient, items: list[Json]) -> None:
     made = ok(client.post(CONVERSATIONS, json={}))

@@ -25,6 +25,7 @@ def refusal(body: bytes) -> str:
     return caught.value.message
 
 
+@pytest.mark.slow
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]))
 def test_equals_json_on_valid_documents(value: Any, ensure_ascii: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
@@ -149,6 +150,7 @@ def test_many_brackets_side_by_side_are_not_deep() -> None:
 SIZE = 16 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -198,6 +200,7 @@ def test_parse_object() -> None:
             parse_object(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", range(PIECE - 13, PIECE + 1))
 def test_surrogates_where_one_piece_ends_and_the_next_begins(before: int) -> None:
     padding = "x" * (before - 1)

@@ -219,6 +219,7 @@ def test_the_reports_of_our_own_server_stay() -> None:
     assert found["mlx_server"]["unenforced"] == ["a"]
 
 
+@pytest.mark.slow
 def test_the_clients_need_neither_mlx_nor_a_web_framework() -> None:
     code = (
         "import sys\n"

@@ -30,8 +30,6 @@ from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatc
 from tests.contract.pairs import WITH_CALLS
 from tests.contract.structured import NESTED
 
-pytestmark = pytest.mark.tables
-
 ADDRESS = {"street": "Bahnhofstrasse 1", "city": "Zürich", "country": "CH"}
 ORDER = {
     "id": 12,
@@ -124,12 +122,14 @@ def places_without_ending(
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f.name for f in FAMILIES if f.name != "harmony_text"])
 def test_a_formatted_answer_is_ended(name: str, checkpoints: Path) -> None:
     folder = replay_checkpoint(checkpoints, family_named(name), None)
     assert unended(name, folder, Message("assistant", TEXT)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [family.name for family in WITH_CALLS])
 def test_the_arguments_of_a_call_are_ended(name: str, checkpoints: Path) -> None:
     folder = replay_checkpoint(checkpoints, family_named(name), None)

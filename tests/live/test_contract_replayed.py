@@ -168,16 +168,6 @@ def test_streaming_equals_not_streaming(
 
 @pytest.mark.tables
 @pytest.mark.parametrize("model", [*THINKING, *OTHERS])
-def test_arguments_come_as_they_are_made(server: LiveServer, model: str) -> None:
-    asking = body(model, tools=TOOLS, tool_choice=NAMED, stream=True, seed=1, temperature=1)
-    answer, _ = answered(server, asking)
-    ((name, arguments),) = answer.calls
-    jsonschema.validate(json.loads(arguments), pairs.PARAMETERS[name])
-    assert answer.deltas > 1
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("model", [*THINKING, *OTHERS])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("more", [{"response_format": JSON_SCHEMA}, {"tools": TOOLS}])
 def test_what_has_no_room_is_cut_and_no_call(
@@ -253,14 +243,6 @@ def test_what_only_the_compiler_knows_is_refused_with_its_place(server: LiveServ
     refusal = refused(server, body("qwen3", response_format=wanted))
     assert (refusal.status, refusal.error["code"]) == (400, "invalid_json_schema")
     assert "not disjoint (#/properties/q/patternProperties)" in refusal.error["message"]
-
-
-def test_two_formats_contradict_each_other(server: LiveServer) -> None:
-    for said in pairs.contradictions():
-        error = refused(server, body("qwen3", **said)).error
-        assert error["code"] is None or "schema" not in error["code"]
-        assert "send only one of them" in error["message"]
-        assert error["param"]
 
 
 @asynccontextmanager
@@ -354,33 +336,7 @@ def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
     eventually(server.idle, "their rows are free")
 
 
-@pytest.mark.alone
-def test_a_client_that_leaves_before_its_grammar_is_ready(server: LiveServer) -> None:
-    async def ask(http: httpx.AsyncClient) -> None:
-        async with beside(http):
-            for number in range(8):
-                schema = {"enum": [f"{number} {n}" for n in range(5_000)]}
-                asking = asked(http, body("qwen3", response_format=_format(schema)))
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asking, 0.02)
-            await asked_again(http, body("qwen3", response_format=JSON_SCHEMA))
-
-    run(server, ask)
-    eventually(server.idle, "their rows are free")
-
-
 RETRY_AFTER = float(Overloaded.headers["Retry-After"])
-
-
-async def asked_again(http: httpx.AsyncClient, asking: dict[str, Any]) -> Completion:
-    """The answer, after as many attempts as a busy server wants."""
-    while True:
-        try:
-            return await asked(http, asking)
-        except NotAnswered as turned_away:
-            if turned_away.status != 503:
-                raise
-            await asyncio.sleep(RETRY_AFTER)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ from typing import Any
 import httpx
 import mlx.core as mx
 import numpy as np
-import ollama
 import pytest
 from mlx.utils import tree_unflatten
 from mlx_lm.models.llama import Model, ModelArgs
 from openai import BadRequestError, OpenAI
 
-from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
-from tests.live.server import LiveServer, eventually, serving
-from tests.tiny import IM_END, tiny_embedder, tiny_llama
+from tests.live.server import LiveServer, serving
+from tests.tiny import tiny_embedder, tiny_llama
 
 EMBEDS, MEAN, CHATS, CUT, CONVERTED, BERT = "embeds", "mean", "chats", "cut", "converted", "bert"
 TEXTS = ["Salü 🙂", "x", "A longer text, of more tokens than the others have. " * 4, "y"]
@@ -156,93 +153,3 @@ def test_long_inputs_are_refused_or_cut(http: httpx.Client, network: Any) -> Non
     np.testing.assert_allclose(
         cut["data"][1]["embedding"], whole["data"][0]["embedding"], atol=2e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"input": []}, "input"),
-        ({"input": [[]]}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": ["x", ""]}, "input[1]"),
-        ({"input": [[5], []]}, "input[1]"),
-        ({"input": ["x"] * (limits.EMBEDDING_INPUTS + 1)}, "input"),
-        ({"input": [-1]}, "input[0]"),
-        ({"input": [320]}, "input"),
-        ({"input": [2**31]}, "input[0]"),
-        ({"input": [5, "x"]}, "input[1]"),
-        ({"input": {"text": "x"}}, "input"),
-        ({"input": None}, "input"),
-        ({"input": [True]}, "input[0]"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": 65}, "dimensions"),
-        ({"dimensions": "5"}, "dimensions"),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"prompt_name": "none-such"}, "prompt_name"),
-        ({"model": f"{EMBEDS}:adapter"}, "model"),
-        ({"model": CHATS}, "model"),
-        ({"model": BERT}, "model"),
-    ],
-)
-def test_what_is_refused(http: httpx.Client, asked: Json, param: str) -> None:
-    assert refused(http, **asked)["param"] == param
-
-
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/responses", {"input": "x"}),
-        ("/generate", {"messages": [{"role": "user", "content": "x"}]}),
-    ],
-)
-def test_an_embedder_generates_nothing(http: httpx.Client, path: str, asked: Json) -> None:
-    response = http.post(path, json={"model": EMBEDS, **asked})
-    assert response.status_code == 400
-    assert "/v1/embeddings" in response.json()["error"]["message"]
-
-
-def test_it_is_listed_as_one(http: httpx.Client) -> None:
-    found = http.get(f"/v1/models/{EMBEDS}").json()
-    assert (found["type"], found["architecture"]["modality"]) == ("embeddings", "text->embeddings")
-    assert "dimensions" in found["supported_parameters"]
-    assert found["capabilities"] == {"reasoning": False, "tools": False, "structured_output": False}
-
-
-def test_ollamas_client(server: LiveServer, http: httpx.Client) -> None:
-    wanted = http.post(PATH, json={"model": EMBEDS, "input": TEXTS}).json()["data"]
-    with ollama.Client(host=server.url, trust_env=False) as client:
-        found = client.embed(EMBEDS, TEXTS)
-        assert found.prompt_eval_count
-        for vector, each in zip(found.embeddings, wanted, strict=True):
-            np.testing.assert_allclose(vector, each["embedding"], atol=2e-5)
-        (cut,) = client.embed(EMBEDS, "x" * 3000).embeddings
-        assert len(cut) == 64, "it is cut, unless that is refused"
-        known = r"^the input length exceeds the context length\. .* length is 2048 tokens"
-        with pytest.raises(ollama.ResponseError, match=known):
-            client.embed(EMBEDS, "x" * 3000, truncate=False)
-        older = client.embeddings(EMBEDS, TEXTS[0]).embedding
-        np.testing.assert_allclose(older, wanted[0]["embedding"], atol=2e-5)
-        assert client.embed(EMBEDS, []).embeddings == []
-        assert client.show(EMBEDS).capabilities == ["embedding"]
-        assert len(client.embed(CUT, "x", dimensions=16, keep_alive="5m").embeddings[0]) == 16
-    body = {"model": EMBEDS, "input": "x", "options": {"seed": 1}}
-    response = http.post("/api/embed", json=body)
-    assert response.headers["x-mlx-server-ignored"] == "options.seed"
-
-
-def test_a_client_that_leaves_ends_its_work(server: LiveServer, http: httpx.Client) -> None:
-    body = json.dumps({"model": EMBEDS, "input": [[5] * 2000] * 500}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        eventually(lambda: not server.idle(), "it is computed")
-    eventually(server.idle, "and ends with its client")
-    assert http.get("/health").status_code == 200
-
-
-def test_they_are_counted(server: LiveServer, client: OpenAI) -> None:
-    before = server.counted("mlx_server_prompt_tokens_total")
-    client.embeddings.create(model=EMBEDS, input=[[IM_END, 5, 6]])
-    assert server.counted("mlx_server_prompt_tokens_total") == before + 3

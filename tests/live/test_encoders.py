@@ -95,34 +95,6 @@ def test_ranks(http: httpx.Client, weights: dict[str, Weights], tokenizer: Token
     assert order == sorted(order, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/rerank", {"query": "q", "documents": ["d"], "instruction": "Find."}, "instruction"),
-        ("/v1/rerank", {"query": "q", "documents": ["x" * POSITIONS]}, "documents[0]"),
-        ("/v1/rerank", {"model": "bge", "query": "q", "documents": ["d"]}, "model"),
-        ("/v1/embeddings", {"input": "x"}, "model"),
-        ("/v1/embeddings", {"model": "e5", "input": [[5] * (POSITIONS - 1)]}, "input"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model"),
-    ],
-)
-def test_what_is_refused(http: httpx.Client, path: str, body: Json, param: str) -> None:
-    response = http.post(path, json={"model": RANKER, **body})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param, response.text
-
-
-def test_they_are_listed_as_what_they_are(http: httpx.Client) -> None:
-    found = {each["id"]: each for each in http.get("/v1/models").json()["data"]}
-    assert {name: found[name]["type"] for name in (*EMBEDDERS, RANKER)} == {
-        **dict.fromkeys(EMBEDDERS, "embeddings"),
-        RANKER: "rerank",
-    }
-    assert found[RANKER]["supported_parameters"] == ["top_n", "return_documents"]
-    assert found["e5"]["context_length"] == POSITIONS - 2
-    assert found["bge"]["context_length"] == TRAINED
-
-
 def test_one_that_is_ready_is_announced_with_a_request(
     server: LiveServer, http: httpx.Client
 ) -> None:

@@ -1,6 +1,5 @@
 """A model whose keys and values are kept in 8 bits, over HTTP."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.server import LiveServer, serving, start, stop
+from tests.live.server import LiveServer, serving, start
 from tests.worker.lora_files import mlx_adapter
 
 CHAT = "/v1/chat/completions"
@@ -20,7 +19,6 @@ SCHEMA = {
     "required": ["name", "n"],
     "additionalProperties": False,
 }
-HELD = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
 Json = dict[str, Any]
 
@@ -80,34 +78,12 @@ def test_a_prompt_is_cached_and_the_answer_stays(server: LiveServer) -> None:
     assert text_of(again) == text_of(first)
 
 
-def test_the_owner_sees_it(server: LiveServer) -> None:
-    with server.http() as http:
-        models = http.get("/v1/pool").json()["models"]
-    assert {model["id"]: model["kv_bits"] for model in models} == {FULL: None, HALF: 8, REAL: 8}
-
-
 def test_its_answers_are_nearly_those_of_16_bits(server: LiveServer) -> None:
     full, half = (ask(server, model, logprobs=True)["choices"][0] for model in (FULL, HALF))
     first, other = (choice["logprobs"]["content"][0] for choice in (full, half))
     assert first["token"] == other["token"]
     assert first["logprob"] != other["logprob"]
     assert abs(first["logprob"] - other["logprob"]) < 0.5
-
-
-def test_a_schema_and_a_stream(server: LiveServer) -> None:
-    answer = ask(server, HALF, "A name?", response_format=HELD, max_tokens=40)
-    assert set(json.loads(text_of(answer))) == {"name", "n"}
-    whole = text_of(ask(server, HALF, "Tell me more."))
-    with server.openai() as client:
-        chunks = client.chat.completions.create(
-            model=HALF,
-            messages=[{"role": "user", "content": "Tell me more."}],
-            temperature=0,
-            max_tokens=16,
-            stream=True,
-        )
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == whole
 
 
 def test_an_adapter_has_its_own_answer_and_its_own_prompts(server: LiveServer) -> None:
@@ -118,17 +94,6 @@ def test_an_adapter_has_its_own_answer_and_its_own_prompts(server: LiveServer) -
     assert (cached(base) < 50, cached(first), cached(again) > 50) == (True, 0, True)
     assert text_of(first) != text_of(base)
     assert text_of(again) == text_of(first)
-
-
-def test_a_restart_finds_the_prompt_on_disk(tmp_path: Path, config: Json) -> None:
-    models = {"models": {HALF: config["models"][HALF]}}
-    first = start(tmp_path, models)
-    before = ask(first, HALF, WORDS * 4)
-    stop(first)
-    with serving(tmp_path, models) as second:
-        after = ask(second, HALF, WORDS * 4)
-        assert cached(after) >= 256
-        assert text_of(after) == text_of(before)
 
 
 def test_other_bits_are_refused_at_the_start(tmp_path: Path, demo_path: Path) -> None:

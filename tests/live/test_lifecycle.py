@@ -212,15 +212,6 @@ def test_a_model_that_can_not_be_loaded_fails_alone(tmp_path: Path, tiny_path: P
         assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_unknown_model_is_a_plain_404(server: LiveServer, stream: bool) -> None:
-    with server.http() as http:
-        response = http.post(CHAT, json={**ENDLESS, "model": "other", "stream": stream})
-    assert response.status_code == 404
-    assert response.headers["content-type"] == "application/json"
-    assert response.json()["error"]["code"] == "model_not_found"
-
-
 def test_a_long_wait_is_filled_with_comments(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,14 +61,6 @@ def test_a_connector_is_called_and_is_gone_with_the_response(server: LiveServer)
     eventually(lambda: not running(server, "quiet"), "the connector is gone")
 
 
-def test_a_client_that_leaves_a_call_leaves_no_process(server: LiveServer) -> None:
-    with server.http() as http:
-        with http.stream("POST", "/v1/responses", json={**asked("hangs"), "stream": True}) as lines:
-            assert any("mcp_call.in_progress" in line for line in lines.iter_lines())
-            assert running(server, "hangs")
-        eventually(lambda: not running(server, "hangs"), "the connector is gone")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_connectors_go_with_the_server(server: LiveServer, number: signal.Signals) -> None:
     with (

@@ -1,6 +1,5 @@
 """Ollama's own client against a live server: answers, streams, tools, thoughts, loading."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -8,9 +7,9 @@ from typing import Any
 
 import ollama
 import pytest
-from ollama import AsyncClient, ChatResponse, Client, ResponseError
+from ollama import ChatResponse, Client, ResponseError
 
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import LiveServer, serving
 
 THINKER, PLAIN, BROKEN = "thinker", "plain-one", "broken"
 LONG = "No end. " * 400
@@ -73,19 +72,6 @@ def test_an_answer(client: Client) -> None:
     )
 
 
-def test_a_stream(client: Client) -> None:
-    *chunks, last = client.chat(PLAIN, user("poem"), stream=True)
-    assert "".join(chunk.message.content or "" for chunk in chunks) == ENTRIES[0]["output"]
-    assert not any(chunk.done for chunk in chunks)
-    assert last.done
-
-
-def test_generate(client: Client) -> None:
-    assert client.generate(PLAIN, "poem").response == ENTRIES[0]["output"]
-    pieces = [chunk.response or "" for chunk in client.generate(PLAIN, "poem", stream=True)]
-    assert "".join(pieces) == ENTRIES[0]["output"]
-
-
 def test_thoughts(client: Client) -> None:
     message = client.chat(THINKER, user("think"), think=True).message
     assert (message.thinking, message.content) == ("Hm, well.", "It is so.")
@@ -130,26 +116,6 @@ def test_a_schema_is_held(client: Client) -> None:
     assert caught.value.status_code == 400
 
 
-def test_models_are_loaded_and_unloaded(client: Client, server: LiveServer) -> None:
-    client.generate(PLAIN, keep_alive="10m")
-    (model,) = [each for each in client.ps().models if each.name == PLAIN]
-    assert model.expires_at
-    assert model.expires_at.year < 3000
-    client.generate(PLAIN, keep_alive=0)
-    eventually(lambda: PLAIN not in [each.name for each in client.ps().models], "it is unloaded")
-    client.generate(f"{PLAIN}:latest", "poem", keep_alive=0)
-    eventually(lambda: PLAIN not in [each.name for each in client.ps().models], "and once more")
-
-
-def test_models_are_listed_and_described(client: Client) -> None:
-    assert {model.model for model in client.list().models} == {THINKER, PLAIN}
-    shown = client.show(THINKER)
-    assert set(shown.capabilities or ()) == {"completion", "tools", "thinking"}
-    assert shown.modelinfo
-    family = shown.modelinfo["general.architecture"]
-    assert shown.modelinfo[f"{family}.context_length"]
-
-
 def test_errors_are_the_clients_own(client: Client) -> None:
     for ask in (client.chat, client.generate, client.show):
         with pytest.raises(ResponseError, match="not served here") as caught:
@@ -163,21 +129,3 @@ def test_errors_are_the_clients_own(client: Client) -> None:
         client.embed(PLAIN, "x")
     with pytest.raises(ResponseError, match=r"options\.temperature"):
         client.chat(PLAIN, user("poem"), options={"temperature": "hot"})
-
-
-def test_a_client_that_leaves_frees_its_row(client: Client, server: LiveServer) -> None:
-    begun = len(server.log)
-    stream = client.chat(PLAIN, user("slow"), stream=True)
-    assert next(iter(stream)).message.content
-    stream.close()  # type: ignore[attr-defined]  # it is a generator
-    eventually(server.idle, "the row is free")
-    eventually(lambda: "/api/chat gone" in server.log[begun:], "the log says so")
-
-
-def test_answers_together(server: LiveServer) -> None:
-    async def answers() -> list[str | None]:
-        async with AsyncClient(host=server.url) as client:
-            asked = [client.chat(PLAIN, user("poem")) for _ in range(4)]
-            return [found.message.content for found in await asyncio.gather(*asked)]
-
-    assert asyncio.run(answers()) == [ENTRIES[0]["output"]] * 4

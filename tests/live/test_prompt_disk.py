@@ -79,15 +79,6 @@ def test_what_is_not_to_be_stored_and_other_keys(tmp_path: Path, config: dict[st
         assert cached(server, key="one") > 800
 
 
-@pytest.mark.parametrize("store", ["yes", 1, []])
-def test_store_is_a_boolean(tmp_path: Path, config: dict[str, Any], store: Any) -> None:
-    with serving(tmp_path, config) as server, server.http() as http:
-        body = {"model": "tiny", "prompt": "x", "max_tokens": 1, "store": store}
-        answer = http.post("/v1/completions", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "store"
-
-
 def test_no_disk(tmp_path: Path, config: dict[str, Any]) -> None:
     config = {**config, "server": {"prompt_cache": {"disk": 0}}}
     server = start(tmp_path, config)

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from tests.live.server import LiveServer, eventually, serving
 CHAT, PLAIN = "fake-smollm2", "fake-plain"
 FAMILIES = {CHAT: "smollm2", PLAIN: "plain"}
 LONG = "No end. " * 400
-QUARTER = LONG[: len(LONG) // 4]
 POEM = "Grüezi, 世界! 🙂 1. <b>Un</b> 2. Deux\n\n3. Trois."
 """A character of several tokens, lines, and text that looks like markup."""
 
 ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": POEM},
     {"match": "regex:^long", "output": LONG},
-    {"match": "quarter", "output": QUARTER},
     {"match": "slow", "output": LONG, "delay_ms": 20},
     {"match": "cut", "output": "It was cut he", "finish": "length"},
     {"match": "nothing", "output": ""},
@@ -81,42 +78,6 @@ def assert_next(client: OpenAI, model: str, word: str) -> None:
     raise AssertionError(f"{word!r} never comes")
 
 
-SAID = {
-    "poem": (POEM, "stop"),
-    "cut": ("It was cut he", "length"),
-    "nothing": ("", "stop"),
-    "primed": ("four", "stop"),
-}
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize(
-    ("model", "text", "reported"),
-    [
-        *((model, *said) for model in FAMILIES for said in SAID.items()),
-        (CHAT, "longer", (LONG, "stop")),
-    ],
-)
-def test_streaming_equals_not_streaming(
-    client: OpenAI, model: str, text: str, reported: tuple[str, str]
-) -> None:
-    whole = asked(client, model, text)
-    *chunks, last = asked(client, model, text, stream=True, stream_options={"include_usage": True})
-    assert said(whole) == said_streaming(chunks) == [reported]
-    assert (whole.model, last.model) == (model, model)
-    tokens = len(reported[0].encode()) + (reported[1] == "stop")
-    assert whole.usage.completion_tokens == last.usage.completion_tokens == tokens
-    assert whole.usage.prompt_tokens == last.usage.prompt_tokens > len(text)
-
-
-@BOTH
-def test_the_sdks_own_accumulator_likes_the_stream(client: OpenAI, model: str) -> None:
-    messages: Any = [{"role": "user", "content": "poem"}]
-    with client.chat.completions.stream(model=model, messages=messages) as stream:
-        found = stream.get_final_completion()
-    assert said(found) == [(POEM, "stop")]
-
-
 @BOTH
 @pytest.mark.parametrize("temperature", [0, 1, 2])
 def test_the_script_is_said_at_any_temperature(
@@ -154,52 +115,6 @@ def test_n_answers_take_the_next_entries(client: OpenAI, model: str, stream: boo
     assert reported == [(word, "stop") for word in ("one", "two", "three", "one")]
 
 
-@BOTH
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("stop", "reported"),
-    [("\n\n", POEM[: POEM.index("\n")]), (["</b>", "zz"], POEM[: POEM.index("</b>")])],
-)
-def test_stop_strings(
-    client: OpenAI, model: str, stop: str | list[str], reported: str, stream: bool
-) -> None:
-    found = asked(client, model, "poem", stop=stop, stream=stream)
-    assert (said_streaming(found) if stream else said(found)) == [(reported, "stop")]
-
-
-@BOTH
-@pytest.mark.parametrize("stream", [True, False])
-def test_max_tokens_cuts_a_character_in_two(client: OpenAI, model: str, stream: bool) -> None:
-    found = asked(client, model, "poem", max_tokens=3, stream=stream)
-    assert (said_streaming(found) if stream else said(found)) == [("Gr", "length")]
-
-
-@BOTH
-def test_logprobs_are_those_of_the_script(client: OpenAI, model: str) -> None:
-    whole = asked(client, model, "poem", logprobs=True, top_logprobs=2)
-    entries = whole.choices[0].logprobs.content
-    assert bytes(byte for entry in entries for byte in entry.bytes) == POEM.encode()
-    assert all(entry.logprob == pytest.approx(0, abs=1e-6) for entry in entries)
-    assert all(entry.top_logprobs[0].bytes == entry.bytes for entry in entries)
-    assert all(len(entry.top_logprobs) == 2 for entry in entries)
-    chunks = asked(client, model, "poem", logprobs=True, top_logprobs=2, stream=True)
-    streamed = [
-        entry
-        for chunk in chunks
-        for choice in chunk.choices
-        if choice.logprobs
-        for entry in choice.logprobs.content
-    ]
-    assert streamed == entries
-
-
-@BOTH
-def test_a_bias_acts_on_the_script(client: OpenAI, model: str) -> None:
-    """It runs through the real sampler."""
-    banned = {str(id): -100 for id in range(256)}  # whatever is text
-    assert said(asked(client, model, "poem", logit_bias=banned, max_tokens=50)) == [("", "stop")]
-
-
 def test_a_special_token_in_the_output_is_one_token(client: OpenAI) -> None:
     assert said(asked(client, CHAT, "special")) == [("before", "stop")]
     # which to the other family is text like any other
@@ -211,31 +126,6 @@ def test_token_ids_are_said_as_they_are(client: OpenAI, model: str) -> None:
     found = asked(client, model, "ids")
     assert found.usage.completion_tokens == 3
     assert said(found)[0][1] == "stop"
-
-
-@BOTH
-def test_text_is_completed_too(client: OpenAI, model: str) -> None:
-    found = client.completions.create(model=model, prompt=["poem", "cut"], max_tokens=100)
-    assert [(c.text, c.finish_reason) for c in found.choices] == [
-        (POEM, "stop"),
-        ("It was cut he", "length"),
-    ]
-
-
-@BOTH
-def test_a_client_that_leaves_frees_its_row(server: LiveServer, client: OpenAI, model: str) -> None:
-    with closing(asked(client, model, "slow", stream=True)) as stream:
-        next(iter(stream))
-        eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it is answered")
-    eventually(server.idle, "its row is free")
-    leases = {found["id"]: found["leases"] for found in models_of(server)}
-    assert leases == {CHAT: 0, PLAIN: 0}
-
-
-def models_of(server: LiveServer) -> list[Mapping[str, Any]]:
-    with server.http() as http:
-        found: list[Mapping[str, Any]] = http.get("/v1/pool").json()["models"]
-        return found
 
 
 def completion_tokens(server: LiveServer, model: str) -> int:
@@ -265,19 +155,6 @@ def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str
     assert 5 <= used < len(LONG)
     left = rf"POST /v1/{path} gone \S+ \d+\+{used} tokens, {PLAIN}"
     eventually(lambda: bool(re.search(left, server.log[begin:])), "the log has them too")
-
-
-@BOTH
-def test_answers_together_are_those_alone(client: OpenAI, model: str) -> None:
-    texts = ("poem", "quarter", "cut", "nothing")
-    streams = [asked(client, model, text, stream=True) for text in texts]
-    reported = [said_streaming(stream)[0] for stream in streams]
-    assert reported == [
-        (POEM, "stop"),
-        (QUARTER, "stop"),
-        ("It was cut he", "length"),
-        ("", "stop"),
-    ]
 
 
 def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:

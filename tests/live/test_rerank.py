@@ -12,7 +12,6 @@ import pytest
 from mlx.utils import tree_unflatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from tests.generation.test_rerank import PROMPT, WEB
 from tests.live.server import LiveServer, serving
@@ -118,56 +117,6 @@ def test_the_best_of_them(http: httpx.Client) -> None:
     assert len(ranked(http, top_n=10**30)["results"]) == len(DOCUMENTS)
 
 
-@pytest.mark.parametrize("objects", [0, 2, 5])
-def test_documents_come_back_if_asked_for(http: httpx.Client, objects: int) -> None:
-    given = [*({"text": each} for each in DOCUMENTS[:objects]), *DOCUMENTS[objects:]]
-    found = ranked(http, documents=given, return_documents=True, top_n=4)
-    assert [each["document"] for each in found["results"]] == [
-        {"text": DOCUMENTS[each["index"]]} for each in found["results"]
-    ]
-    assert scores(found) == pytest.approx(scores(ranked(http, top_n=4)), abs=2e-4)
-
-
-def test_what_has_no_effect_is_listed(http: httpx.Client) -> None:
-    documents = [{"text": "a", "id": 5}]
-    body = {"model": RANKS, "query": "q", "documents": documents, "max_chunks_per_doc": 1}
-    response = http.post(PATH, json=body)
-    assert response.headers["x-mlx-server-ignored"] == "max_chunks_per_doc, documents.id"
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"documents": []}, "documents"),
-        ({"documents": ["x"] * (limits.EMBEDDING_INPUTS + 1)}, "documents"),
-        ({"documents": "x"}, "documents"),
-        ({"documents": None}, "documents"),
-        ({"documents": {"text": "x"}}, "documents"),
-        ({"documents": [5]}, "documents[0]"),
-        ({"documents": ["x", None]}, "documents[1]"),
-        ({"documents": [{"text": 5}]}, "documents[0].text"),
-        ({"documents": [{"image": "x"}]}, "documents[0].text"),
-        ({"documents": ["x", "x" * 3000]}, "documents[1]"),
-        ({"query": ""}, "query"),
-        ({"query": None}, "query"),
-        ({"query": ["x"]}, "query"),
-        ({"query": "x" * 3000}, "documents[0]"),
-        ({"top_n": 0}, "top_n"),
-        ({"top_n": -1}, "top_n"),
-        ({"top_n": "1"}, "top_n"),
-        ({"top_n": True}, "top_n"),
-        ({"return_documents": 1}, "return_documents"),
-        ({"instruction": 5}, "instruction"),
-        ({"model": f"{RANKS}:adapter"}, "model"),
-        ({"model": UNFIT}, "model"),
-    ],
-)
-def test_what_is_refused(http: httpx.Client, asked: Json, param: str) -> None:
-    response = http.post(PATH, json={"model": RANKS, "query": "q", "documents": ["x"], **asked})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param, response.text
-
-
 @pytest.mark.parametrize(
     ("model", "route"), [(EMBEDS, "/v1/embeddings"), (CHATS, "/v1/chat/completions")]
 )
@@ -175,30 +124,3 @@ def test_another_model_is_told_where_to_go(http: httpx.Client, model: str, route
     response = http.post(PATH, json={"model": model, "query": "q", "documents": ["x"]})
     assert response.status_code == 400
     assert route in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("route", "asked"),
-    [
-        ("/v1/embeddings", {"input": "x"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-    ],
-)
-def test_a_reranker_does_nothing_else(http: httpx.Client, route: str, asked: Json) -> None:
-    response = http.post(route, json={"model": RANKS, **asked})
-    assert response.status_code == 400
-    assert PATH in response.json()["error"]["message"]
-
-
-def test_it_is_listed_as_one(http: httpx.Client) -> None:
-    found = http.get(f"/v1/models/{RANKS}").json()
-    assert (found["type"], found["architecture"]["modality"]) == ("rerank", "text->rerank")
-    assert found["supported_parameters"] == ["top_n", "return_documents", "instruction"]
-    assert http.post("/api/show", json={"model": RANKS}).json()["capabilities"] == []
-
-
-def test_the_prompts_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    before = server.counted("mlx_server_prompt_tokens_total")
-    found = ranked(http)
-    after = server.counted("mlx_server_prompt_tokens_total")
-    assert after == before + found["usage"]["prompt_tokens"]

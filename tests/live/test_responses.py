@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.live.replayed import MODEL, ask, is_begun, refused, replaying
+from tests.live.replayed import ask, is_begun, refused, replaying
 from tests.live.server import LiveServer, eventually
 
 RUNNING = ("queued", "in_progress")
@@ -261,15 +261,6 @@ def test_a_client_that_leaves_cancels(client: OpenAI, server: LiveServer) -> Non
     eventually(server.idle, "rest")
 
 
-def test_a_client_that_does_not_wait_for_the_whole_cancels(
-    client: OpenAI, server: LiveServer
-) -> None:
-    impatient = server.openai(timeout=0.5)
-    with impatient, pytest.raises(openai.APITimeoutError):
-        ask(impatient, "slow")
-    eventually(server.idle, "rest")
-
-
 def test_too_many_in_the_background(client: OpenAI, server: LiveServer) -> None:
     made = [ask(client, "slow", background=True).id for _ in range(64)]
     with pytest.raises(openai.InternalServerError) as error:
@@ -281,22 +272,3 @@ def test_too_many_in_the_background(client: OpenAI, server: LiveServer) -> None:
         assert client.responses.cancel(id).status == "cancelled"
     assert ask(client).status == "completed"
     eventually(server.idle, "rest")
-
-
-def test_compaction(client: OpenAI) -> None:
-    first = ask(client, "one")
-    short = client.responses.compact(model=MODEL, input="two", previous_response_id=first.id)
-    *users, item = short.output
-    assert [user.type for user in users] == ["message", "message"]
-    assert item.type == "compaction"
-    assert short.usage.output_tokens > 0
-    reported = [
-        item.to_dict(warnings=False) for item in short.output
-    ]  # no output has users' messages
-    again = ask(client, [*reported, {"role": "user", "content": "x"}])
-    assert again.output_text == "Yes."
-
-
-def test_counting(client: OpenAI) -> None:
-    counted = client.responses.input_tokens.count(model=MODEL, input="one two", instructions="x")
-    assert counted.input_tokens == ask(client, "one two", instructions="x").usage.input_tokens

@@ -1,6 +1,5 @@
 """Responses over a WebSocket, as OpenAI's own client and as others that are less polite use it."""
 
-import asyncio
 import json
 import signal
 import socket
@@ -293,35 +292,6 @@ def test_a_client_that_leaves_cancels(server: LiveServer, line: ClientConnection
     rest(server)
 
 
-def test_a_client_that_vanishes_cancels(server: LiveServer) -> None:
-    with connected(server) as line:
-        create(line, "slow")
-        event(line)
-        line.socket.shutdown(socket.SHUT_RDWR)
-    rest(server)
-
-
-def test_pings_are_answered_while_it_speaks(line: ClientConnection) -> None:
-    create(line, "steady")
-    assert line.ping(b"there?").wait(10)
-    assert events(line)[-1]["type"] == "response.completed"
-
-
-@pytest.mark.parametrize(
-    ("host", "headers"),
-    [
-        ("evil.example", {}),
-        ("localhost", {"Origin": "http://evil.example"}),
-        ("localhost", {"Sec-Fetch-Site": "cross-site"}),
-    ],
-)
-def test_the_gate(server: LiveServer, host: str, headers: dict[str, str]) -> None:
-    with pytest.raises(InvalidStatus) as refused, connected(server, headers, host):
-        pass
-    assert refused.value.response.status_code == 403
-    assert json.loads(refused.value.response.body)["error"]["type"] == "invalid_request_error"
-
-
 def test_keys(tmp_path: Path) -> None:
     with replaying(tmp_path, server={"api_keys": [KEY, "another"]}) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
@@ -372,15 +342,3 @@ def until_completed(line: Any) -> Any:
         if getattr(found, "type", None) == "response.completed":
             return found
     raise AssertionError("the line ended")
-
-
-def test_openais_own_client_async(server: LiveServer) -> None:
-    async def talk() -> str:
-        async with server.openai_async() as client, client.responses.connect() as line:
-            await line.response.create(model=MODEL, input="poem")
-            async for found in line:
-                if found.type == "response.completed":
-                    return found.response.output_text
-        return ""
-
-    assert asyncio.run(talk()) == "Roses are red."

@@ -100,6 +100,7 @@ def summary(body: Json) -> Json:
     return {"choices": choices, "usage": body["usage"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: Json) -> None:
     body = ok(post(client, **asked))
@@ -192,6 +193,7 @@ def test_required_fields(client: TestClient, name: str, value: Any) -> None:
     assert error(client.post(PATH, json=left_out))["param"] == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_within_and_without_their_limits(client: TestClient, name: str) -> None:
     asked = {"logprobs": True} if name == "top_logprobs" else {}

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("_as_before")
 BEGUN: Json = {"role": "assistant", "content": "It is in"}
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("given", "continues"),
     [

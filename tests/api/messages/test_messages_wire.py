@@ -192,6 +192,7 @@ def test_tokens_are_also_counted_where_the_context_has_no_room(client: TestClien
     assert said == f"prompt is too long: {tokens} tokens > 2047 maximum"
 
 
+@pytest.mark.slow
 def test_an_overflow_that_is_too_long_to_count_has_the_same_words(client: TestClient) -> None:
     said = refused(client, messages=[{"role": "user", "content": "hi " * 400_000}])
     tokens = int(said.removeprefix("prompt is too long: ").partition(" ")[0])
@@ -211,6 +212,7 @@ def test_no_such_route(client: TestClient, path: str, method: str) -> None:
     error(response, response.status_code, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "headers", "status", "kind"),
     [

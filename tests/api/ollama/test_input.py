@@ -64,6 +64,7 @@ def test_results_answer_the_calls_before_them(
     assert [message.name for message in found] == [each.get("tool_name") for each in given]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("f",), ("f", "g")])
 def test_thousands_of_results_find_their_calls(names: tuple[str, ...]) -> None:
     """Without looking through all calls for each result, which would take minutes."""

@@ -198,6 +198,7 @@ def test_without_a_prompt_the_model_is_loaded_and_unloaded(tiny_path: Path, path
         assert running(client) == []
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_model_that_is_not_kept_is_unloaded_after_its_answer(

@@ -17,9 +17,6 @@ from tests.api.responses_schema import Json, assert_response, assert_stream, tim
 from tests.api.wire import error, ok
 from tests.mcp.playing import MODEL, Playing
 
-pytestmark = pytest.mark.tables
-
-
 REASONING = {"type": "reasoning", "text": "Hm."}
 
 
@@ -150,6 +147,7 @@ def without_call_ids(response: Json) -> Json:
     return {**timeless(response), "output": timeless({"output": items})["output"]}
 
 
+@pytest.mark.slow
 @every_output
 def test_each_message_becomes_an_item(client: TestClient, name: str) -> None:
     response = answered(client, name)
@@ -158,9 +156,10 @@ def test_each_message_becomes_an_item(client: TestClient, name: str) -> None:
     assert (response["status"] == "incomplete") == (name in CUT)
 
 
+@pytest.mark.slow
 @every_output
-@pytest.mark.parametrize("tools", [[FUNCTION], [FUNCTION, SEARCHES, INTERPRETER]])
-def test_streaming_equals_not_streaming(client: TestClient, name: str, tools: list[Json]) -> None:
+def test_streaming_equals_not_streaming(client: TestClient, name: str) -> None:
+    tools = [FUNCTION, SEARCHES, INTERPRETER]
     response = assert_stream(streamed(client, name, tools=tools), is_open=False)
     whole = answered(client, name, tools=tools)
     assert without_call_ids(response) == without_call_ids(whole)
@@ -359,6 +358,7 @@ def test_messages_in_and_out(client: TestClient) -> None:
     }
 
 
+@pytest.mark.slow
 @every_output
 def test_messages_are_told_at_the_end_of_a_stream(client: TestClient, name: str) -> None:
     events = streamed(client, name, **RAW)

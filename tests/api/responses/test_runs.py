@@ -183,6 +183,7 @@ def read_all(line: WebSocketTestSession) -> None:
         line.receive_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SOCKET_IDLE_SECONDS", "SOCKET_SECONDS"])
 def test_an_idle_or_old_socket_is_closed(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -323,6 +323,7 @@ def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     server = serve(script=lambda _: chunked(*STORY))
     flags = ["--concurrency", "1,2", "--prompt-tokens", "9", "--max-tokens", "4"]
@@ -337,6 +338,7 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     assert all("Bearer k" in head for head in server.heads)
 
 
+@pytest.mark.slow
 def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> None:
     def script(body: dict[str, Any]) -> list[str]:
         return [PLAIN, *STORY] if body["max_tokens"] < 40 else [PLAIN, text()]
@@ -349,7 +351,7 @@ def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> Non
     assert result.stdout.splitlines()[2:] == ["4 failed: The answer was cut off."]
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

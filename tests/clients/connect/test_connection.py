@@ -91,6 +91,7 @@ def test_a_model_of_any_name_is_asked_for_by_it(play: Play, model: str, path: st
     assert connection_to(url, "", model, None).context == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -3,6 +3,7 @@
 from functools import reduce
 from operator import add
 
+import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from mlx_server.clients.langchain import ChatMLX
@@ -46,6 +47,7 @@ def test_a_conversation_goes_back_with_thoughts_calls_and_results() -> None:
     assert "reasoning_content" not in second["messages"][2]
 
 
+@pytest.mark.slow
 def test_answers_of_other_servers_are_read_by_family() -> None:
     leaked = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."

@@ -47,6 +47,7 @@ def test_another_endpoint_generates_text_too() -> None:
     assert server.paths == ["/v1/completions"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "smollm2"])
 @pytest.mark.parametrize("owner", ["vllm", "sglang", "mlx-server", "llamacpp", "openai", None, 5])
 def test_a_text_has_the_delimiters_of_its_thoughts_where_the_server_can(
