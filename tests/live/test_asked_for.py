@@ -81,8 +81,7 @@ def raw_of(found: Any) -> list[str]:
     return [each["text"] for each in found.get("mlx_server", {}).get("raw", [])]
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize("model", [*pairs.PAIRED, *pairs.WITHOUT_CALLS[:1]])
+@pytest.mark.parametrize("model", ["qwen3", "gpt_oss", *pairs.WITHOUT_CALLS[:1]])
 def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str) -> None:
     asking = body(model, include_raw=True)
     (whole,) = raw_of(http.post("/v1/chat/completions", json=asking).json())
@@ -123,7 +122,7 @@ def test_what_a_model_can_do_is_listed(http: httpx.Client, client: OpenAI) -> No
     assert one.to_dict()["capabilities"] == can
 
 
-@pytest.mark.parametrize("name", ["adapter", "adapters", "adapter_path", "lora_path", "adapter_id"])
+@pytest.mark.parametrize("name", ["adapter", "lora_path"])
 @pytest.mark.parametrize(
     ("path", "asking"),
     [
@@ -184,18 +183,6 @@ def count(server: LiveServer, name: str, labels: str) -> float:
         exposition = http.get("/metrics").text
     found = re.search(rf"^{name}_total\{{{labels}\}} (\S+)$", exposition, re.MULTILINE)
     return float(found[1]) if found else 0.0
-
-
-def test_final_tokens_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    def counts() -> tuple[float, float]:
-        names = ("mlx_server_final_tokens", "mlx_server_reasoning_tokens")
-        final, reasoning = (count(server, name, f'model="{QUIET}"') for name in names)
-        return final, reasoning
-
-    final, reasoning = counts()
-    http.post("/v1/chat/completions", json=body(QUIET))
-    eventually(lambda: counts()[0] == final + len(ANSWER), "the answer's tokens are counted")
-    assert counts()[1] > reasoning
 
 
 def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: httpx.Client) -> None:

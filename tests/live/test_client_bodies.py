@@ -211,11 +211,6 @@ def test_a_thought_that_is_not_wanted_is_left_out(http: httpx.Client, stream: bo
     assert text == "It is so."
 
 
-def test_a_budget_in_the_object(http: httpx.Client) -> None:
-    found = post(http, messages=HI, reasoning={"max_tokens": 3}).json()
-    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

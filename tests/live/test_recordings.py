@@ -143,7 +143,6 @@ def refused(client: OpenAI, text: str, **more: Any) -> dict[str, Any]:
     return caught.value.body
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "entry", "reported"),
@@ -164,11 +163,6 @@ def test_a_recording_that_leaves_the_grammar_is_an_error(
     assert refused(client, said, response_format=FORMAT, stream=stream) == first
 
 
-def test_the_error_is_no_reason_to_send_the_request_again(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError):
-        asked(client, "leaves", response_format=FORMAT)
-
-
 def test_a_recording_that_follows_the_grammar_is_played(client: OpenAI) -> None:
     said = '{"city": "Paris", "people": 2018}'
     assert text(asked(client, "follows", response_format=FORMAT)) == said
@@ -184,8 +178,7 @@ def test_an_answer_at_its_limit_is_closed_in_one_way_only(client: OpenAI) -> Non
     assert json.loads(closed).keys() == {"city", "people"}
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize("budget", [None, 0, 4, 1000])
+@pytest.mark.parametrize("budget", [None, 0, 4])
 @pytest.mark.parametrize("model", [QWEN, OSS])
 def test_a_recording_follows_a_budget_and_a_format_together(
     client: OpenAI, model: str, budget: int | None
@@ -244,18 +237,6 @@ def test_a_loop_of_an_agent_comes_to_its_end(client: OpenAI, model: str, questio
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
     assert messages[-1]["content"] == "It is 2."
-
-
-def test_a_loop_over_responses_comes_to_its_end(client: OpenAI) -> None:
-    tool: Any = {"type": "function", **TOOL["function"], "strict": False}
-    first = client.responses.create(model=HELD, input="How much is it? 🙂 ", tools=[tool])
-    call = first.output[-1]
-    assert call.type == "function_call"
-    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
-    second = client.responses.create(
-        model=HELD, previous_response_id=first.id, input=[output], tools=[tool]
-    )
-    assert second.output_text == "It is 2."
 
 
 def test_a_result_of_a_tool_is_matched_as_it_was_escaped(client: OpenAI) -> None:
@@ -320,7 +301,6 @@ def test_what_matched_is_logged_and_no_text_of_the_request(
     assert "secret" not in log
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("transcript", "reported"),
     [
@@ -341,20 +321,6 @@ def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
     assert serve.returncode == 2
     assert serve.stderr.count(reported) == 1
     assert f"fake: {reported}" in serve.stderr.replace("The transcript can't be played: ", "")
-
-
-def test_doctor_checks_transcripts(tmp_path: Path) -> None:
-    (tmp_path / "said.yaml").write_text("- output: a\n- outptu: b\n")
-    (tmp_path / "good.yaml").write_text("- output: a\n")
-    models = {
-        name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in ("said", "good")
-    }
-    found = _run("doctor", "--config", str(_config(tmp_path, models)))
-    assert found.returncode == 1
-    lines = [line for line in found.stdout.splitlines() if " replay " in line]
-    assert [line.split()[0] for line in lines] == ["fail", "ok"]
-    assert "said: said.yaml:2: entry 2: unknown key `outptu`: did you mean `output`?" in lines[0]
-    assert "good: good.yaml, 1 entries" in lines[1]
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
