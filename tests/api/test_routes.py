@@ -86,7 +86,6 @@ STORED = {
     ("DELETE", f"/v1/conversations/{NONE}/items/{NONE}"),
 }
 SOCKETS = {"/v1/responses"}
-KEY = "one key"
 LIMIT = 2000
 
 

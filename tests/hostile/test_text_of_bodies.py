@@ -26,7 +26,7 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.signatures import SEALED, Signer
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
-from mlx_server.generation.server_tools import ServerTools
+from mlx_server.generation.tool_loop import ServerTools
 from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall

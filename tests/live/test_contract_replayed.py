@@ -12,7 +12,6 @@ import httpx
 import jsonschema
 import pytest
 
-from mlx_server.errors import Overloaded
 from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
@@ -334,9 +333,6 @@ def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
         else:
             assert found.status in (400, 503), (more, found)
     eventually(server.idle, "their rows are free")
-
-
-RETRY_AFTER = float(Overloaded.headers["Retry-After"])
 
 
 @pytest.mark.parametrize(

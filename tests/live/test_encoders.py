@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -26,8 +25,6 @@ from tests.tiny_encoders import (
     score,
     tiny_encoder,
 )
-
-Json = dict[str, Any]
 
 EMBEDDERS = {"bge": (BERT, "cls_token"), "e5": (XLM_R, "mean_tokens"), "gte": (MODERN, "cls_token")}
 RANKER = "bge-reranker"

@@ -13,12 +13,6 @@ from tests.worker.lora_files import mlx_adapter
 CHAT = "/v1/chat/completions"
 FULL, HALF, REAL = "full", "half", "real"
 WORDS = "the quick brown fox jumps over the lazy dog " * 12
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "n": {"enum": [1, 2]}},
-    "required": ["name", "n"],
-    "additionalProperties": False,
-}
 
 Json = dict[str, Any]
 

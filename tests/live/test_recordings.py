@@ -34,7 +34,6 @@ TOOL: Any = {
         },
     },
 }
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %s}}\n</tool_call>'
 FINAL = "<|channel|>final<|message|>"
 OSS_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
 
