@@ -49,7 +49,6 @@ from mlx_server.api.transport.admission import Admission
 from mlx_server.api.transport.handshake import handshaking
 from mlx_server.api.transport.http import http
 from mlx_server.api.transport.server import EXIT_CODES, HttpServer, LoopErrors
-from mlx_server.api.transport.slow_clients import guard_slow_clients
 from mlx_server.api.transport.web_sockets import web_sockets
 from mlx_server.config.settings import (
     ServerSettings,
@@ -88,7 +87,7 @@ def create_app(
     """recordings: what replay models play, by id, where it is not the file of their source.
     recorder: sees every answer."""
     server, pool = settings.server, _pool(settings, on_progress, recordings)
-    awake = KeepAwake(keep_awake_command() if server.keep_awake else ())
+    awake = KeepAwake(keep_awake_command())
     pool.on_rows = awake.count
     pool.recorder = recorder
     data_dir = settings.store.data_dir
@@ -163,7 +162,7 @@ def _middleware(server: ServerSettings) -> list[Middleware]:
 
 def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
     measured = metrics.Metrics(pool)
-    measured.answers.log.keeps_texts = server.page_texts
+    measured.answers.log.keeps_texts = server.page == "texts"
     pool.on_step = measured.on_step
     pool.on_memory = measured.samples.memory
     pool.on_ahead = measured.engine.on_ahead
@@ -183,7 +182,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     keyed.include_router(health.keyed)
     if server.page:
         keyed.include_router(page.router)
-    if server.runtime_adapters:
+    if server.adapter_dirs:
         keyed.include_router(adapters.router)
     if pool.replay_models:
         keyed.include_router(replay.router)
@@ -245,11 +244,11 @@ def server_of(settings: Settings, app: FastAPI) -> HttpServer:
         host=served.host,
         port=served.port,
         # h11, since httptools does not limit the size of headers
-        http=guard_slow_clients(http(served.receive_seconds, admission), served.send_seconds),
+        http=http(served.receive_seconds, admission),
         log_config=None,
         access_log=False,
         server_header=False,
-        ws=guard_slow_clients(sockets, served.send_seconds),
+        ws=sockets,
         ws_max_size=served.max_body_bytes,  # each message is a request body
         ws_per_message_deflate=False,
         backlog=limits.ACCEPTED_AT_ONCE,

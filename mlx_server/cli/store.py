@@ -13,6 +13,7 @@ from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.tables import print_line
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import Settings
+from mlx_server.limits import STORED_RESPONSES
 from mlx_server.store import Retention, Stats, Store
 
 app = command_app()
@@ -72,7 +73,7 @@ def show(summary: StoreSummary, console: Console) -> None:
 
 def _lines(summary: StoreSummary) -> list[str]:
     retention = summary.retention
-    limits = f"for {retention.days:g} days, at most {retention.count} of each"
+    limits = f"for {retention.days:g} days, at most {STORED_RESPONSES} of each"
     if (stats := summary.stats) is None:
         return [f"{summary.path}: nothing is stored yet", f"kept           {limits}"]
     pruned = [] if summary.pruned is None else [f"pruned         {summary.pruned}"]

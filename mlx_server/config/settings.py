@@ -38,10 +38,10 @@ from mlx_server.requests import SamplingChoices
 from mlx_server.sources.kinds import SCHEME, why_impossible
 from mlx_server.store import Retention
 from mlx_server.upstream.spec import (
-    DEFAULTS,
     UpstreamCapabilities,
     UpstreamPolicy,
     UpstreamSpec,
+    capabilities_of,
     is_upstream,
     kind_and_url,
 )
@@ -298,8 +298,6 @@ class ServerSettings(Strict):
     """The port to listen on; 0 picks a free one."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = limits.CONCURRENCY
     """Rows decoded in one batch."""
-    queue: Annotated[int, Field(ge=0)] = limits.QUEUE
-    """How many answers of one client may wait for a place in the batch."""
     api_keys: tuple[Key, ...] = ()
     allowed_hosts: tuple[Name, ...] = ()
     """Host headers, without a port, that are accepted in addition to the loopback names."""
@@ -313,27 +311,21 @@ class ServerSettings(Strict):
     """The most bytes of a request's body."""
     receive_seconds: Annotated[float, Field(gt=0)] = float(limits.RECEIVE_SECONDS)
     """How long the head and body of a request may take to arrive."""
-    send_seconds: Annotated[float, Field(gt=0)] = float(limits.SEND_SECONDS)
-    """How long a client may leave sent bytes unread before its connection is cut."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
     wired: Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)] = "auto"
     """Bytes of weights that macOS must not page out; auto: weights that are large for the Mac."""
-    keep_awake: bool = True
-    """Whether a Mac stays awake while it generates."""
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     adapters_dir: Folder | None = None
     """Each folder in it is an adapter, offered with every model that it fits."""
-    runtime_adapters: bool = False
-    """Whether clients may load and unload adapters."""
     adapter_dirs: tuple[Folder, ...] = ()
-    """Folders from which they may load them, in addition to `adapters_dir`."""
-    page: bool = True
-    """Whether browsers get a page at `/`."""
-    page_texts: bool = False
-    """Whether the page lists what was asked and answered, in memory only."""
+    """Folders from which clients may load adapters, and from `adapters_dir`; by default they may
+    load none."""
+    page: bool | Literal["texts"] = True
+    """Whether browsers get a page at `/`; `texts`: it also lists what was asked and answered, which
+    is kept in memory only."""
     runtime_models: bool = True
     """Whether clients may load and unload models, and say how long they stay; if not, models are
     loaded by the requests that need them."""
@@ -347,7 +339,7 @@ class ServerSettings(Strict):
 
     @property
     def folders_of_adapters(self) -> tuple[Path, ...]:
-        """The folders from which clients may load adapters."""
+        """The folders inside which a request may name any folder as its adapter."""
         own = (self.adapters_dir,) if self.adapters_dir else ()
         return (*own, *self.adapter_dirs)
 
@@ -356,12 +348,9 @@ class ServerSettings(Strict):
 class StoreSettings(Retention, Strict):
     days: Annotated[float, Field(gt=0)] = 30
     """How long responses and conversations are kept."""
-    count: Annotated[int, Field(ge=1)] = limits.STORED_RESPONSES
-    """How many responses, and how many conversations, are kept."""
     bytes: Bytes = limits.STORE_BYTES
-    """The most bytes that are stored for all clients together."""
-    bytes_per_key: Bytes = limits.STORE_BYTES_PER_KEY
-    """The most bytes that are stored for the clients that share a key."""
+    """The most bytes that are stored for all clients together, of which those that share a key may
+    have half."""
     data_dir: Annotated[Path | None, BeforeValidator(_data_dir)] = None
     """Folder of the database; None: a temporary folder, deleted when the server ends."""
 
@@ -458,8 +447,7 @@ def _of_its_kind(given: object, info: ValidationInfo) -> object:
     for each in fields(UpstreamCapabilities):
         if each.name in given and each.metadata:
             raise ValueError(f"`{each.name}` is no setting: that server's list of models says it")
-    known = DEFAULTS[kind_and_url(source)[0]]
-    return {**values(known), **given, "stated": frozenset(given)}
+    return {**values(capabilities_of(source)), **given, "stated": frozenset(given)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -491,8 +479,6 @@ class ModelSettings(ModelOptions, Strict):
     """The environment variable that has the other server's key."""
     project_id: Text | None = None
     space_id: Text | None = None
-    iam_url: Annotated[str, Field(pattern=URL.pattern + "$")] | None = None
-    """The source of watsonx's tokens, if it is not IBM's public cloud."""
     capabilities: Annotated[UpstreamCapabilities | None, BeforeValidator(_of_its_kind)] = None
     """None: what a server of its kind can do."""
     upstream: UpstreamPolicy | None = None
@@ -506,7 +492,7 @@ class ModelSettings(ModelOptions, Strict):
 
 
 UPSTREAM_ONLY = (
-    "api_key_env", "capabilities", "fallback", "iam_url", "project_id", "space_id", "upstream",
+    "api_key_env", "capabilities", "fallback", "project_id", "space_id", "upstream",
     "upstream_model",
 )  # fmt: skip
 
@@ -630,7 +616,6 @@ def pool_limits(settings: Settings) -> PoolLimits:
     server, folder = settings.server, settings.prompt_folder
     return PoolLimits(
         concurrency=server.concurrency,
-        queue=server.queue,
         budget=server.memory_budget,
         wired=server.wired,
         prompt_cache=server.prompt_cache.memory,
@@ -668,7 +653,6 @@ def _upstream(id: str, model: ModelSettings) -> UpstreamSpec | None:
     if not is_upstream(model.source):
         return None
     kind, url = kind_and_url(model.source)
-    iam = {"iam_url": model.iam_url} if model.iam_url else {}
     return UpstreamSpec(
         kind=kind,
         url=url,
@@ -676,10 +660,9 @@ def _upstream(id: str, model: ModelSettings) -> UpstreamSpec | None:
         api_key_env=model.api_key_env,
         project_id=model.project_id,
         space_id=model.space_id,
-        capabilities=model.capabilities or DEFAULTS[kind],
+        capabilities=model.capabilities or capabilities_of(model.source),
         policy=model.upstream or UpstreamPolicy(),
         fallback=model.fallback,
-        **iam,
     )
 
 

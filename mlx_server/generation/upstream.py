@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from mlx_server import limits
 from mlx_server.errors import AdapterNotFound, ServerError
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.defaults import completed, sampling, sampling_choices, token_limit
@@ -165,9 +166,9 @@ class UpstreamAnswer:
         )
         self._model, self._index, self._request = model, index, request
         self._prompt = request.prompts[index // request.n]
-        self._allowance = Allowance(model.upstream.policy.answer_seconds)
+        self._allowance = Allowance(limits.UPSTREAM_ANSWER_SECONDS)
         self._attempt: UpstreamAttempt | None = None
-        self._nudges = 0
+        self._was_nudged = False
 
     async def begin(self) -> None:
         """Send the request and wait until its answer begins. Raises ServerError if it does not."""
@@ -214,14 +215,12 @@ class UpstreamAnswer:
         return True
 
     async def nudge(self) -> bool:
-        if self._nudges >= self._model.upstream.policy.empty_retries:
-            return False
-        if not isinstance(self._prompt, Conversation):
+        if self._was_nudged or not isinstance(self._prompt, Conversation):
             return False
         nudged = replace(self._prompt, messages=(*self._prompt.messages, NUDGE))
         if not await self.begin_again(nudged):
             return False
-        self._nudges += 1
+        self._was_nudged = True
         return True
 
     async def _begun_attempt(self, prompt: Prompt, *, again: bool = False) -> UpstreamAttempt:

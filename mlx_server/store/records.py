@@ -60,14 +60,12 @@ class Retention:
 
     Responses, conversations and chat completions are counted separately. The age of a conversation
     is the time since its last use, that of other records the time since their creation. Nothing is
-    removed to stay within the two limits on bytes: a write that would exceed them is refused.
+    removed to stay within the limit on bytes: a write that would exceed them is refused.
     """
 
     days: float = 30
-    count: int = 10_000
     bytes: int = limits.STORE_BYTES
-    bytes_per_key: int = limits.STORE_BYTES_PER_KEY
-    """The most bytes of one owner."""
+    """The most bytes of all owners together. One may have half of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Self
 
+from mlx_server import limits
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
 from mlx_server.store.ageing import AgeClock
@@ -74,7 +75,7 @@ class Store(Responses, Conversations, Completions):
     @writes
     def _prune_some(self, db: Connection, kind: Kind) -> int:
         total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
-        surplus = total - self.retention.count
+        surplus = total - limits.STORED_RESPONSES
         expired = self._ageing.now(db) - self.retention.days * DAY
         # a clock that was set back makes new records look older than those made before
         by_creation = surplus > 0 and kind != "conversation"

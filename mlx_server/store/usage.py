@@ -17,7 +17,7 @@ twice."""
 REMEDY = (
     "Delete responses, conversations or chat completions (DELETE /v1/responses/ID, "
     "DELETE /v1/conversations/ID, DELETE /v1/chat/completions/ID), "
-    "send `store: false`, or raise `store.{setting}` in models.yaml."
+    "send `store: false`, or raise `store.bytes` in models.yaml."
 )
 
 
@@ -91,13 +91,9 @@ def check(db: Connection, owner: str, retention: Retention) -> None:
     """Raises StoreFull if a limit is exceeded. It is called at the end of a write, which is then
     rolled back."""
     row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
-    if row and row[0] > retention.bytes_per_key:
-        raise StoreFull(
-            f"Your key would have {row[0]} bytes stored; the limit is {retention.bytes_per_key} "
-            "bytes. " + REMEDY.format(setting="bytes_per_key")
-        )
+    if row and row[0] > (most := retention.bytes // 2):
+        raise StoreFull(f"Your key would have {row[0]} bytes stored; the limit is {most}. {REMEDY}")
     if (stored := total(db)) > retention.bytes:
         raise StoreFull(
-            f"The server would have {stored} bytes stored; the limit is {retention.bytes} bytes. "
-            + REMEDY.format(setting="bytes")
+            f"The server would have {stored} bytes stored; the limit is {retention.bytes}. {REMEDY}"
         )

@@ -216,14 +216,14 @@ class UpstreamStream:
             ) from None
 
     def _timeout(self) -> UpstreamTimeout:
-        id, policy = self._connection.id, self._connection.spec.policy
+        id, most = self._connection.id, limits.UPSTREAM_ANSWER_SECONDS
         if self._allowance.seconds_left > 0:
             return UpstreamTimeout(
                 f"The upstream of {id} added nothing to its answer for {self._idle_seconds:g} "
                 "seconds."
             )
         return UpstreamTimeout(
-            f"The upstream of {id} did not end its answer within {policy.answer_seconds:g} seconds."
+            f"The upstream of {id} did not end its answer within {most:g} seconds."
         )
 
     async def aclose(self) -> None:
@@ -283,7 +283,7 @@ class UpstreamConnection:
 
     async def _learn(self) -> None:
         try:
-            async with asyncio.timeout(self.spec.policy.connect_seconds):
+            async with asyncio.timeout(limits.UPSTREAM_CONNECT_SECONDS):
                 headers = await self._credentials.headers()
                 request = self._http().build_request(
                     "GET", endpoint(self.spec, MODELS), headers=headers
@@ -397,7 +397,7 @@ class UpstreamConnection:
             raise Unreachable(
                 UpstreamTimeout(
                     f"The upstream of {self.id} took no connection within "
-                    f"{policy.connect_seconds:g} seconds."
+                    f"{limits.UPSTREAM_CONNECT_SECONDS:g} seconds."
                 )
             ) from None
         except httpx2.HTTPError as error:  # only its type is shown, since its text may have the URL
@@ -462,11 +462,10 @@ class UpstreamConnection:
 
     def _http(self) -> httpx2.AsyncClient:
         if self._client is None:
-            policy = self.spec.policy
             most = limits.UPSTREAM_CONNECTIONS
             self._client = httpx2.AsyncClient(
                 headers={"accept-encoding": "identity"},
-                timeout=httpx2.Timeout(policy.connect_seconds, read=None, write=None),
+                timeout=httpx2.Timeout(limits.UPSTREAM_CONNECT_SECONDS, read=None, write=None),
                 follow_redirects=False,
                 transport=BoundedTransport(
                     limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most // 4),

@@ -15,6 +15,9 @@ from mlx_server.upstream.failures import refusal
 from mlx_server.upstream.responses import limited
 from mlx_server.upstream.spec import UpstreamSpec
 
+IAM_URL = "https://iam.cloud.ibm.com"
+"""The server that issues tokens for watsonx."""
+
 GRANT = "urn:ibm:params:oauth:grant-type:apikey"
 EARLY_SECONDS = 300.0
 """How long before its expiry a token is replaced. One with a short life is replaced in the last
@@ -119,4 +122,4 @@ class _Token(msgspec.Struct):
 
 def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx2.AsyncClient]) -> Credentials:
     key = ApiKey(spec.api_key_env)
-    return IamToken(key, spec.iam_url, client) if spec.kind == "watsonx" else key
+    return IamToken(key, IAM_URL, client) if spec.kind == "watsonx" else key

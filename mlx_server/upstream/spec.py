@@ -13,8 +13,6 @@ from mlx_server.messages import Media, MediaKind
 
 Kind = Literal["openai", "watsonx"]
 
-Seconds = Annotated[float, Gt(0), Le(86400)]
-
 ReasoningField = Literal["reasoning_content", "reasoning"]
 
 PREFIXES: Mapping[str, Kind] = MappingProxyType({"openai+": "openai", "watsonx:": "watsonx"})
@@ -33,7 +31,8 @@ def kind_and_url(source: str) -> tuple[Kind, str]:
 
 
 DERIVED: Mapping[str, bool] = MappingProxyType({"derived": True})
-"""Marks fields that the kind of a server or its list of models tells, and that are no settings."""
+"""Marks fields that the kind of a server, its list of models or its answers tell, and that are no
+settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +43,13 @@ class UpstreamCapabilities:
     tools: bool = True
     """Whether tools are sent. If not, the prompt describes them, and calls are parsed in Hermes'
     format."""
-    tool_choice: bool = True
+    tool_choice: bool = field(default=True, metadata=DERIVED)
     """Whether `tool_choice` is sent. Answers are checked for it in any case."""
     parallel_tool_calls: bool = field(default=True, metadata=DERIVED)
     """Whether `parallel_tool_calls` is sent. It is enforced in any case."""
-    tool_messages: bool = True
+    tool_messages: bool = field(default=True, metadata=DERIVED)
     """Whether earlier calls and their results are sent in their own fields; if not, as text."""
-    reasoning_messages: bool | Literal["tool_rounds"] = False
+    reasoning_messages: bool | Literal["tool_rounds"] = field(default=False, metadata=DERIVED)
     """Whether the reasoning of earlier messages is sent. With `tool_rounds` only that after the
     user's last message is, as DeepSeek, Kimi and MiniMax require. An answer with reasoning in its
     own field sets it to `tool_rounds`."""
@@ -62,16 +61,16 @@ class UpstreamCapabilities:
     json_schema: bool = True
     """Whether a schema is sent; if not, the prompt describes it. Answers are checked in any
     case."""
-    structured_outputs: bool = False
+    structured_outputs: bool = field(default=False, metadata=DERIVED)
     """Whether a regex, a choice or a grammar is sent, by vLLM's names of these fields."""
     reasoning_effort: bool = field(default=True, metadata=DERIVED)
-    chat_template_kwargs: bool = False
-    continue_message: bool = False
+    chat_template_kwargs: bool = field(default=False, metadata=DERIVED)
+    continue_message: bool = field(default=False, metadata=DERIVED)
     """Whether an answer can continue the last message, by vLLM's `continue_final_message`."""
     thinking_budget: bool = field(default=False, metadata=DERIVED)
     """Whether `thinking_budget` is sent, by this server's name of the field. If not, two requests
     limit the thoughts, if a message can be continued."""
-    sampling: bool = True
+    sampling: bool = field(default=True, metadata=DERIVED)
     """Whether `top_k`, `min_p` and `repetition_penalty` are sent, which OpenAI's API lacks."""
     penalties: bool = field(default=True, metadata=DERIVED)
     """Whether `presence_penalty` and `frequency_penalty` are sent."""
@@ -93,9 +92,11 @@ class UpstreamCapabilities:
     gets a line of text."""
     audio: bool = field(default=False, metadata=DERIVED)
     video: bool = field(default=False, metadata=DERIVED)
-    developer_role: bool = False
+    developer_role: bool = field(default=False, metadata=DERIVED)
     """Whether messages may have the role `developer`; if not, they are sent as `system`."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = field(
+        default="max_tokens", metadata=DERIVED
+    )
     stated: frozenset[str] = field(default=frozenset(), metadata=DERIVED)
     """The names of those that models.yaml sets, which an answer of the upstream can't change."""
 
@@ -116,26 +117,37 @@ SEEN: Mapping[MediaKind, str] = MappingProxyType(
 )
 """The capability that each kind of media needs; there is none for files."""
 
-DEFAULTS: Mapping[Kind, UpstreamCapabilities] = MappingProxyType(
-    {"openai": UpstreamCapabilities(), "watsonx": WATSONX}
+OPENAI = UpstreamCapabilities(
+    sampling=False,
+    developer_role=True,
+    max_tokens_field="max_completion_tokens",
 )
+"""OpenAI's own API, also on Azure."""
+
+
+def capabilities_of(source: str) -> UpstreamCapabilities:
+    """The capabilities of the server that a `source` names, as far as its kind and host tell."""
+    kind, url = kind_and_url(source)
+    if kind == "watsonx":
+        return WATSONX
+    host = urlsplit(url).hostname or ""
+    is_openai = host == "api.openai.com" or host.endswith(".openai.azure.com")
+    return OPENAI if is_openai else UpstreamCapabilities()
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPolicy:
     """Limits of the time that an upstream may take, and of repeated requests."""
 
-    connect_seconds: Seconds = float(limits.UPSTREAM_CONNECT_SECONDS)
-    first_seconds: Seconds = float(limits.UPSTREAM_FIRST_SECONDS)
+    first_seconds: Annotated[float, Gt(0), Le(86400)] = float(limits.UPSTREAM_FIRST_SECONDS)
     """The most seconds until the answer begins."""
-    idle_seconds: Seconds = float(limits.UPSTREAM_IDLE_SECONDS)
-    """The most seconds in which an answer that has begun may not grow."""
-    answer_seconds: Seconds = float(limits.UPSTREAM_ANSWER_SECONDS)
-    """The most seconds from the request to the answer's end, retries included."""
     retries: Annotated[int, Ge(0), Le(10)] = limits.UPSTREAM_RETRIES
     """How often a request is sent again if it failed before its answer began."""
-    empty_retries: Annotated[int, Ge(0), Le(4)] = 1
-    """How often an answer without text or calls is requested again."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """The most seconds in which an answer that has begun may not grow."""
+        return min(self.first_seconds, limits.UPSTREAM_IDLE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +162,6 @@ class UpstreamSpec:
     project_id: str | None = None
     """The project on watsonx; it takes precedence over the space."""
     space_id: str | None = None
-    iam_url: str = "https://iam.cloud.ibm.com"
-    """The server that issues tokens for watsonx."""
     capabilities: UpstreamCapabilities = field(default_factory=UpstreamCapabilities)
     policy: UpstreamPolicy = field(default_factory=UpstreamPolicy)
     fallback: tuple[str, ...] = ()

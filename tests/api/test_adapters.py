@@ -26,7 +26,7 @@ def adapter(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(folder: Path, **models: str) -> Iterator[TestClient]:
-    server = ServerSettings(runtime_adapters=True, adapter_dirs=(folder,))
+    server = ServerSettings(adapter_dirs=(folder,))
     listed = {
         id: ModelSettings(source=source, aliases=(f"{id}-x",)) for id, source in models.items()
     }

@@ -61,7 +61,7 @@ def test_texts_are_listed_where_the_owner_wants_them(
     keys = tuple(map(wire.key, KEYS))
     said = [{"role": "user", "content": "rules"}, {"role": "user", "content": "a secret"}]
     body = {"model": wire.MODEL, "messages": said, "max_tokens": 9}
-    with wire.client(tiny_path, engine, api_keys=keys, page_texts=True) as client:
+    with wire.client(tiny_path, engine, api_keys=keys, page="texts") as client:
         answer = wire.ok(client.post("/v1/chat/completions", json=body, headers=bearer(one)))
         [listed] = requests(client, one)
         assert requests(client, other) == []

@@ -126,7 +126,7 @@ def test_pages_are_bounded_by_bytes(client: TestClient, monkeypatch: pytest.Monk
 
 
 def test_a_full_store_says_what_to_do(tiny_path: Path, tmp_path: Path) -> None:
-    store = StoreSettings(data_dir=tmp_path, bytes=200_000, bytes_per_key=50_000)
+    store = StoreSettings(data_dir=tmp_path, bytes=100_000)
     keys: Any = {"api_keys": (wire.key("one"), wire.key("two"))}
     engine = ScriptedEngine()
     with wire.client(tiny_path, engine, store, **keys) as client:
@@ -139,7 +139,7 @@ def test_a_full_store_says_what_to_do(tiny_path: Path, tmp_path: Path) -> None:
             found = error(response, status=507)
             assert found["code"] == "store_full"
             assert response.headers["x-should-retry"] == "false"
-        assert "`store.bytes_per_key`" in found["message"]
+        assert "`store.bytes`" in found["message"]
         assert len(engine.taken) == taken, "nothing is generated for it"
         error(client.post(CONVERSATIONS, json={"items": [hosted(20_000)]}, headers=one), status=507)
         ok(client.post(RESPONSES, json={**body, "store": False}, headers=one))
@@ -151,7 +151,7 @@ def test_a_full_store_says_what_to_do(tiny_path: Path, tmp_path: Path) -> None:
 def test_an_answer_that_finds_no_room_is_told_but_not_stored(
     tiny_path: Path, tmp_path: Path
 ) -> None:
-    store = StoreSettings(data_dir=tmp_path, bytes_per_key=22_000)
+    store = StoreSettings(data_dir=tmp_path, bytes=44_000)
     with wire.client(tiny_path, ScriptedEngine(), store) as client:
         body = asked(max_output_tokens=20, top_logprobs=20) | {"input": [hosted(18_000), *SAID]}
         response = ok(client.post(RESPONSES, json=body))

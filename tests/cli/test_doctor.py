@@ -38,7 +38,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         Path("models.yaml").write_text(
-            f"server: {{port: {port}, api_keys: [a-key], queue: 3}}\n"
+            f"server: {{port: {port}, api_keys: [a-key], max_body_bytes: 3}}\n"
             "models: {a: {source: x/y}}\n"
         )
         result = run("doctor", "--json")
@@ -46,7 +46,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
     found = {check["name"]: check for check in json.loads(result.stdout)}
     for package in ("mlx", "mlx-lm", "llguidance"):
         assert f"{package} {version(package)}" in found["packages"]["found"]
-    assert "queue: 3" in found["server"]["found"]
+    assert "max_body_bytes: 3" in found["server"]["found"]
     assert "a-key" not in result.stdout
     assert (found["port"]["status"], "--port" in found["port"]["fix"]) == ("warn", True)
     assert found["engine"]["found"].startswith("starts in ")

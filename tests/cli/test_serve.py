@@ -34,12 +34,12 @@ def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_settings_exit_with_2() -> None:
-    Path("bad.yaml").write_text("server:\n  prot: 1\n  queue: -1\n")
+    Path("bad.yaml").write_text("server:\n  prot: 1\n  drain_seconds: -1\n")
     result = run("serve", "--config", "bad.yaml", "--api-key", "sk-secret x")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         "bad.yaml:2: server.prot: unknown key: did you mean `port`?",
-        "bad.yaml:3: server.queue: should be greater than or equal to 0",
+        "bad.yaml:3: server.drain_seconds: should be greater than or equal to 0",
         "--api-key: a key should be one or more visible ASCII characters",
     ]
     assert result.stdout == ""

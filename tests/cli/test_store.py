@@ -65,9 +65,9 @@ def test_pruning(folder: Path) -> None:
     found = shown("--prune")
     assert found["pruned"] == "1"
     assert found["responses"].startswith("1, of ")
-    (folder / "models.yaml").write_text("store: {days: 90, count: 7}\n")
+    (folder / "models.yaml").write_text("store: {days: 90}\n")
     found = shown("--prune")
-    assert (found["pruned"], found["kept"]) == ("0", "for 90 days, at most 7 of each")
+    assert (found["pruned"], found["kept"]) == ("0", "for 90 days, at most 10000 of each")
 
 
 def test_it_works_beside_a_server(folder: Path) -> None:

@@ -33,10 +33,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_flags_win_over_environment_over_file_over_defaults() -> None:
-    path = written("server: {host: 127.0.0.2, port: 1, queue: 7}\n" + MINIMAL)
+    path = written("server: {host: 127.0.0.2, port: 1, drain_seconds: 7}\n" + MINIMAL)
     environ = {"MLX_SERVER_HOST": "127.0.0.3", "MLX_SERVER_PORT": "2"}
     server = load(path, overrides={"port": 3, "host": None}, **environ).server
-    assert (server.port, server.host, server.queue, server.concurrency) == (3, "127.0.0.3", 7, 16)
+    assert (server.port, server.host, server.drain_seconds, server.concurrency) == (
+        3,
+        "127.0.0.3",
+        7,
+        16,
+    )
 
 
 def test_an_empty_variable_is_not_set() -> None:
@@ -318,7 +323,7 @@ def test_all_settings_are_shown(folder: Path) -> None:
         ServerSettings: given["server"],
         PromptCacheSettings: given["server"]["prompt_cache"],
         StoreSettings: given["store"],
-        ModelSettings: {**models, "space_id": "", "iam_url": ""},
+        ModelSettings: {**models, "space_id": ""},
         RepairSettings: models["repair"],
         SamplingDefaults: models["defaults"],
         AdapterSettings: models["adapters"]["legal"],

@@ -151,12 +151,6 @@ def test_other_ways_to_wire_are_told(size: str) -> None:
     assert (found.line, "wired" in str(found)) == (1, True)
 
 
-def test_whether_a_mac_is_kept_awake() -> None:
-    written("server: {keep_awake: false}\n" + MINIMAL)
-    assert load().server.keep_awake is False
-    assert "keep_awake" in str(problem("server: {keep_awake: sometimes}\n" + MINIMAL))
-
-
 @pytest.mark.parametrize("key", ["ttl: 0", "ttl: -5", "ttl: soon", "pinned: 1", "preload: 2"])
 def test_how_long_a_model_stays_is_checked(key: str) -> None:
     found = problem(f"models: {{m: {{source: org/name, {key}}}}}")

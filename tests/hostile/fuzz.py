@@ -104,7 +104,6 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
         RANKS: {"source": str(reranker), **_brief()},
     }
     server_settings = {
-        "runtime_adapters": True,
         "adapter_dirs": ["."],
         "show_prompts": True,
     }

@@ -208,7 +208,7 @@ def storm(seconds: float, seed: int) -> list[str]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         config = soaked(folder)
-        config["server"] |= {"runtime_adapters": True, "adapter_dirs": [name]}
+        config["server"] |= {"adapter_dirs": [name]}
         with serving(folder, config) as server:
             blown = Storm(server, seconds, seed)
             blown.answer(QUESTIONS[0])

@@ -207,7 +207,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
         "api_keys": [KEY],
         "log_level": "debug",
         "allow_private_urls": True,
-        "runtime_adapters": True,
+        "adapter_dirs": ["."],
     }
     with serving(folder, {"models": models, "server": settings}) as server:
         (folder / "said.jsonl").unlink()  # without it the server would not start

@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "adapters" / "broken" / "adapter_config.json").write_text("{")
     (folder / "said.jsonl").write_text(json.dumps({"match": "regex:.", "output": "Yes, yes."}))
     config = {
-        "server": {"runtime_adapters": True, "receive_seconds": RECEIVE_SECONDS},
+        "server": {"adapter_dirs": ["."], "receive_seconds": RECEIVE_SECONDS},
         "models": {
             MODEL: {"source": str(tiny_path), "preload": True},
             REPLAYED: {"source": "replay:said.jsonl", "family": "hermes", "preload": True},

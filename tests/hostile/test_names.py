@@ -30,7 +30,7 @@ def engine() -> ScriptedEngine:
 @pytest.fixture(scope="module")
 def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
     logging.disable()  # pytest keeps what is logged
-    with wire.client(tiny_path, engine, runtime_adapters=True) as client:
+    with wire.client(tiny_path, engine, adapter_dirs=(tiny_path,)) as client:
         yield client
     logging.disable(logging.NOTSET)
 

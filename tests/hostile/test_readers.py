@@ -41,9 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     lines = [json.dumps(entry) for entry in said_so]
     said.write_text("\n".join(lines), "utf-8")
     model = {"source": f"replay:{said}", "family": "plain", "preload": True}
-    limits = {"port": 0, "send_seconds": LONG}
-    settings = validated(Settings, {"server": limits, "models": {MODEL: model}})
-    with serving(settings) as found:
+    settings = validated(Settings, {"server": {"port": 0}, "models": {MODEL: model}})
+    with serving(settings) as found, patience(found, LONG):
         yield found
 
 
@@ -91,13 +90,14 @@ WHOLE = chat("Quick", stream=False, **DETAILED)
 def patience(server: Inside, seconds: float) -> Iterator[None]:
     kinds: list[Any] = [server.server.config.http_protocol_class]
     kinds.append(server.server.config.ws_protocol_class)
+    before = [kind.send_seconds for kind in kinds]
     try:
         for kind in kinds:
             kind.send_seconds = seconds
         yield
     finally:
-        for kind in kinds:
-            kind.send_seconds = LONG
+        for kind, had in zip(kinds, before, strict=True):
+            kind.send_seconds = had
 
 
 def stalled(server: Inside, sent: bytes) -> socket.socket:

@@ -94,7 +94,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 def everything() -> list[tuple[str, str]]:
     """(method, path) of every route, with WS where a WebSocket is taken."""
-    app = create_app(Settings(server=ServerSettings(runtime_adapters=True)))
+    app = create_app(Settings(server=ServerSettings(adapter_dirs=(Path("/"),))))
     return sorted(
         (method, re.sub(r"\{.*?\}", lambda name: NAMES[name[0]], str(route.path)))
         for route in iter_route_contexts(app.routes)
@@ -174,7 +174,7 @@ def generated() -> Iterator[Combination]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
     models = {TINY: {"source": str(tiny_path), "preload": True}}
-    keys = {"api_keys": [KEY, OTHER_KEY], "runtime_adapters": True}
+    keys = {"api_keys": [KEY, OTHER_KEY], "adapter_dirs": ["."]}
     with serving(tmp_path_factory.mktemp("web"), {"models": models, "server": keys}) as server:
         yield server
 

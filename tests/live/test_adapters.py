@@ -42,7 +42,7 @@ def server(folder: Path, tiny_path: Path) -> Iterator[LiveServer]:
     broken.mkdir()
     (broken / "adapter_config.json").write_text("{")
     config = {
-        "server": {"runtime_adapters": True, "adapter_dirs": ["./elsewhere"]},
+        "server": {"adapter_dirs": ["./elsewhere"]},
         "models": {TINY: {"source": str(tiny_path), "adapters": DESCRIBED}},
     }
     with serving(folder, config) as server:

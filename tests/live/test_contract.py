@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, shallow_path: Path) -> Iter
             "constrain_calls": True,
             "repair": {"retries": 0},
         }
-    settings = {"concurrency": 32, "queue": 1024}
+    settings = {"concurrency": 32}
     with serving(folder, {"server": settings, "models": models}) as server:
         yield server
         assert "Traceback" not in server.log

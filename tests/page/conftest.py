@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
             "ttl": 3600,
         },
     }
-    settings = {"models": models, "server": {"page_texts": True}}
+    settings = {"models": models, "server": {"page": "texts"}}
     with serving(folder, settings) as server:
         yield server
         assert "Traceback" not in server.log

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import NotFound
 from mlx_server.store import ConversationRecord, Retention, Store
 from mlx_server.store.ageing import DOUBT_SECONDS, AgeClock
@@ -23,8 +24,8 @@ class Clocks:
         self.steady += seconds
 
 
-async def opened(path: Path, clocks: Clocks, **retention: int) -> Store:
-    store = await Store.open(path, Retention(days=30, **retention), clock=lambda: clocks.wall)
+async def opened(path: Path, clocks: Clocks) -> Store:
+    store = await Store.open(path, Retention(days=30), clock=lambda: clocks.wall)
     store._ageing = AgeClock(lambda: clocks.wall, lambda: clocks.steady)
     return store
 
@@ -67,9 +68,12 @@ async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
 
 
 @runs
-async def test_new_records_are_kept_after_a_clock_was_set_back(path: Path) -> None:
+async def test_new_records_are_kept_after_a_clock_was_set_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 3)
     clocks = Clocks()
-    store = await opened(path, clocks, count=3)
+    store = await opened(path, clocks)
     for at in range(3):
         await store.begin(response(f"ahead{at}", at=clocks.wall), "me")
     clocks.wall -= 3600
@@ -119,11 +123,14 @@ async def test_weeks_of_sleep_are_no_leap(path: Path) -> None:
 
 
 @runs
-async def test_a_count_holds_whatever_the_clock_says(path: Path) -> None:
+async def test_a_count_holds_whatever_the_clock_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clocks = Clocks()
     store = await filled(path, clocks)
     await store.close()
-    store = await opened(path, clocks, count=1)
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 1)
+    store = await opened(path, clocks)
     await store.prune()
     clocks.wall += 12 * YEAR
     await store.begin(response("new", at=clocks.wall), "me")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound
-from mlx_server.store import CompletionFilter, CompletionRecord, Retention, Store, file
+from mlx_server.store import CompletionFilter, CompletionRecord, Store, file
 from tests.store.make import items, recounted, response, runs
 
 ANY = CompletionFilter()
@@ -57,8 +58,9 @@ async def test_labels_count_as_stored_bytes(path: Path) -> None:
 
 
 @runs
-async def test_the_oldest_are_pruned(path: Path) -> None:
-    store = await Store.open(path, Retention(count=2), clock=lambda: 10.0)
+async def test_the_oldest_are_pruned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 2)
+    store = await Store.open(path, clock=lambda: 10.0)
     await store.begin(response("r"), "me")
     for id in "abc":
         await store.add_completion(completion(id, 5.0), "me")

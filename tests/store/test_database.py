@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import NotFound, StoreUnavailable
 from mlx_server.store import ItemRecord, Retention, Store, database, file
 from tests.store.make import items, response, runs
@@ -211,13 +212,14 @@ async def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
 
 
 @runs
-async def test_one_server_a_file_and_guests(path: Path) -> None:
+async def test_one_server_a_file_and_guests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 2)
     first = await filled(path)
     await first.begin(response("running", "in_progress"), "me")
     second = await Store.open(path)
     with pytest.raises(StoreUnavailable, match="in use by another mlx-server"):
         await second.get("1", "me")
-    guest = await Store.visit(path, Retention(days=1e6, count=2))
+    guest = await Store.visit(path, Retention(days=1e6))
     assert (await guest.stats()).responses == 4
     assert await guest.prune() == 2
     await guest.close()

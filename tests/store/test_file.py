@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import NotFound
 from mlx_server.store import RUNNING, ConversationRecord, ItemRecord, Retention, Store, file
 from tests.store.make import finish, items, response
@@ -78,8 +79,9 @@ def writes(store: Store, rng: random.Random) -> list[Write]:
 async def record(path: Path) -> tuple[Recording, list[Snapshot]]:
     """With a note as each write is acknowledged, and what was to be found then."""
     assert SQLITE is not None
-    with recorded(SQLITE) as recording:
-        store = await Store.open(path, Retention(days=1, count=12), clock=lambda: 0)
+    with recorded(SQLITE) as recording, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "STORED_RESPONSES", 12)
+        store = await Store.open(path, Retention(days=1), clock=lambda: 0)
         found: list[Snapshot] = [{}]
         for write in writes(store, random.Random(1)):
             await write()

@@ -4,15 +4,18 @@ import asyncio
 import itertools
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import (
     RUNNING,
@@ -25,7 +28,7 @@ from mlx_server.store import (
 from tests.store.make import items, recounted, response
 
 DAY = 86400.0
-RETENTION = Retention(days=10, count=6)
+RETENTION, COUNT = Retention(days=10), 6
 
 owners = st.sampled_from(["", "a", "b"])
 ids = st.sampled_from([f"r{n}" for n in range(8)])
@@ -50,6 +53,13 @@ class Talk:
     used_at: float
     order: int
     items: dict[str, ItemRecord] = field(default_factory=dict)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_records() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "STORED_RESPONSES", COUNT)
+        yield
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -193,13 +203,13 @@ class StoreMachine(RuleBasedStateMachine):
         ended = [k for k, known in self.responses.items() if known.response.status not in RUNNING]
         ended.sort(key=lambda k: (self.responses[k].response.created_at, self.responses[k].order))
         for key in ended:
-            too_many = len(self.responses) > RETENTION.count
+            too_many = len(self.responses) > COUNT
             if too_many or self.responses[key].response.created_at < expired:
                 del self.responses[key]
                 gone += 1
         unused = sorted(self.talks, key=lambda k: (self.talks[k].used_at, self.talks[k].order))
         for key in unused:
-            if len(self.talks) > RETENTION.count or self.talks[key].used_at < expired:
+            if len(self.talks) > COUNT or self.talks[key].used_at < expired:
                 del self.talks[key]
                 gone += 1
         assert self.run(self.store.prune()) == gone

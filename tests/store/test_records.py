@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mlx_server import limits
 from mlx_server.config.settings import StoreSettings
 from mlx_server.store import records
 from mlx_server.store.records import (
@@ -23,12 +22,6 @@ def test_a_store_without_settings_keeps_what_the_settings_keep_by_default() -> N
     settings = StoreSettings()
     for field in fields(Retention):
         assert getattr(Retention(), field.name) == getattr(settings, field.name), field.name
-
-
-def test_one_owner_can_not_take_all() -> None:
-    kept = Retention()
-    assert kept.count == limits.STORED_RESPONSES
-    assert 0 < kept.bytes_per_key < kept.bytes
 
 
 def test_a_response_that_runs_is_in_no_conversation_yet() -> None:

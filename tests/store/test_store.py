@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
 from mlx_server.store import ConversationRecord, ItemRecord, Retention, Store
 from mlx_server.store import store as store_module
@@ -109,7 +110,8 @@ async def test_hostile_ids(path: Path, id: str) -> None:
 @runs
 async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0 * DAY
-    store = await Store.open(path, Retention(days=30, count=5), clock=lambda: now)
+    store = await Store.open(path, Retention(days=30), clock=lambda: now)
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 5)
     monkeypatch.setattr(store_module, "BATCH_RECORDS", 2)
     for day in range(60, 101, 4):
         await store.begin(response(f"{day}", at=day * DAY), "me", items("i"), [b"e"])
@@ -130,7 +132,8 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
 async def test_one_step_of_pruning_is_bounded_in_bytes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Store.open(path, Retention(count=0))
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 0)
+    store = await Store.open(path)
     for n in range(5):
         await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 500)], [b"e" * 500])
     monkeypatch.setattr(store_module, "BATCH_BYTES", 1001)
@@ -139,8 +142,11 @@ async def test_one_step_of_pruning_is_bounded_in_bytes(
 
 
 @runs
-async def test_pruning_lets_others_in_between_and_gives_space_back(path: Path) -> None:
-    store = await Store.open(path, Retention(count=0))
+async def test_pruning_lets_others_in_between_and_gives_space_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 0)
+    store = await Store.open(path)
     for n in range(120):
         await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 50_000)])
     pruning = asyncio.create_task(store.prune())

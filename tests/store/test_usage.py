@@ -57,7 +57,7 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
 
 @runs
 async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
-    store = await Store.open(path, Retention(bytes=50_000, bytes_per_key=30_000))
+    store = await Store.open(path, Retention(bytes=60_000))
     await store.begin(response("1"), "me", [big("a", 20_000)])
     for call in (
         store.begin(response("2"), "me", [big("b")]),
@@ -67,13 +67,11 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
         store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b")]),
         store.create_conversation(ConversationRecord("c", 0, b"x" * 10_000), "me"),
     ):
-        with pytest.raises(
-            StoreFull, match=r"Your key would have .* the limit is 30000 bytes"
-        ) as error:
+        with pytest.raises(StoreFull, match=r"Your key would have .* the limit is 30000") as error:
             await call
         assert (error.value.status, error.value.code) == (507, "store_full")
         assert "DELETE /v1/responses" in error.value.message
-        assert "`store.bytes_per_key`" in error.value.message
+        assert "`store.bytes`" in error.value.message
     assert (await store.stats()).responses == 1
     await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b", 5000)])
     for call in (
@@ -82,19 +80,19 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
     ):
         with pytest.raises(StoreFull):
             await call
-    await store.begin(response("1"), "you", [big("a", 15_000)])
+    await store.begin(response("1"), "you", [big("a", 25_000)])
     with pytest.raises(
-        StoreFull, match=r"The server would have .* the limit is 50000 bytes.*`store.bytes`"
+        StoreFull, match=r"The server would have .* the limit is 60000.*`store.bytes`"
     ):
-        await store.begin(response("2"), "you", [big("b")])
+        await store.begin(response("2"), "they", [big("b")])
     await store.delete("1", "me")
-    await store.begin(response("2"), "you", [big("b")])
+    await store.begin(response("2"), "they", [big("b")])
     await store.close()
 
 
 @runs
 async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
-    store = await Store.open(path, Retention(bytes_per_key=20_000))
+    store = await Store.open(path, Retention(bytes=40_000))
     await store.begin(response("r", "in_progress"), "me", [big("a", 15_000)])
     with pytest.raises(StoreFull):
         await store.put(response("r", output=[big("b")]), "me")
@@ -106,7 +104,7 @@ async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
 @runs
 async def test_pruning_makes_room(path: Path) -> None:
     now = 100.0 * DAY
-    store = await Store.open(path, Retention(bytes=15_000), clock=lambda: now)
+    store = await Store.open(path, Retention(bytes=30_000), clock=lambda: now)
     await store.begin(response("old", at=0), "me", [big("a")])
     with pytest.raises(StoreFull):
         await store.begin(response("new", at=now), "me", [big("a")])
@@ -118,7 +116,7 @@ async def test_pruning_makes_room(path: Path) -> None:
 
 @runs
 async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
-    store = await Store.open(path, Retention(bytes_per_key=55_000))
+    store = await Store.open(path, Retention(bytes=110_000))
     writing = [store.begin(response(f"{n}"), "me", [big("a")]) for n in range(20)]
     done = await asyncio.gather(*writing, return_exceptions=True)
     assert [type(error) for error in done if error] == [StoreFull] * 15
@@ -144,7 +142,7 @@ async def test_a_file_of_before_is_counted_when_it_is_opened(path: Path) -> None
     db.close()
     copy = path.with_name("copy.db")
     shutil.copy(path, copy)
-    store = await Store.open(path, Retention(bytes_per_key=1200))
+    store = await Store.open(path, Retention(bytes=2400))
     assert (await store.stats()).stored == await recounted(store) > 600
     with pytest.raises(StoreFull):
         await store.begin(response("r"), "me", [big("i", 300)])

@@ -12,7 +12,7 @@ from tests.upstream.playing import chat
 NOWHERE = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""
 
-HASTY = {"retries": 0, "first_seconds": 0.3, "idle_seconds": 0.3}
+HASTY = {"retries": 0, "first_seconds": 0.3}
 
 
 def connections(server: TestClient) -> list[UpstreamConnection]:

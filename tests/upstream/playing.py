@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings, validated, values
 from mlx_server.pool.pool import AnswerRecorder
-from mlx_server.upstream.spec import DEFAULTS, UpstreamCapabilities, kind_and_url
+from mlx_server.upstream.spec import UpstreamCapabilities, capabilities_of
 
 Json = dict[str, Any]
 
@@ -165,7 +165,7 @@ def settings(url: str, models: Mapping[str, Mapping[str, Any]]) -> Settings:
         settings = validated(ModelSettings, source)
         if not capabilities:
             return settings
-        known = values(DEFAULTS[kind_and_url(settings.source)[0]])
+        known = values(capabilities_of(settings.source))
         told = {**known, **capabilities, "stated": frozenset(capabilities)}
         return replace(settings, capabilities=UpstreamCapabilities(**told))
 

@@ -84,7 +84,7 @@ def hostile() -> Iterator[BytesServer]:
 
 @pytest.fixture(scope="module")
 def client(hostile: BytesServer, upstream: PlayingServer) -> Iterator[TestClient]:
-    hasty = {"retries": 0, "first_seconds": SECONDS, "idle_seconds": SECONDS}
+    hasty = {"retries": 0, "first_seconds": SECONDS}
     other = {"source": f"openai+{upstream.url}/v1"}
     with gateway(hostile.url, {"up": {"upstream": hasty}, "other": other}) as client:
         yield client

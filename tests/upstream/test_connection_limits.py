@@ -73,7 +73,8 @@ def test_a_server_that_is_not_there(client: TestClient) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
-def test_a_connection_that_nobody_takes() -> None:
+def test_a_connection_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_CONNECT_SECONDS", 0.1)
     with ExitStack() as on:
         full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(3):
@@ -81,8 +82,7 @@ def test_a_connection_that_nobody_takes() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
-        hasty = {"retries": 0, "connect_seconds": 0.1}
-        client = on.enter_context(gateway(url, {"up": {"upstream": hasty}}))
+        client = on.enter_context(gateway(url, {"up": {}}))
         error = error_of(client, 504)
         assert error["code"] == "upstream_timeout"
         assert "took no connection" in error["message"]
@@ -99,10 +99,8 @@ def test_silence_before_and_within_an_answer(client: TestClient, upstream: Playi
 
 def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
     policy = UpstreamPolicy()
-    assert policy.connect_seconds == limits.UPSTREAM_CONNECT_SECONDS
     assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS
     assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS
-    assert policy.answer_seconds == limits.UPSTREAM_ANSWER_SECONDS
 
 
 def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
@@ -144,10 +142,12 @@ def test_after_the_end_the_usage_is_waited_for_once(
     assert upstream.left.wait(5)
 
 
-def test_an_answer_without_end_in_time(upstream: PlayingServer) -> None:
-    short = {"retries": 0, "answer_seconds": 0.5}
+def test_an_answer_without_end_in_time(
+    upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_ANSWER_SECONDS", 0.5)
     upstream.plays(Reply((sse(delta(content="x"), done=False),), endless=True))
-    with gateway(upstream.url, {"up": {"upstream": short}}) as client:
+    with gateway(upstream.url, {"up": {}}) as client:
         *_, last = events(chat(client, stream=True).text)
         assert last["error"]["code"] == "upstream_timeout"
         assert "within 0.5 seconds" in last["error"]["message"]

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server.upstream import credentials
 from mlx_server.upstream.credentials import ApiKey, IamToken
 from tests.clients.recorded import WEATHER as CLIENTS_WEATHER
 from tests.clients.watsonx.exchanges import recorded
@@ -49,12 +50,12 @@ YES = stream(delta(content="Yes"), delta("stop"), USAGE)
 @pytest.fixture
 def client(upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setattr(credentials, "IAM_URL", upstream.url)
     model: dict[str, Any] = {
         "source": f"watsonx:{upstream.url}",
         "upstream_model": "openai/gpt-oss-120b",
         "api_key_env": KEY_VARIABLE,
         "family": "gpt_oss",
-        "iam_url": upstream.url,
     }
     models = {"up": {**model, "project_id": PROJECT}, "space": {**model, "space_id": PROJECT}}
     with gateway(upstream.url, models) as client:

@@ -3,11 +3,9 @@
 import asyncio
 import socket
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from mlx_server import limits
-
-P = TypeVar("P", bound=asyncio.Protocol)
 
 LEAST_BYTES = 64 << 10
 """A client that reads less than this within the deadline is cut off."""
@@ -59,7 +57,3 @@ class SlowClientGuard(asyncio.Protocol):
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
-
-
-def guard_slow_clients(protocol: type[P], send_seconds: float) -> type[P]:
-    return type(protocol.__name__, (protocol,), {"send_seconds": send_seconds})

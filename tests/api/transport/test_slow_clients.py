@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_server.api.transport.slow_clients import LEAST_BYTES, SlowClientGuard, guard_slow_clients
+from mlx_server.api.transport.slow_clients import LEAST_BYTES, SlowClientGuard
 
 pytestmark = pytest.mark.anyio
 
@@ -44,11 +44,11 @@ class Protocol(asyncio.Protocol):
 
 
 class Guarded(SlowClientGuard, Protocol):
-    pass
+    send_seconds = SECONDS
 
 
 def connected() -> tuple[Guarded, Transport]:
-    protocol, transport = guard_slow_clients(Guarded, SECONDS)(), Transport()
+    protocol, transport = Guarded(), Transport()
     protocol.connection_made(cast(Any, transport))
     assert transport.limits == {"high": 0}
     return protocol, transport
