@@ -13,6 +13,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_samples import (
@@ -62,16 +63,16 @@ def samples_of(checkpoint: Checkpoint) -> TemplateSamples:
 
 
 def confirmed(
-    found: ModelFamily, plain: ModelFamily, families: Iterable[ModelFamily], checkpoint: Checkpoint
+    found: ModelFamily, plain: MarkupFamily, families: Iterable[ModelFamily], checkpoint: Checkpoint
 ) -> ModelFamily:
     """The family `found` if it parses the calls of the checkpoint's template; else another family
     that does, or one made from the template. If there is none, it is `found`."""
     samples = samples_of(checkpoint)
-    if found.overrides or not samples.calls:
+    if not isinstance(found, MarkupFamily) or not samples.calls:
         return found
     if reads(found, samples.calls) or reads(found, samples.named or samples.calls):
         return found
-    others = [family for family in families if not family.overrides and family is not found]
+    others = [f for f in families if isinstance(f, MarkupFamily) and f is not found]
     source = checkpoint.template_source
     is_readable = found is not plain and reads_all(found, samples.calls, repaired=True)
     if is_readable and _is_told(found, samples, source):
@@ -92,7 +93,7 @@ def confirmed(
     return chosen if chosen.name == LEARNED else _with_thoughts(chosen, samples)
 
 
-def _readers(families: Sequence[ModelFamily], samples: TemplateSamples) -> Iterator[ModelFamily]:
+def _readers(families: Sequence[MarkupFamily], samples: TemplateSamples) -> Iterator[MarkupFamily]:
     for calls in filter(None, (samples.calls, samples.named)):
         yield from (family for family in families if reads_all(family, calls))
 
@@ -123,7 +124,7 @@ def reads_all(
     )
 
 
-def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
+def learned(plain: MarkupFamily, samples: TemplateSamples) -> MarkupFamily | None:
     """A family with a call format made from the template's samples; None if none can be made."""
     for call_format in learned_formats(samples.calls):
         layout = MarkupLayout(call_formats=(call_format,))
@@ -134,7 +135,7 @@ def learned(plain: ModelFamily, samples: TemplateSamples) -> ModelFamily | None:
     return None
 
 
-def _with_thoughts(family: ModelFamily, samples: TemplateSamples) -> ModelFamily:
+def _with_thoughts(family: MarkupFamily, samples: TemplateSamples) -> MarkupFamily:
     """The family, with the reasoning delimiters that the template writes if it lacks them."""
     pair, layout = samples.thoughts, family.layout
     if pair is None or not isinstance(layout, MarkupLayout):

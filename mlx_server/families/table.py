@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.tool_parsers.call_format import CallFormat
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def show(console: "Console") -> None:
 
 
 def _row(family: ModelFamily) -> Row:
-    layout = MarkupLayout(reasoning=()) if family.overrides else family.layout_with()
+    layout = family.layout_with()
     reasoning = [_delimited(opening, closing) for opening, closing in layout.reasoning]
     calls = [shape for notation in layout.call_formats for shape in _shapes(notation)]
     given = [[shape] if shape else [] for shape in family.shapes]

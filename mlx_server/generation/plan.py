@@ -11,7 +11,6 @@ from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Generate, RowLeftGrammar
 from mlx_server.errors import BadRequest, ContextTooLong, NoRecording, RecordingLeftGrammar
-from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation.constraints import (
     NO_TOOL,
     budget_of,
@@ -33,6 +32,7 @@ from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import check_wanted, in_thread
 from mlx_server.requests import (

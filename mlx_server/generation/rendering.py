@@ -7,11 +7,11 @@ from itertools import takewhile
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.families.base import RenderedPrompt
 from mlx_server.generation.defaults import completed
 from mlx_server.messages import Conversation, Media
 from mlx_server.pool.prepare import ModelSpec, PreparedModel
 from mlx_server.prompts import volatile_lines
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.requests import GenerateRequest, Prompt
 

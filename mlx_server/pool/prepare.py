@@ -269,7 +269,7 @@ def _capabilities(
         size_bytes=size_bytes,
         context_length=_longest_input(spec, checkpoint),
         reasoning=answers and family.thinks(checkpoint),
-        tools=answers and bool(family.overrides or family.layout_with().call_formats),
+        tools=answers and family.has_calls,
         structured_output=answers and bool(family.stops(checkpoint)),
     )
 

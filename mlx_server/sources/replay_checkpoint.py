@@ -89,9 +89,7 @@ def _inputs(family: ModelFamily) -> list[object]:
 
 
 def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
-    if family.replay_tokenizer:
-        return family.replay_tokenizer()
-    return _byte_level(family.special_tokens or (END,))
+    return family.replay_tokenizer() or _byte_level(family.special_tokens or (END,))
 
 
 def _built_in(family: ModelFamily) -> Files:

@@ -11,7 +11,7 @@ import pytest
 from mlx_server.checkpoints.checkpoint import FALLBACK_CONTEXT, Checkpoint, read_checkpoint
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_of
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint

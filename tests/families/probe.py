@@ -9,7 +9,8 @@ from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.by_template import read_back, samples_of
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.prompts.template_capabilities import template_capabilities
 from mlx_server.prompts.template_samples import SAMPLED_TOOLS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
@@ -45,7 +46,7 @@ def _lines(checkpoint: Checkpoint, family: ModelFamily) -> Iterator[tuple[str, s
         yield f"{len(sample.calls)} call(s)", f"{sample.written!r}: {what}{mended}{left}"
     if not samples.calls:
         yield "calls", "not rendered"
-    elif not family.overrides:
+    elif isinstance(family, MarkupFamily):
         layout = family.layout_with(SAMPLED_TOOLS)
         held = any(notation.blocks for notation in layout.call_formats)
         yield "grammar of calls", "yes" if held else "none"

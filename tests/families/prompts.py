@@ -17,8 +17,8 @@ from mlx_server.api.chat_completions.input import to_request
 from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named, fitted
-from mlx_server.families.base import RenderedPrompt
 from mlx_server.messages import Conversation
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"

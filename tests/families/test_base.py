@@ -6,20 +6,16 @@ from pathlib import Path
 import pytest
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.engine.messages import Grammar
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import ReasoningDelta, TextDelta
-from mlx_server.families.base import FamilyOverrides, ModelFamily, RenderedPrompt
-from mlx_server.families.gpt_oss import GPT_OSS
-from mlx_server.families.mistral import MISTRAL
-from mlx_server.families.plain import PLAIN
-from mlx_server.families.qwen3 import QWEN3
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.harmony import GPT_OSS
+from mlx_server.families.hermes import PLAIN, QWEN3, SMOLLM2
+from mlx_server.families.markup import MarkupFamily
+from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
-from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.markup.parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.parsers.text import TextParser
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
@@ -53,7 +49,7 @@ MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
 def test_what_is_asked_for_must_be_there_and_then_counts(
     unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
 ) -> None:
-    family = ModelFamily("f", model_types=types, template_markers=marks)
+    family = MarkupFamily("f", model_types=types, template_markers=marks)
     assert family.evidence(unknown) == evidence
 
 
@@ -62,7 +58,7 @@ def test_stop_tokens_are_the_checkpoints_and_the_familys(
 ) -> None:
     assert demo.end_tokens == {2}
     assert SMOLLM2.stops(demo) == {0, 2}
-    assert PLAIN.stops(demo) == ModelFamily("f").stops(demo) == {2}
+    assert PLAIN.stops(demo) == MarkupFamily("f").stops(demo) == {2}
     assert SMOLLM2.stops(unknown) == {unknown.tokenizer.id_of("<|im_end|>")}
 
 
@@ -105,12 +101,12 @@ def test_tags_of_the_owner_come_after_the_familys_own() -> None:
 def test_the_white_space_after_reasoning_is_that_of_the_prefix_where_it_is_trimmed(
     prefix: str, layout: MarkupLayout, space: str
 ) -> None:
-    assert ModelFamily("f", layout, answer_prefix=prefix).layout_with().after_reasoning == space
+    assert MarkupFamily("f", layout, answer_prefix=prefix).layout_with().after_reasoning == space
 
 
 def test_a_layout_may_depend_on_the_tools() -> None:
     formats = (marked_json("<c>", "</c>"),)
-    family = ModelFamily("f", lambda tools: MarkupLayout(call_formats=formats if tools else ()))
+    family = MarkupFamily("f", lambda tools: MarkupLayout(call_formats=formats if tools else ()))
     assert (family.call_delimiters(TOOLS), family.call_delimiters(())) == (("<c>",), ())
 
 
@@ -120,36 +116,11 @@ def test_delimiters_that_nobody_sees() -> None:
         dropped=("<d>",),
         transparent=("<t>",),
     )
-    family = ModelFamily("f", layout, special_tokens=("</c>", "<c>"))
+    family = MarkupFamily("f", layout, special_tokens=("</c>", "<c>"))
     invisible = ("<think>", "</think>", "</c>", "<d>", "<t>")
     assert family.invisible_delimiters() == invisible, "[/c] is text where no call is open"
-    delimiters = (("<a>",), ("<b>",))
-    own = FamilyOverrides(TextParser, str, thinking_delimiters=delimiters)
-    assert ModelFamily("f", overrides=own).invisible_delimiters() == ("<a>", "<b>")
-
-
-def test_overrides_replace_what_the_layout_says() -> None:
-    own = FamilyOverrides(
-        TextParser,
-        str,
-        grammar=lambda spec: Grammar("start: /a/"),
-        end_of_reasoning=lambda spec: "<end>",
-        grammar_after_reasoning=lambda spec, constrains: Grammar(f"start: /{constrains}/"),
-        opening=lambda begun: f"<{begun.content}>",
-    )
-    layout = MarkupLayout(call_formats=(HERMES,))
-    family = ModelFamily("f", layout, own, answer_prefix="</think>")
-    spec = OutputSpec(ParseContext(tools=TOOLS), "required")
-    assert isinstance(family.make_parser(ParseContext()), TextParser)
-    assert (family.grammar(spec), family.end_of_reasoning(spec)) == (Grammar("start: /a/"), "<end>")
-    assert family.grammar_after_reasoning(spec, constrains=True) == Grammar("start: /True/")
-    assert (family.call_delimiters(TOOLS), family.thinking_delimiters()) == ((), ((), ()))
-    plain = replace(family, overrides=None)
-    assert isinstance(plain.make_parser(ParseContext()), MarkupParser)
-    assert plain.grammar(spec)
-    assert plain.end_of_reasoning(spec) == "</think>"
-    assert plain.grammar_after_reasoning(spec, constrains=True) is None
-    assert plain.call_delimiters(TOOLS) == ("<tool_call>",)
+    harmony = ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>")
+    assert GPT_OSS.invisible_delimiters() == harmony
 
 
 @pytest.mark.parametrize(
@@ -180,22 +151,15 @@ def test_a_continued_message_is_in_its_reasoning_or_in_its_text(unknown: Checkpo
 
 
 def test_a_long_conversation_is_counted_before_a_renderer_of_the_family_gets_it(
-    demo: Checkpoint,
+    demo: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendered: list[Conversation] = []
-
-    def renderer(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt:
-        rendered.append(conversation)
-        return RenderedPrompt([])
-
-    family = ModelFamily("f", renderer=renderer)
+    rendered = RenderedPrompt([1])
+    monkeypatch.setattr("mlx_server.prompts.harmony.prompt.render", lambda *_: rendered)
     message = Message("user", "word " * 50)
     for count, most, fits in ((1, 10, False), (1, 49, True), (10, 60, False), (10, None, True)):
         asked = Conversation((message,) * count)
         if fits:
-            family.render(demo, asked, most)
-            assert rendered.pop() == asked
+            assert GPT_OSS.render(demo, asked, most) is rendered
             continue
         with pytest.raises(ContextTooLong):
-            family.render(demo, asked, most)
-    assert rendered == []
+            GPT_OSS.render(demo, asked, most)

@@ -95,8 +95,7 @@ def units(text: str, control: dict[str, int], seed: int) -> Iterator[tuple[int, 
 
 @cache
 def replay_tokenizer(family: str) -> tokenizers.Tokenizer | None:
-    make = family_named(family).replay_tokenizer
-    return make() if make else None
+    return family_named(family).replay_tokenizer()
 
 
 def output_units(fixture: Fixture, control: dict[str, int], seed: int) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ import pytest
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families.by_template import LEARNED
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
 from tests.families.by_template import (

@@ -10,6 +10,7 @@ from mlx_server.events import Repaired, RepairKind, TextDelta, ToolCallDelta, Vi
 from mlx_server.families import FAMILIES
 from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Message, Tool, ToolCall
 from tests.families.goldens import tokenizer_of
 
@@ -23,7 +24,7 @@ FIND = Tool(
         "required": ["city"],
     },
 )
-CALLING = [each for each in FAMILIES if each.overrides or each.layout_with((FIND,)).call_formats]
+CALLING = [each for each in FAMILIES if each.has_calls]
 every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 
 
@@ -66,7 +67,7 @@ def test_a_call_needs_no_properties(family: ModelFamily) -> None:
         assert json.loads(found) == arguments
 
 
-DELIMITED = [family for family in CALLING if not family.overrides]
+DELIMITED = [family for family in CALLING if isinstance(family, MarkupFamily)]
 
 
 @pytest.mark.parametrize("family", DELIMITED, ids=lambda family: family.name)

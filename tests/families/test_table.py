@@ -12,13 +12,11 @@ from rich.console import Console
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
-from mlx_server.families.base import FamilyOverrides, ModelFamily
-from mlx_server.families.llama3 import LLAMA3
-from mlx_server.families.plain import PLAIN
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.literal_families import LLAMA3
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.table import markdown, rows, show
 from mlx_server.parsers.markup.parser import MarkupLayout
-from mlx_server.parsers.text import TextParser
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.marked_json import marked_json
 from tests.families import byte_level, checkpoint
@@ -141,10 +139,10 @@ def test_every_family_has_a_line_in_the_table() -> None:
 
 def test_a_line_of_the_table() -> None:
     layout = MarkupLayout((("<a|>\n", "<b>"),), (marked_json("<c>", "</c>"), marked_json("<d>")))
-    family = ModelFamily("x", layout, model_types=("t",), template_markers=("m",))
+    family = MarkupFamily("x", layout, model_types=("t",), template_markers=("m",))
     assert rows([family]) == [("x", ["t"], ["m"], ["<a|>…<b>"], ["<c>…</c>", "<d>…"])]
-    own = ModelFamily("y", overrides=FamilyOverrides(TextParser, str), shapes=("r", "c"))
-    assert rows([own, ModelFamily("z")]) == [
+    own = MarkupFamily("y", shapes=("r", "c"))
+    assert rows([own, MarkupFamily("z")]) == [
         ("y", [], [], ["r"], ["c"]),
         ("z", [], [], [], []),
     ]

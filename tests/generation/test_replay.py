@@ -10,7 +10,7 @@ from mlx_server import limits
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest
 from mlx_server.events import Started
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.hermes import SMOLLM2
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import SamplingParams

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of

@@ -9,7 +9,7 @@ import tokenizers
 
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import FAMILIES
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import template_of

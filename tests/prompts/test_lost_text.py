@@ -12,7 +12,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import FAMILIES, family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.plain import PLAIN
+from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Role, Tool, ToolCall
 from mlx_server.templates.chat_template import ChatTemplate
 from tests.families import byte_level, checkpoint

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.families.kimi_k2 import numbered_call_id
-from mlx_server.families.mistral import nine_character_id
+from mlx_server.families.named_families import nine_character_id, numbered_call_id
 from mlx_server.messages import Message, Role, ToolCall
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,

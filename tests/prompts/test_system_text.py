@@ -10,11 +10,9 @@ from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.gemma3 import GEMMA3
-from mlx_server.families.gpt_oss import GPT_OSS
-from mlx_server.families.llama3 import LLAMA3
-from mlx_server.families.plain import PLAIN
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.harmony import GPT_OSS
+from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.literal_families import GEMMA3, LLAMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.parse_context import ParseContext

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.plain import PLAIN
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import (

@@ -6,6 +6,7 @@ import mlx_server
 from mlx_server.events import Repaired, TextDelta, ToolCallStarted, Violation
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.markup import MarkupFamily
 from tests.families.goldens import Golden, goldens_of, tools
 
 pytestmark = pytest.mark.tables
@@ -30,7 +31,7 @@ def with_several_calls(family: ModelFamily) -> list[Golden]:
 CASES = [
     (family, case)
     for family in FAMILIES
-    if not family.overrides
+    if isinstance(family, MarkupFamily)
     for case in with_several_calls(family)
 ]
 every_case = pytest.mark.parametrize(

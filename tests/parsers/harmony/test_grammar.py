@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, TextDelta, ToolCallStarted
-from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony.grammar import end_of_reasoning, grammar_after_reasoning
 from mlx_server.parsers.output_spec import OutputSpec

@@ -17,7 +17,7 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
 )
-from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Tool
 from mlx_server.parsers.harmony.parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section

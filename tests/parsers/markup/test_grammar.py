@@ -8,9 +8,8 @@ import pytest
 
 from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.llama3 import LLAMA3
-from mlx_server.families.qwen3 import QWEN3
-from mlx_server.families.smollm2 import SMOLLM2
+from mlx_server.families.hermes import QWEN3, SMOLLM2
+from mlx_server.families.literal_families import LLAMA3
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.parsers.reasoning_tags import THINK
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from mlx_server.families.qwen3 import QWEN3
+from mlx_server.families.hermes import QWEN3
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat

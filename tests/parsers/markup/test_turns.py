@@ -5,6 +5,7 @@ import pytest
 import mlx_server
 from mlx_server.events import TextDelta
 from mlx_server.families import FAMILIES
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.parsers.markup.turns import TURN_HEADERS
 from tests.families.prompts import GOLDEN
 
@@ -14,7 +15,7 @@ WITHOUT_GOLDEN_PROMPT = {"<role>ASSISTANT</role>"}
 REASONING_CHARACTERS = 40
 """The most that stands after the header in a prompt: an opening delimiter of reasoning."""
 
-MARKUP = [family.name for family in FAMILIES if not family.overrides]
+MARKUP = [family.name for family in FAMILIES if isinstance(family, MarkupFamily)]
 
 
 def text_of(answer: str, family: str, *, size: int) -> str:

@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
 from mlx_server.parsers.output_spec import OutputSpec
@@ -21,7 +22,7 @@ from mlx_server.requests import ToolChoice
 from tests.families.goldens import Golden, tools
 from tests.families.walks import Way
 
-MARKUP = [family for family in FAMILIES if not family.overrides]
+MARKUP = [family for family in FAMILIES if isinstance(family, MarkupFamily)]
 WITH_CALLS = [family for family in MARKUP if family.layout_with(tools()).call_formats]
 WAYS = [
     Way(family, control)

@@ -13,7 +13,7 @@ import pytest
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable
-from mlx_server.families.gpt_oss import GPT_OSS
+from mlx_server.families.harmony import GPT_OSS
 from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
 from mlx_server.prompts.harmony.vocabulary import (
     ENTRIES_SHA256,
