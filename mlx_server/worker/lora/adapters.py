@@ -233,10 +233,14 @@ def _stack(experts: Mapping[int, LoraTensors]) -> LoraTensors:
     if missing := set(range(max(experts))) - experts.keys():
         raise AdapterInvalid(f"{first.name}: the same layer of expert {min(missing)} is missing")
     for pair in pairs:
-        if (pair.a.shape, pair.b.shape, pair.scale) != (first.a.shape, first.b.shape, first.scale):
-            raise AdapterInvalid(f"{pair.name}: its rank or scale is not that of {first.name}")
-    a, b = mx.stack([pair.a for pair in pairs]), mx.stack([pair.b for pair in pairs])
-    return replace(first, a=a, b=b)
+        if (len(pair.a), pair.b.shape[1]) != (len(first.a), first.b.shape[1]):
+            raise AdapterInvalid(f"{pair.name}: its shape is not that of {first.name}")
+    if any(pair.scale != first.scale for pair in pairs):
+        pairs = [replace(pair, b=pair.b.astype(mx.float32) * pair.scale, scale=1) for pair in pairs]
+    most = max(pair.a.shape[1] for pair in pairs)  # zeros add nothing
+    a = [mx.pad(pair.a, [(0, 0), (0, most - pair.a.shape[1])]) for pair in pairs]
+    b = [mx.pad(pair.b, [(0, most - len(pair.b)), (0, 0)]) for pair in pairs]
+    return replace(first, a=mx.stack(a), b=mx.stack(b), scale=pairs[0].scale)
 
 
 ROWS, TOKENS = 2, 3
@@ -368,12 +372,24 @@ def _by_path(
     for layer, pair in stacked(pairs, lambda layer: bool(paths_of(layer))).items():
         paths = paths_of(layer)
         if len(paths) != 1:
-            raise AdapterInvalid(f"{pair.name}: the model has no such layer")
+            others = ", ".join(sorted(_next_to(layer, modules))[:NAMED_LAYERS])
+            instead = f" next to {others}. {TRAIN_OTHERS}" if others else ""
+            raise AdapterInvalid(f"{pair.name}: the model has no such layer{instead}")
         (path,) = paths
         if path in found:
             raise AdapterInvalid(f"{pair.name} and {found[path].name} are the same layer")
         found[path] = pair
     return found
+
+
+def _next_to(layer: str, modules: Mapping[str, Any]) -> set[str]:
+    """The names of the layers that an adapter can change where this one would be."""
+    parent = plain_path(_parent(layer))
+    return {
+        path.rpartition(".")[2]
+        for path, module in modules.items()
+        if plain_path(_parent(path)) == parent and own_type(module) in LAYERS
+    }
 
 
 def _unsupported(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | None:

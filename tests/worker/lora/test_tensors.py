@@ -142,7 +142,10 @@ def doubled(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "one layer twice": (doubled, "are the same layer"),
     "no such layer": (renamed("model.layers.9.self_attn.q_proj"), "model.layers.9"),
-    "fused attention": (renamed(QKV), f"{QKV}: the model has no such layer"),
+    "fused attention": (
+        renamed(QKV),
+        "no such layer next to k_proj, o_proj, q_proj, v_proj",
+    ),
     "fused gate": (renamed(GATE_UP), f"{GATE_UP}: the model has no such layer"),
     "an expert": (renamed(EXPERT), f"{EXPERT}: the model has no such layer"),
     "a norm": (renamed("model.norm"), "model.norm"),
@@ -336,6 +339,11 @@ def wider(config: dict[str, Any], tensors: Tensors) -> None:
     )
 
 
+def narrower(config: dict[str, Any], tensors: Tensors) -> None:
+    name = f"{PLACE}1.up_proj.lora_A.weight"
+    tensors[name] = tensors[name][:, :-1]
+
+
 def dora(config: dict[str, Any], tensors: Tensors) -> None:
     config["use_dora"] = True
     for name in [name for name in tensors if ".lora_B." in name]:
@@ -353,11 +361,7 @@ HOSTILE_EXPERTS: dict[str, tuple[SpoilExperts, str]] = {
     "a number of two spellings": (named("01.up_proj", keep=True), "experts.01.up_proj: the model"),
     "a linear of two names": (named("1.w3", keep=True), "are the same layer"),
     "a linear that is none": (named("1.gate_up_proj", keep=True), "1.gate_up_proj: the model"),
-    "another rank": (wider, "experts.1.up_proj: its rank or scale is not that of"),
-    "another scale": (
-        lambda c, t: c.update(alpha_pattern={"experts.2.up_proj": 3}),
-        "experts.2.up_proj: its rank or scale is not that of",
-    ),
+    "another width": (narrower, "experts.1.up_proj: its shape is not that of"),
     "DoRA": (dora, "experts.0.up_proj: DoRA is supported for linear layers only"),
 }
 
@@ -382,6 +386,32 @@ def test_experts_that_make_no_layer_are_refused_by_name(
     failed = desk.load("bad", save(tmp_path / "bad", config, tensors, peft=True))
     assert isinstance(failed, AdapterFailed)
     assert said in failed.message
+
+
+@pytest.mark.parametrize("change", ["rank", "scale", "both"])
+def test_experts_of_unequal_rank_and_scale_add_what_peft_adds(
+    adapted: tuple[Desk, Path], tmp_path: Path, change: str
+) -> None:
+    """The same products, in PEFT's arithmetic: `B @ A * alpha / rank` of each expert."""
+    desk, good = adapted
+    config = json.loads((good / "adapter_config.json").read_text())
+    equal: Any = mx.load(str(weights_of(good, peft=True)))
+    unequal, alpha = dict(equal), config["lora_alpha"]
+    if change != "scale":
+        wider(config, unequal)
+        config["alpha_pattern"] = {"layers.0.mlp.experts.1.up_proj": alpha * 5 / 4}
+    if change != "rank":
+        config.setdefault("alpha_pattern", {})["layers.0.mlp.experts.2.up_proj"] = alpha * 3
+        name = f"{PLACE}2.up_proj.lora_B.weight"
+        unequal[name] = unequal[name] / 3
+    theirs = save(tmp_path / "unequal", config, unequal, peft=True)
+    base, prompt = good.parent / "base", a_prompt(40)
+    shapes = read_base_shapes(base, "base")
+    assert read_adapter(theirs, base_shapes=shapes.shapes, complete=shapes.complete)
+    (answer,) = desk.loaded(**{change: theirs}).together([RowRequest(prompt, change)])
+    expected = merged(base, good.parent / "mlx").answer(prompt)
+    assert_same(answer, expected)
+    assert expected != Reference(base, None).answer(prompt)
 
 
 def test_layers_that_both_have_fused_are_adapted_so(tmp_path: Path) -> None:
