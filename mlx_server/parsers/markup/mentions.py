@@ -12,6 +12,7 @@ SENTENCE_ENDS = frozenset(".!?。！？")
 CONTINUES = frozenset(",;:.)!?")
 """The characters with which a sentence goes on after a call that is shown in it."""
 TICKS = re.compile("`+")
+CLOSING_FENCES = ("\n```", "\n~~~")
 BLANKS = re.compile(r"[ \t]+")
 ENDS_SENTENCE = re.compile(r"[\w.!?:。！？]")
 """The last character of a thought that a closing tag may end within a line."""
@@ -92,10 +93,10 @@ class Mentions:
         """Whether the call that a delimiter opens is shown in a block of code: one that is not all
         of the block, or after which the answer goes on."""
         call_format = self._delimiters.formats.get(delimiter)
-        if not (call_format and call_format.closes and self._output.in_code):
+        if not (call_format and self._output.in_code):
             return False
         ahead = self._source.lookahead()
-        while (yield from ahead.up_to(*call_format.closes)):
+        while (yield from ahead.up_to(*(call_format.closes or CLOSING_FENCES))):
             yield from ahead.space()
             if not (yield from ahead.accept(*call_format.opens)):
                 break

@@ -212,9 +212,10 @@ class MarkupParser:
             return
         if self._is_stray(delimiter):
             is_shown = yield from self._mentions.is_mentioned(delimiter, self._unclosed)
-        elif is_shown := (yield from self._mentions.is_example(delimiter)):
+        elif (is_shown := (yield from self._mentions.is_example(delimiter))) and (
+            closes := self._delimiters.formats[delimiter].closes
+        ):
             self._output.add(delimiter)
-            closes = self._delimiters.formats[delimiter].closes
             delimiter = yield from self._source.up_to(*closes, into=self._output.add)
         if is_shown:
             self._output.add(delimiter)
