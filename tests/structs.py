@@ -49,7 +49,9 @@ def value_of(hint: Any, seed: int) -> Any:
             items = given[:1] if given[-1] is Ellipsis else given
             return tuple(value_of(each, seed + at) for at, each in enumerate(items))
         case origin if origin is dict:
-            return {f"key {seed}": [seed, None, "ü"]}
+            key, value = given or (str, Any)
+            member: Any = [seed, None, "ü"] if value is Any else value_of(value, seed)
+            return {value_of(key, seed): member}
         case plain if plain in (int, float, str, bytes, bool):
             return {
                 int: 2**40 + seed,

@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
 
-from mlx_server.checkpoints.checkpoint import FALLBACK_CONTEXT, Checkpoint, read_checkpoint
+from mlx_server.checkpoints.checkpoint import (
+    FALLBACK_CONTEXT,
+    FILES,
+    Checkpoint,
+    read_chat_templates,
+    read_checkpoint,
+)
+from mlx_server.checkpoints.special_tokens import ADDED, MAP, flags_of, read_special_tokens
 from mlx_server.errors import ModelUnusable
-from mlx_server.families import family_of
-from mlx_server.families.hermes import PLAIN
-from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint
 
@@ -86,17 +93,6 @@ def test_a_damaged_file_that_may_be_missing_is_passed_over(
     assert name in caplog.text
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_folder_in_a_files_place_is_no_file(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).mkdir()
-    if name == "chat_template.jinja":
-        assert read_checkpoint(folder).template is None
-    else:
-        with pytest.raises(ModelUnusable, match="is missing"):
-            read_checkpoint(folder)
-
-
 @pytest.mark.parametrize("file", ["config", "generation_config"])
 def test_end_tokens_are_an_id_or_several(folder: Path, file: str) -> None:
     assert read(folder, **{file: {"eos_token_id": 7}}).end_tokens == {7}
@@ -127,72 +123,8 @@ def test_an_end_token_that_the_tokenizer_lacks_is_passed_over(folder: Path) -> N
     assert found.end_tokens == frozenset()
 
 
-def test_token_names_are_strings_or_objects(folder: Path) -> None:
-    config = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "<|im_end|>", "special": True},
-        "pad_token": None,
-        "unk_token": {"special": True},
-        "cls_token": 5,
-        "additional_special_tokens": ["<a>"],
-        "add_bos_token": True,
-    }
-    found = read(folder, tokenizer_config=config)
-    assert found.tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
-
-
 def template_of(checkpoint: Checkpoint) -> str | None:
     return checkpoint.template.source if checkpoint.template else None
-
-
-def test_a_chat_template_is_a_string_a_list_or_a_file(folder: Path) -> None:
-    assert template_of(read(folder, tokenizer_config={"chat_template": "one"})) == "one"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "two"}]
-    assert template_of(read(folder, tokenizer_config={"chat_template": named})) == "two"
-    (folder / "chat_template.jinja").write_text("three ü", "utf-8")
-    assert template_of(read_checkpoint(folder)) == "three ü"
-    assert template_of(read_checkpoint(folder, "the owner's")) == "the owner's"
-
-
-def test_some_have_another_one_for_tools(folder: Path) -> None:
-    named = [
-        {"name": "default", "template": "<|im_start|>plain{{ messages[0].content }}"},
-        {
-            "name": "tool_use",
-            "template": "<tool_call>{{ tools[0].function.name }}{{ messages[0].content }}",
-        },
-    ]
-    config = {"model_type": "llama"}
-    found = read(folder, config=config, tokenizer_config={"chat_template": named})
-    assert family_of(found).name == "hermes", "its template for tools shows it"
-    messages = (Message("user", "Hi"),)
-    plain, offered = (Conversation(messages, tools) for tools in ((), (Tool("look"),)))
-    assert "plain" in found.tokenizer.raw(PLAIN.render(found, plain).tokens)
-    assert "look" in found.tokenizer.raw(PLAIN.render(found, offered).tokens)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        None,
-        "",
-        5,
-        [],
-        ["x"],
-        [{"name": "default"}],
-        [{"template": "x"}],
-        [{"name": "default", "template": None}],
-        [{"name": "rag", "template": "x"}, {"name": "code", "template": "y"}],
-    ],
-)
-def test_a_chat_template_that_is_none_is_none(folder: Path, template: object) -> None:
-    assert read(folder, tokenizer_config={"chat_template": template}).template is None
-
-
-def test_a_chat_template_that_is_no_text_is_the_models_fault(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(ModelUnusable, match=r"chat_template\.jinja"):
-        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -286,3 +218,65 @@ def test_what_is_left_is_understood_by_the_engine(folder: Path) -> None:
     sampling = read(folder, generation_config={**RECOMMENDED, "top_k": 20.0}).sampling
     sent = msgspec.msgpack.encode(SamplingParams(**sampling))
     assert msgspec.msgpack.decode(sent, type=SamplingParams).top_k == 20
+
+
+ODD_TEXTS = st.sampled_from(["<a>", "<b>", "", "\ud800", "9" * 5000, "7", "²", "content"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ODD_TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    [
+        *("eos_token", "image_token", "extra_special_tokens", "additional_special_tokens"),
+        *("added_tokens_decoder", "<a>", "\ud800"),
+    ]
+)
+SMALL_FILES = st.dictionaries(KEYS, VALUES, max_size=4)
+
+
+@given(config=SMALL_FILES, older=SMALL_FILES, added=SMALL_FILES)
+def test_any_values_give_tokens_or_none(
+    tmp_path_factory: pytest.TempPathFactory, config: Any, older: Any, added: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / MAP).write_text(json.dumps(older))
+    (folder / ADDED).write_text(json.dumps(added))
+    found = read_special_tokens(folder, config)
+    missing = found.missing_from({})
+    assert all(token.content for token in missing)
+    assert found.missing_from(dict(enumerate(missing))) == []
+    assert set(found.texts.values()) <= {token.content for token in missing}
+
+
+def test_flags_are_those_of_the_small_files(tmp_path: Path) -> None:
+    listed = {"7": {"content": "<a>", "lstrip": True, "special": False}}
+    config = {"added_tokens_decoder": listed, "eos_token": "<b>", "pad_token": "<a>"}
+    own = {7: AddedToken("<a>", rstrip=True), 8: AddedToken("<b>", special=True)}
+    (token,) = read_special_tokens(tmp_path, config).missing_from(own)
+    flags = flags_of(token)
+    assert token.content == "<a>"
+    assert flags | {"normalized": True} == {
+        **dict.fromkeys(("single_word", "rstrip"), False),
+        **dict.fromkeys(("lstrip", "normalized", "special"), True),
+    }
+
+
+TEXTS = st.sampled_from(["", "x", "default", "tool_use", "name", "template"])
+TEMPLATES = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(TEMPLATES)
+def test_any_value_gives_texts(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    found = read_chat_templates(tmp_path_factory.getbasetemp(), {"chat_template": value})
+    assert found.keys() <= FILES.keys()
+    assert all(isinstance(text, str) and text for text in found.values())
+
+
+def test_line_ends_are_those_of_unix(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes("\ufeffa\r\nb\rc\né".encode())
+    assert read_chat_templates(tmp_path, {}) == {"default": "a\nb\nc\né"}

@@ -1,11 +1,23 @@
 """Marks in a text that keep it from becoming a control token, wherever a template puts it."""
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mlx_server.checkpoints import control_tokens
-from mlx_server.checkpoints.control_tokens import WINDOW, ControlTokenEscape
+from mlx_server.checkpoints.control_tokens import (
+    WINDOW,
+    ControlTokenEscape,
+    bytes_to_unicode,
+    is_control,
+    pattern_of,
+)
+from mlx_server.errors import ModelUnusable
+from tests.slowness import slowness
 
 MARK = "\0"
 TOKENS = ("<|end|>", "</s>", "[INST]", "system", "sys-", "tool_")
@@ -72,3 +84,92 @@ def test_a_token_across_the_border_of_two_windows_is_marked_once(before: int) ->
     text = "x" * before + "system" + "x" * WINDOW
     found = ControlTokenEscape(TOKENS)(text, MARK)
     assert found == "x" * before + "s\0ystem" + "x" * WINDOW
+
+
+LETTERS = st.text("ab<|>.*[]\\^-\n", min_size=1, max_size=5)
+
+
+def by_hand(texts: list[str], text: str) -> dict[int, str]:
+    """The longest of the texts at each place."""
+    return {
+        at: max(begun, key=len)
+        for at in range(len(text))
+        if (begun := [each for each in texts if text.startswith(each, at)])
+    }
+
+
+@given(texts=st.lists(LETTERS, min_size=1, max_size=8), text=st.lists(LETTERS).map("".join))
+def test_it_finds_the_longest_text_at_every_place(texts: list[str], text: str) -> None:
+    pattern = pattern_of(texts)
+    assert pattern
+    matches = list(pattern.finditer(text))
+    assert {match.start(): match[1] for match in matches} == by_hand(texts, text)
+    assert not any(match[0] for match in matches)
+
+
+def test_no_text_is_no_pattern() -> None:
+    assert pattern_of([]) is None
+    assert pattern_of(["", ""]) is None
+    pattern = pattern_of(["", "a"])
+    assert pattern
+    assert not pattern.search("b"), "an empty text is found nowhere"
+
+
+@pytest.mark.parametrize("text", ["<a>", "<\0a>\0", "<\0\0a>", "<a\0>\0\0"])
+def test_what_stands_between_the_characters_belongs_to_the_match(text: str) -> None:
+    pattern = pattern_of(["<a>", "<a", "<b>"], between="\0*")
+    assert pattern
+    (match,) = pattern.finditer(f"x{text}y")
+    assert match[1] == text
+
+
+def test_a_long_common_prefix_is_read_once() -> None:
+    texts = [f"<|reserved_special_token_{number}|>" for number in range(3000)]
+    pattern = pattern_of(texts)
+    assert pattern
+    began = time.perf_counter()
+    assert not pattern.search("<|reserved_special_token_x" * 10_000)
+    assert time.perf_counter() - began < slowness()
+    assert {match[1] for match in pattern.finditer("".join(texts))} == set(texts)
+
+
+def test_texts_within_texts_without_end_are_the_files_fault() -> None:
+    nested = ["a" * length for length in range(1, 1500)]
+    with pytest.raises(ModelUnusable, match="nested too deeply"):
+        pattern_of(nested)
+    long = "a" * 100_000
+    pattern = pattern_of([long])
+    assert pattern
+    assert re.search(pattern, long)
+
+
+@pytest.mark.parametrize(
+    ("content", "special", "expected"),
+    [
+        ("<|im_end|>", False, True),
+        ("<think>", False, True),
+        ("[INST]", False, True),
+        ("a", True, True),
+        ("", True, False),
+        ("", False, False),
+        ("<>", False, False),
+        ("<", False, False),
+        ("a>", False, False),
+        ("<tool_call> ", False, False),
+        ("  ", False, False),
+    ],
+)
+def test_markup_is_control_even_if_it_is_not_marked_as_special(
+    content: str, special: bool, expected: bool
+) -> None:
+    assert is_control(content, special) is expected
+
+
+def test_each_byte_has_the_character_that_tokenizers_use() -> None:
+    table = bytes_to_unicode()
+    assert sorted(table.values()) == list(range(256))
+    assert table.keys() == set(ByteLevel.alphabet())
+    split = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    text = "".join(map(chr, range(0x250))) + "世🙂\U0010ffff"
+    ((piece, _),) = split(text)
+    assert bytes(table[letter] for letter in piece) == text.encode()

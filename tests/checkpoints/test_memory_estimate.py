@@ -88,25 +88,9 @@ def tensor(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict
 
 
 DAMAGED = {
-    "too short for a length": b"\1\0",
-    "longer than the file": struct.pack("<Q", 1 << 63) + b"{}",
-    "cut in the header": file_of(tensor())[:40],
     "cut in the data": file_of(tensor(), data=7),
-    "too much data": file_of(tensor(), data=9),
     "no JSON": file_of(b"{'a'}"),
-    "no UTF-8": file_of(b'{"\xff": 1}'),
-    "a list": file_of([]),
-    "deeply nested": file_of(b"[" * 100_000),
-    "no entry": file_of({"a": 1}),
-    "nothing in the entry": file_of({"a": {}}),
-    "an unknown type": file_of(tensor(dtype="F99")),
     "another shape": file_of(tensor(shape=(3,))),
-    "a negative shape": file_of(tensor(shape=(-1, -2))),
-    "a shape of fractions": file_of(tensor(shape=(2.0,))),
-    "negative offsets": file_of(tensor(offsets=(-8, 0))),
-    "offsets that are no numbers": file_of(tensor(offsets=(False, 8))),
-    "one offset": file_of(tensor(offsets=(8,))),
-    "an enormous shape": file_of(tensor(shape=(1 << 62, 1 << 62))),
 }
 
 
@@ -117,23 +101,10 @@ def test_damaged_weights_are_unusable(damage: str, tmp_path: Path) -> None:
         weights_bytes(tmp_path, upcast=True)
 
 
-def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", 100_000_001))
-        file.truncate(200_000_000)
-    with pytest.raises(ModelUnusable, match="is damaged"):
-        weights_bytes(tmp_path, upcast=True)
-
-
 def test_weights_that_cannot_be_read_are_unusable(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(ModelUnusable, match=r"^model\.safetensors .* cannot be read"):
         weights_bytes(tmp_path, upcast=True)
-
-
-def test_a_file_may_be_without_tensors_and_have_metadata(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(file_of({"__metadata__": {"format": "mlx"}}, 0))
-    assert weights_bytes(tmp_path, upcast=True) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
+    LimitCache,
     ModelLoadFailed,
     ModelLoading,
     ModelUnloaded,
@@ -81,30 +82,6 @@ async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> 
 
 
 @asynchronous
-async def test_leaving_early_frees_the_rows(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine:
-        steps: list[StepOutput] = []
-        full, empty = asyncio.Event(), asyncio.Event()
-        events = {(4, 2): full, (0, 0): empty}
-
-        def on_step(step: StepOutput) -> None:
-            steps.append(step)
-            if event := events.get((len(step.tokens), step.waiting)):
-                event.set()
-
-        engine.on_step = on_step
-        async with engine.generate([ask(ENDLESS) for _ in range(6)]):
-            await full.wait()
-            empty.clear()
-        assert not engine.row_streams
-        await empty.wait()
-
-        steps.clear()
-        (tokens,) = await answered(engine, ask(7))
-        assert {token.row for step in steps for token in step.tokens} == {tokens[0].row}
-
-
-@asynchronous
 async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> None:
     """Cancels cross the last tokens of rows that end at the same time."""
     dice = random.Random(0)
@@ -165,14 +142,6 @@ async def test_a_row_that_is_turned_away_may_be_sent_again(tiny_path: Path) -> N
         assert turned_away.value.status == 503
         assert "Retry-After" in turned_away.value.headers
         assert len((await answered(engine, ask(4)))[0]) == 4
-
-
-@asynchronous
-async def test_a_failed_request_says_so_as_often_as_it_is_asked(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine, engine.generate([ask(model="absent")]) as feed:
-        for _ in range(3):
-            with pytest.raises(GenerationFailed):
-                await feed.take()
 
 
 @pytest.mark.alone
@@ -337,20 +306,6 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
 
 
 @asynchronous
-async def test_killed_while_it_decodes_the_engine_fails_what_is_under_way(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine:
-        steps: asyncio.Queue[StepOutput] = asyncio.Queue()
-        engine.on_step = steps.put_nowait
-        request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
-        while not (await steps.get()).tokens:
-            pass
-        assert engine.pid
-        os.kill(engine.pid, signal.SIGKILL)
-        with pytest.raises(EngineDied):
-            await request
-
-
-@asynchronous
 async def test_refusing_for_ever_keeps_nothing_of_the_refused() -> None:
     """The traceback of an error that all share would gather the frames of every request."""
     async with running() as engine:
@@ -385,3 +340,26 @@ async def test_nobody_waits_for_reports_that_can_not_be_taken(
         with pytest.raises(EngineDied):
             await request
         assert not engine.alive
+
+
+def test_commands_of_one_turn_arrive_together() -> None:
+    asyncio.run(_commands_in_two_turns())
+
+
+async def _commands_in_two_turns() -> None:
+    engine = EngineClient()
+    ours, theirs = socket.socketpair()
+    _, engine._writer = await asyncio.open_connection(sock=ours)
+    theirs.setblocking(False)
+    for _ in range(2):
+        for number in range(3):
+            engine.limit_cache(number)
+        await asyncio.sleep(0)
+    with theirs.makefile("rb") as stream:
+        for _ in range(2):
+            length = messages.length(stream.read(messages.HEADER_BYTES))
+            commands = messages.decode_commands(stream.read(length))
+            assert commands == [LimitCache(number) for number in range(3)]
+    theirs.close()
+    engine._writer.close()
+    await engine._writer.wait_closed()

@@ -1,6 +1,7 @@
 """The engine's process: how it starts, and that it never outlives its server."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 from mlx_server.engine import client, engine_process
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.engine_process import fast_blas
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.errors import EngineDied, ShuttingDown
 from tests.engine.clients import (
     ENDLESS,
@@ -182,3 +184,59 @@ def test_an_engine_that_never_says_a_word_is_given_up(
     engine = asyncio.run(asyncio.wait_for(start(), HANG))
     assert engine.pid is not None
     assert not psutil.pid_exists(engine.pid)
+
+
+WITHOUT_CBLAS = "libm.so.6"
+
+
+@pytest.mark.parametrize("libraries", [(), ("libnothing.so.9",), (WITHOUT_CBLAS,)])
+def test_what_is_no_blas_is_not_taken(
+    libraries: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "LIBRARIES", libraries)
+    assert engine_process.fast_blas() is None
+
+
+def test_a_mac_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(engine_process, "_has_cblas", lambda library: True)
+    assert engine_process.fast_blas() is None
+
+
+def test_the_fastest_is_taken_and_is_not_loaded_here() -> None:
+    found = engine_process.fast_blas()
+    if found is None:
+        pytest.skip("no faster BLAS here")
+    known = engine_process.LIBRARIES.index(found)
+    assert not any(map(engine_process._has_cblas, engine_process.LIBRARIES[:known]))
+    maps = "open('/proc/self/maps').read()"
+    code = f"from mlx_server.engine.engine_process import fast_blas; fast_blas(); print({maps})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={})
+    assert run.returncode == 0
+    assert found.partition(".")[0] not in run.stdout
+
+
+HOSTS = (
+    RankHost("one.local", ("10.0.0.1", "10.0.1.1"), (None, "rdma_en2")),
+    RankHost("two.local", ("10.0.0.2",), ("rdma_en3", None)),
+)
+
+
+def test_each_address_of_each_rank_has_a_port_of_its_own() -> None:
+    group = RankGroup("tensor", HOSTS, port=5000)
+    assert group.ports == 3
+    assert json.loads(group.backend_files()["MLX_HOSTFILE"]) == [
+        ["10.0.0.1:5000", "10.0.1.1:5001"],
+        ["10.0.0.2:5002"],
+    ]
+    assert group.backend_variables() == {}
+
+
+def test_jaccl_is_told_the_devices_and_where_rank_0_is() -> None:
+    group = RankGroup("pipeline", HOSTS, port=5000, backend="jaccl-ring")
+    devices = json.loads(group.backend_files()["MLX_IBV_DEVICES"])
+    assert devices == [[None, "rdma_en2"], ["rdma_en3", None]]
+    assert group.backend_variables() == {
+        "MLX_JACCL_COORDINATOR": "10.0.0.1:5000",
+        "MLX_JACCL_RING": "1",
+    }

@@ -1,18 +1,30 @@
 """Slow, asleep, starved, stopped or dead: what the server takes an engine process for."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from mlx_server.engine.liveness import (
     FIRST_STEP_SECONDS,
     IMPORT_SECONDS,
+    LONG_SECONDS,
     LOOK_SECONDS,
     SILENT_SECONDS,
     STALLED_SECONDS,
+    EngineActivity,
     Liveness,
     Vitals,
     is_stuck_in_step,
+    vitals,
 )
 from mlx_server.engine.messages import IMPORTING, Heartbeat
+from tests.live.server import eventually
 
 WARM = Heartbeat(0.1, 0.1, doing="generating")
 COLD = Heartbeat(0.1, 0.0, doing="compiling a grammar")
@@ -130,3 +142,83 @@ def test_a_word_begins_it_anew() -> None:
 )
 def test_a_step(step: float, longest: float, processor: float, runnable: bool, stuck: bool) -> None:
     assert is_stuck_in_step(Heartbeat(step, longest, processor), lambda: runnable) == stuck
+
+
+@contextmanager
+def program(code: str) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-ISc", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        child.stdout.readline()
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+LOOPS = "print(flush=True)\nwhile True: pass"
+SLEEPS = "print(flush=True)\nimport time\ntime.sleep(1000)"
+ANOTHER_LOOPS = (
+    "import threading\ndef loop():\n  while True: pass\n"
+    "threading.Thread(target=loop, daemon=True).start()\n"
+    "print(flush=True)\nthreading.Event().wait()"
+)
+
+
+def seen(pid: int) -> Vitals:
+    found = vitals(pid)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("code", [LOOPS, ANOTHER_LOOPS])
+def test_the_vitals_of_a_process_that_works(code: str) -> None:
+    with program(code) as pid:
+        before = seen(pid)
+        eventually(lambda: seen(pid).work > before.work, "it works")
+        eventually(lambda: seen(pid).runnable or sys.platform != "linux", "it wants to")
+        assert seen(pid).state == "running"
+
+
+def test_the_vitals_of_a_process_that_sleeps_or_was_stopped() -> None:
+    with program(SLEEPS) as pid:
+        eventually(lambda: not seen(pid).runnable, "it sleeps")
+        before = seen(pid)
+        time.sleep(0.05)
+        assert seen(pid) == before
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: seen(pid).state == "stopped", "it is stopped")
+    assert vitals(pid) is None
+
+
+@pytest.mark.parametrize("where", ["psutil.Process", "pathlib.Path.glob"])
+def test_without_a_free_descriptor_nothing_is_judged(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next look may tell more."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    if where == "psutil.Process" or sys.platform == "linux":
+        monkeypatch.setattr(where, refuse)
+        assert vitals(os.getpid()) is None
+
+
+def test_what_takes_long_is_told_once_and_when_it_is_over() -> None:
+    doing = EngineActivity()
+    what = "reading the vocabulary of gpt-oss"
+    assert doing.report(what, 10.0) is None
+    assert doing.report(what, 10.0 + LONG_SECONDS - 0.1) is None
+    reported = doing.report(what, 10.0 + LONG_SECONDS)
+    assert reported
+    assert what in reported
+    assert doing.report(what, 20.0) is None
+    assert doing.seconds(20.0) == 10.0
+    assert doing.report("compiling a grammar", 21.0) == f"{what} took 11.0 s"
+    assert doing.report("generating", 21.5) is None
+
+
+def test_answers_and_rest_are_nothing_to_tell_of() -> None:
+    doing = EngineActivity()
+    for what in ("generating", "idle"):
+        assert [doing.report(what, at) for at in (0.0, 100.0, 1000.0)] == [None] * 3

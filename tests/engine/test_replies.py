@@ -67,19 +67,6 @@ async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) ->
 
 
 @asynchronous
-async def test_a_load_that_is_given_up_fails(tiny_path: Path) -> None:
-    async with running() as engine:
-        pid = freeze(engine)
-        load = asyncio.create_task(engine.load("tiny", str(tiny_path), ignored))
-        unload = asyncio.create_task(engine.unload("tiny"))
-        await asyncio.sleep(0)  # they have asked
-        os.kill(pid, signal.SIGCONT)
-        with pytest.raises(ModelUnusable, match="unloaded"):
-            await load
-        await unload
-
-
-@asynchronous
 async def test_a_load_given_up_leaves_the_engine_serving(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
         loading = asyncio.create_task(engine.load("second", str(tiny_path), ignored))

@@ -239,16 +239,6 @@ async def test_an_engine_stuck_in_a_step_is_replaced_although_its_heart_beats(
         assert house.events == [("lost", False), ("started", True)]
 
 
-@pytest.mark.parametrize(("seconds", "lost"), [(4.9, False), (5.1, True)])
-@asynchronous
-async def test_a_beat_that_tells_of_a_stuck_step_ends_the_process(
-    seconds: float, lost: bool
-) -> None:
-    engine = EngineClient()
-    engine._dispatch(Heartbeat(seconds, 0.1))
-    assert engine.lost.is_set() == lost
-
-
 @asynchronous
 async def test_an_engine_that_rests_is_not_given_up(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch

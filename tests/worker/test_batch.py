@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mlx_server.worker.prefill.schedule import PrefillBudget, Schedule
 from tests.worker.batch_runs import (
     GREEDY,
     LENGTHS,
@@ -144,47 +143,6 @@ def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
     }
 
 
-def test_a_row_cancelled_in_prefill_makes_way_for_the_next(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=4) * PIECE, 6) for length in (2, 3, 4)]
-    run = Run(tiny_model)
-    for number, ask in enumerate(asks):
-        run.join(number, ask)
-    run.step()
-    assert run.stages == (2, 1, 0)
-    run.batch.cancel(0)
-    assert run.stages == (2, 0, 0)
-    run.step()
-    assert run.stages == (1, 1, 0)
-    run.finish()
-    expected = [[], ids(alone(tiny_model, asks[1])), ids(alone(tiny_model, asks[2]))]
-    assert [ids(run.answers[n]) for n in (0, 1, 2)] == expected
-
-
-def test_the_last_row_cancelled_leaves_a_batch_that_serves(tiny_model: Any) -> None:
-    ask = Ask(a_prompt(5))
-    run = Run(tiny_model)
-    for number, steps in enumerate([0, 1, 2, 3]):
-        run.join(number, replace(ask, prompt=ask.prompt * PIECE, max_tokens=1000))
-        for _ in range(steps):
-            run.step()
-        run.batch.cancel(number)
-        run.assert_nothing_is_left()
-    run.join(9, ask)
-    run.finish()
-    assert ids(run.answers[9]) == ids(alone(tiny_model, ask))
-
-
-def test_cancelling_what_is_not_there_changes_nothing(tiny_model: Any) -> None:
-    ask = Ask(a_prompt(5), 3)
-    run = Run(tiny_model)
-    run.join(1, ask)
-    run.batch.cancel(2)
-    run.finish()
-    run.batch.cancel(1)
-    assert ids(run.answers[1]) == ids(alone(tiny_model, ask))
-    run.assert_nothing_is_left()
-
-
 @pytest.mark.parametrize("max_tokens", [1, 2, 17])
 def test_a_row_ends_with_length_after_exactly_max_tokens(tiny_model: Any, max_tokens: int) -> None:
     answer = alone(tiny_model, Ask(a_prompt(6), max_tokens))
@@ -204,19 +162,6 @@ def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
     assert [(t.id, t.finish) for t in stopped] == [*((t, None) for t in free[:4]), (fifth, "stop")]
     assert ids(unstopped) == free
     assert (both[-1].id, both[-1].finish) == (fifth, "stop")
-
-
-def test_waiting_counts_the_rows_that_have_no_token_under_way(tiny_model: Any) -> None:
-    run = Run(tiny_model, concurrency=2)
-    for number in range(4):
-        run.join(number, Ask(a_prompt(4), 3))
-    seen = [run.batch.waiting]
-    while run.batch:
-        run.step()
-        seen.append(run.batch.waiting)
-    assert seen[0] == 4
-    assert seen == sorted(seen, reverse=True)
-    assert {4, 2, 0} <= set(seen)
 
 
 def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
@@ -258,19 +203,6 @@ def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> Non
         run.finish()
         assert run.cached[number + 10] == 52
         assert ids(run.answers[number + 10]) == ids(alone(tiny_model, turn))
-
-
-def test_a_stream_goes_on_between_the_pieces_of_a_long_prompt(tiny_model: Any) -> None:
-    run = Run(tiny_model)
-    run.batch._budget = PrefillBudget(Schedule())
-    run.join(0, Ask(a_prompt(5), 1000))
-    run.until_decoding()
-    run.join(1, Ask(a_prompt(1500)))
-    before = len(run.answers[0])
-    while not run.answers[1]:
-        run.step()
-    # The first piece is small, and each at most twice as large as the one before.
-    assert len(run.answers[0]) - before >= 6
 
 
 def test_tokens_are_told_before_the_next_piece_is_computed(

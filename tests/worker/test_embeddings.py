@@ -166,14 +166,6 @@ def test_a_stream_gets_a_token_after_each_piece(engine: Engine, exact: list[Any]
     assert len(tokens_of(1, reports)) >= pieces - 1
 
 
-def test_the_stream_is_what_it_is_alone(engine: Engine) -> None:
-    engine.handle(ask(1, tokens=60))
-    alone = [token.id for token in tokens_of(1, drain(engine))]
-    engine.handle(ask(2, tokens=60))
-    engine.handle(command(3))
-    assert [token.id for token in tokens_of(2, drain(engine))] == alone
-
-
 def test_clients_take_turns(engine: Engine) -> None:
     """One text of another client waits for one piece, and not for all of the first client's."""
     for row in range(4):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mlx_server.engine.messages import (
-    CancelRows,
     Generate,
     LoadModel,
     ModelLoaded,
@@ -109,18 +108,6 @@ def test_in_company_as_alone(path: Path) -> None:
     finished = bench.finish()
     together = [finished[row] for row in rows]
     assert together == alone(path, prompts(8), together)
-
-
-def test_a_row_that_is_cancelled_leaves_the_others_as_they_were(path: Path) -> None:
-    bench = Bench(path)
-    rows = [bench.begin(prompt) for prompt in prompts(6)]
-    together = [bench.step() for _ in range(9)]
-    bench.engine.handle(CancelRows([rows[1], rows[4]]))
-    together.append(bench.finish())
-    others = [0, 2, 3, 5]
-    answers = [[t for step in together for t in step.get(rows[at], [])] for at in others]
-    assert answers == alone(path, [prompts(6)[at] for at in others], answers)
-    assert rows[1] not in together[-1]
 
 
 def test_the_prompt_cache_changes_no_answer(kept: Path) -> None:

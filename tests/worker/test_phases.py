@@ -1,16 +1,14 @@
 """Prefill and decode: the model's own tokens, and one sampling a step."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import sampling
 from mlx_server.worker.sampling import Sampled, Sampler
-from tests.worker.batch_runs import CLOSE, LENGTHS, MIXED, Ask, Run, a_prompt, alone, together
+from tests.worker.batch_runs import MIXED, Ask, Run, a_prompt, alone, together
 
 
 def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
@@ -20,28 +18,6 @@ def without_cache(model: Any, prompt: list[int], count: int) -> list[mx.array]:
         steps.append(model(mx.array([tokens]))[0, -1])
         tokens.append(int(mx.argmax(steps[-1])))
     return steps
-
-
-def assert_greedy(answer: Sequence[Token], steps: Sequence[mx.array]) -> None:
-    """Identity, up to a step where the two likeliest tokens tie: from there both ways are right."""
-    assert len(answer) == len(steps)
-    for token, logits in zip(answer, steps, strict=True):
-        best = int(mx.argmax(logits))
-        if token.id != best:
-            assert float(logits[best] - logits[token.id]) < CLOSE
-            return
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_greedy_tokens_are_those_of_full_passes(tiny_model: Any, length: int) -> None:
-    ask = Ask(a_prompt(length), max_tokens=8)
-    assert_greedy(alone(tiny_model, ask), without_cache(tiny_model, ask.prompt, 8))
-
-
-def test_greedy_tokens_of_a_batch_are_those_of_full_passes(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(length, seed=1), max_tokens=8) for length in LENGTHS]
-    for ask, answer in zip(asks, together(tiny_model, asks), strict=True):
-        assert_greedy(answer, without_cache(tiny_model, ask.prompt, 8))
 
 
 def test_each_token_comes_with_its_own_log_probabilities(tiny_model: Any) -> None:

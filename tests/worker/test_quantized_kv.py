@@ -109,46 +109,6 @@ def test_rows_join_and_leave_in_any_order() -> None:
         ]
 
 
-def test_a_row_grows_in_a_batch_as_alone() -> None:
-    rows = [a_row(seed, length) for seed, length in enumerate([5, 250])]
-    batch = QuantizedRow.merge(rows)
-    for seed in range(10, 30):
-        keys, values = tokens(seed, 1, rows=2)
-        batch.update_and_fetch(keys, values)
-        for at, row in enumerate(rows):
-            row.update_and_fetch(keys[at : at + 1], values[at : at + 1])
-    assert [contents(batch.extract(at)) for at in (0, 1)] == [contents(row) for row in rows]
-
-
-def test_padding_at_the_right_is_moved_to_the_left() -> None:
-    batch = QuantizedRow.merge([QuantizedRow(8), QuantizedRow(8)])
-    batch.prepare(lengths=[7, 4], right_padding=[0, 3])
-    keys, values = tokens(1, 7, rows=2)
-    batch.update_and_fetch(keys, values)
-    batch.finalize()
-    alone = QuantizedRow(8)
-    alone.update_and_fetch(keys[1:, :, :4], values[1:, :, :4])
-    assert contents(batch.extract(1)) == contents(alone)
-    assert batch.left_padding.tolist() == [0, 3]
-    assert batch.offset.tolist() == [7, 4]
-
-
-def test_a_copy_is_cut_and_the_original_is_not() -> None:
-    row = a_row(1, 300)
-    before = contents(row)
-    copy = deepcopy(row)
-    copy.trim(100)
-    copy.update_and_fetch(*tokens(2, 50))
-    assert copy.size() == 250
-    assert contents(row) == before
-
-
-def test_a_batch_is_trimmed() -> None:
-    batch = QuantizedRow.merge([a_row(1, 10), a_row(2, 6)])
-    assert batch.trim(4) == 4
-    assert [batch.extract(at).size() for at in (0, 1)] == [6, 2]
-
-
 def test_widths_that_have_no_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="multiples of 32"):
         QuantizedRow(8).update_and_fetch(mx.zeros((1, 1, 1, 24)), mx.zeros((1, 1, 1, 24)))

@@ -265,14 +265,6 @@ def test_the_log_probabilities_are_those_of_one_full_pass(tiny_model: Any, lengt
         )
 
 
-def test_without_alternatives_each_token_still_has_its_own(tiny_model: Any) -> None:
-    prompt = a_prompt(PIECE + 10)
-    bare, _, _ = scored(tiny_model, prompt, top=0)
-    full, _, _ = scored(tiny_model, prompt, top=4)
-    assert [entry.chosen for entry in bare] == [entry.chosen for entry in full]
-    assert all(entry.top == [] for entry in bare)
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(
     "sampling",

@@ -107,31 +107,11 @@ def test_narrow_keeps_what_the_definitions_keep(
     assert np.array_equal(result[stayed], values[stayed])
 
 
-def test_narrow_to_one_keeps_the_likeliest() -> None:
-    for scores in random_logits(20):
-        assert np.flatnonzero(np.isfinite(narrowed(scores, 1, 1.0))) == [scores.argmax()]
-        assert np.flatnonzero(np.isfinite(narrowed(scores, WIDTH, 1e-6))) == [scores.argmax()]
-
-
 def test_a_top_p_of_one_keeps_what_top_k_keeps() -> None:
     """Also where the first token's share is all that float32 can tell from one."""
     scores = np.array([60.0, *range(20)], np.float32)
     assert np.isfinite(narrowed(scores, 5, 1.0)).sum() == 5
     assert np.isfinite(narrowed(scores, 100, 1.0)).all()
-
-
-def test_ties_with_the_last_one_kept_stay() -> None:
-    scores = np.array([1.0, 3.0, 2.0, 2.0, 2.0, 0.0], np.float32)
-    assert np.flatnonzero(np.isfinite(narrowed(scores, 2, 1.0))).tolist() == [1, 2, 3, 4]
-
-
-def test_narrow_takes_each_row_by_its_own_limits() -> None:
-    scores = random_logits(3)
-    limits = [(1, 1.0), (WIDTH, 0.5), (7, 0.9)]
-    top_k, top_p = (mx.array([[float(n)] for n in column]) for column in zip(*limits, strict=True))
-    together = np.array(narrow(mx.array(scores), top_k, top_p))
-    for row, result, limit in zip(scores, together, limits, strict=True):
-        assert np.array_equal(np.isfinite(result), kept(row, *limit))
 
 
 def test_a_small_top_k_narrows_as_it_does_over_the_whole_vocabulary() -> None:
@@ -238,13 +218,8 @@ def test_unseeded_rows_draw_each_on_its_own() -> None:
     assert len(set(chosen(rows, np.zeros((64, WIDTH), np.float32)))) > 16
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
-    logits = random_logits(20)
-    assert chosen([a_row(GREEDY)] * 20, logits) == logits.argmax(axis=-1).tolist()
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-39, 5e-324])
-def test_a_temperature_next_to_zero_takes_the_likeliest(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-39, 5e-324])
+def test_a_temperature_of_zero_or_next_to_it_takes_the_likeliest(temperature: float) -> None:
     logits = random_logits(8)
     rows = [a_row(SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1))] * 8
     assert chosen(rows, logits) == logits.argmax(axis=-1).tolist()

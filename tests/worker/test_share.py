@@ -103,10 +103,6 @@ def test_prompts_are_kept_if_the_layers_of_all_ranks_are_of_the_same_kinds(
     assert of_both[4] == [False, False], "more layers"
 
 
-def test_messages_may_be_of_different_lengths(of_both: list[list[Any]]) -> None:
-    assert of_both[5] == [["", "x"], ["", "x"]]
-
-
 @dataclass
 class Heads:
     num_attention_heads: Any = 8

@@ -24,7 +24,6 @@ from mlx_server.engine.messages import (
     PromptLogprobs,
     RowFailed,
     UnloadAdapter,
-    UnloadModel,
 )
 from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone, ids
@@ -76,19 +75,6 @@ def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
     for row_request, answer in zip(row_requests, answers, strict=True):
         reference = references[row_request.adapter, row_request.scale]
         reference.assert_is(row_request.prompt, answer)
-
-
-@pytest.mark.tables
-def test_rows_of_one_adapter_answer_as_alone(each: Case) -> None:
-    references = each.references
-    desk = Desk(each.path).loaded(one=each.one, two=each.two)
-    for adapter, scales in [("one", [1.0] * 3), ("two", [0.5] * 3), ("two", [1.0, 0.5, 1.0])]:
-        row_requests = [
-            RowRequest(a_prompt(40, seed=n), adapter, scale) for n, scale in enumerate(scales)
-        ]
-        for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
-            reference = references[row_request.adapter, row_request.scale]
-            reference.assert_is(row_request.prompt, answer)
 
 
 def test_the_adapters_change_the_answers(case: Case) -> None:
@@ -241,21 +227,6 @@ def test_other_weights_never_meet_the_old_prompts(case: Case, tmp_path: Path) ->
         (answer,) = desk.together([RowRequest(prompt, digest)])
         assert_same(answer, Reference(case.path, source).answer(prompt))
     assert desk.cached == {0: 0, 1: 0}
-
-
-def test_what_is_unloaded_leaves_no_prompts_behind(case: Case) -> None:
-    desk = Desk(case.path, 1 << 26).loaded(one=case.one, two=case.two)
-    row_requests = [RowRequest(a_prompt(60), *use) for use in case.references]
-    desk.together(row_requests)
-    cache = desk.engine._cache
-    kept = cache.nbytes
-    desk.unload("two")
-    assert cache.nbytes == kept / 2  # two of four
-    desk.engine.handle(UnloadModel("m"))
-    assert cache.nbytes == 0
-    failed = desk.load("one", case.one)
-    assert isinstance(failed, AdapterFailed)
-    assert "m is not loaded" in failed.message
 
 
 def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:

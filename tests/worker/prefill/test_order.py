@@ -85,22 +85,6 @@ def test_the_others_lose_nothing_but_that() -> None:
     assert max(lost) < 2 * alone(SHORT)
 
 
-def test_a_row_that_was_set_aside_comes_back() -> None:
-    simulation = Simulation(PAIR, concurrency=4)
-    greedy = [simulation.ask(50, 300, "greedy") for _ in range(4)]
-    while not all(answer.times for answer in greedy):
-        simulation.step()
-    newcomer = simulation.ask(50, 20, "newcomer")
-    simulation.run(until=newcomer)
-    assert simulation.batch.decoding == 4
-    before = [len(answer.times) for answer in greedy]
-    simulation.run()
-    assert [len(answer.times) for answer in greedy] == [300] * 4
-    assert newcomer.ended
-    paused = max(greedy, key=lambda answer: max(answer.between(0, simulation.now)))
-    assert before.index(min(before)) == greedy.index(paused) == 3  # the youngest
-
-
 def test_newcomers_without_end_do_not_starve_a_long_prompt() -> None:
     simulation = Simulation(PAIR)
     long = simulation.ask(20_000, 2, "patient")

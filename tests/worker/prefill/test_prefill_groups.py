@@ -16,7 +16,7 @@ from tests.worker.batch_runs import (
     ids,
     together,
 )
-from tests.worker.simulated import PAIRS, Answer, Simulation, crowd, together_by_mlx_lm
+from tests.worker.simulated import PAIRS, Answer, Simulation, together_by_mlx_lm
 
 PAIR = "m4-max:gpt-oss-120b"
 
@@ -41,11 +41,6 @@ def passes(simulation: Simulation, answers: list[Answer]) -> int:
 def test_short_prompts_that_come_at_once_are_computed_in_one_pass() -> None:
     simulation = simulation_after([4000])
     assert passes(simulation, [simulation.ask(40, 8, str(n)) for n in range(16)]) == 1
-
-
-def test_two_prompts_that_fill_a_piece_are_computed_in_one_pass() -> None:
-    simulation = simulation_after([4000])
-    assert passes(simulation, [simulation.ask(200, 8, str(n)) for n in range(16)]) <= 8
 
 
 def test_many_single_short_prompts_do_not_make_the_next_pieces_small() -> None:
@@ -73,15 +68,6 @@ def test_a_long_prompt_does_not_part_the_short_ones_around_it_and_is_next() -> N
     while not long.computed:
         simulation.step()
     assert not later.computed
-
-
-@pytest.mark.parametrize("named", PAIRS)
-def test_sixteen_short_prompts_at_once(named: str) -> None:
-    """All in one pass, as mlx-lm could at best compute them, none has a token before the last."""
-    found = crowd(named, 32, prompt=200, count=16)
-    at_once = together_by_mlx_lm(named, 32, prompt=200, count=16)
-    assert found.first_token <= 0.75 * at_once.first_token
-    assert found.done <= 1.20 * at_once.done
 
 
 @pytest.mark.parametrize("named", PAIRS)
@@ -137,19 +123,6 @@ def test_rows_of_one_piece_are_cancelled_one_by_one(tiny_model: Any, cancelled: 
     run.assert_nothing_is_left()
 
 
-def test_equal_prompts_are_prefilled_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Ask(a_prompt(60))
-    expected = ids(alone(tiny_model, ask))
-    pieces = computed(monkeypatch)
-    run = Run(tiny_model, piece=1000, cache_bytes=1 << 30)
-    for number in range(5):
-        run.join(number, ask)
-    run.finish()
-    assert run.cached == {0: 0, 1: 59, 2: 59, 3: 59, 4: 59}
-    assert pieces == [[59]]
-    assert [ids(answer) for answer in run.answers.values()] == [expected] * 5
-
-
 def test_prompts_that_begin_alike_are_computed_from_where_they_part(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,14 +155,6 @@ def test_a_piece_of_known_and_unknown_prompts_and_such_without_a_rest(tiny_model
     assert [run.cached[n] for n in range(2, 6)] == [30, 0, 49, 0]
     answers = [ids(run.answers[n]) for n in range(2, 6)]
     assert answers == [ids(alone(tiny_model, ask)) for ask in asks]
-
-
-def test_a_prompt_in_pieces_is_computed_piece_by_piece(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = computed(monkeypatch)
-    alone(tiny_model, Ask(a_prompt(2 * PIECE + 101)))
-    assert pieces == [[PIECE], [PIECE], [100]]
 
 
 def test_the_short_end_of_a_prompt_goes_with_the_piece_before(

@@ -355,14 +355,6 @@ def test_the_bounds_of_a_long_prompt_hold_for_other_lengths(named: str, prompt: 
     assert found.longest_gap <= LONGEST_GAP
 
 
-def test_prompts_that_begin_alike_are_computed_once() -> None:
-    simulation = streaming("m4-max:gpt-oss-120b", 1, cache_bytes=1 << 24)
-    alone = streaming("m4-max:gpt-oss-120b", 1)
-    answered(alone, [alone.ask(4000 + SHORT, 8)])
-    prompts_that_begin_alike(simulation)
-    assert sum(simulation.pieces) < 2.5 * sum(alone.pieces)
-
-
 def test_a_newcomer_with_many_short_prompts_does_not_wait_for_a_long_one() -> None:
     """Two clients get the same: the short prompts take twice their own time."""
     alone = streaming("m4:8b", 1)

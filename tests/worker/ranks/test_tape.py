@@ -3,29 +3,22 @@
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 
 from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.ranks import link
 from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     Comparison,
     Diverged,
-    RankReady,
-    RankReport,
     RecordedInputs,
     RepeatedInputs,
     TokenDigest,
     decode_input,
-    decode_report,
-    encode_report,
 )
 from mlx_server.worker.server_connection import WAKE, Inbox, OwnInputs
-from tests.structs import broken, filled, tagged
 from tests.worker.ranks.steps import a_step
 
 
@@ -109,40 +102,3 @@ def test_the_rank_that_differs_is_named_whichever_report_comes_first() -> None:
     assert late.reported(2, 16, 5) is None
     assert late.reported(1, 16, 9) == 1
     assert not late._own, "nothing is kept of what has been compared"
-
-
-REPORTS = get_args(RankReport)
-
-
-def test_every_report_can_be_decoded() -> None:
-    assert tagged(link) == set(REPORTS)
-
-
-@pytest.mark.parametrize("report", REPORTS)
-def test_a_report_arrives_as_it_was_sent(report: Any) -> None:
-    sent = filled(report)
-    arrived = decode_report(encode_report(sent))
-    assert type(arrived) is report
-    assert arrived == sent
-
-
-@pytest.mark.parametrize("report", REPORTS)
-def test_a_broken_report_is_refused(report: Any) -> None:
-    payload = encode_report(filled(report))
-    for end in range(len(payload)):
-        with pytest.raises(msgspec.DecodeError):
-            decode_report(payload[:end])
-    for sent in broken(filled(report)):
-        with pytest.raises(msgspec.ValidationError):
-            decode_report(encode_report(sent))
-
-
-def test_a_rank_without_metal_recommends_nothing() -> None:
-    sent = RankReady(None)
-    assert decode_report(encode_report(sent)) == sent
-
-
-@pytest.mark.parametrize("sent", [{"type": "Ready"}, {"steps": 1, "value": 2}, [], None])
-def test_what_is_no_report_of_a_rank_is_refused(sent: object) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        decode_report(encode_report(sent))

@@ -17,7 +17,7 @@ from mlx_server.errors import SettingsError
 from mlx_server.prompt_files.folder import PromptFolder
 from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.system import logs, service
-from mlx_server.system.files import not_linked, own_path
+from mlx_server.system.files import not_linked, open_regular, own_path, read_regular
 
 OTHER = 54321
 Give = Callable[[Path], None]
@@ -202,3 +202,28 @@ for _ in range(5):
     subprocess.run([sys.executable, "-c", code, *map(str, files)], check=False, timeout=60)
     assert (tmp_path / "server.log.1").exists()
     assert not (tmp_path / "victim").exists()
+
+
+def test_a_file_is_read_as_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes("é\r\nb\r".encode())
+    assert read_regular(file) == "é\r\nb\r".encode()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to a pipe"])
+def test_what_is_no_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    os.mkfifo(tmp_path / "pipe")
+    match kind:
+        case "pipe":
+            path = tmp_path / "pipe"
+        case "device":
+            path = Path("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case _:
+            path.symlink_to(tmp_path / "pipe")
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(OSError, match="not a file"):
+        open_regular(path)
+    assert len(os.listdir("/dev/fd")) == before

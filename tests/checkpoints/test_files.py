@@ -1,5 +1,6 @@
-"""The files of a model's folder: which of them count, and which are never opened."""
+"""JSON files as people save them."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -7,6 +8,12 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
+from mlx_server.checkpoints.files import (
+    other_kind,
+    other_than_weights,
+    read_json,
+    read_optional_json,
+)
 from mlx_server.checkpoints.folder_check import (
     MOST_BYTES,
     SAMPLE_BYTES,
@@ -18,6 +25,98 @@ from mlx_server.checkpoints.folder_check import (
     stamp_of_model,
 )
 from mlx_server.errors import ModelUnusable
+
+VALUE = {"a": "é", "b": [1, None]}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_any_unicode_is_read(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(json.dumps(VALUE, ensure_ascii=False).encode(encoding))
+    assert read_json(file) == read_optional_json(file) == VALUE
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"a": 1,}', "is not valid JSON: .*line 1.*Download it again"),
+        (b"", "is empty. Download it again"),
+        (b"[]", "must contain a JSON object. Download it again"),
+        (b"<html>", "is a web page, not the file itself"),
+        (b'{"a": "\xe9"}', "is not valid JSON"),
+    ],
+)
+def test_what_is_none_is_told_or_passed_over(
+    tmp_path: Path, content: bytes, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    with pytest.raises(ModelUnusable, match=rf"^x\.json {says}"):
+        read_json(file)
+    assert read_optional_json(file) == {}
+    assert "x.json" in caplog.text
+    assert "is used without this file" in caplog.text
+
+
+def test_an_optional_file_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_optional_json(tmp_path / "x.json") == {}
+    assert caplog.text == ""
+    with pytest.raises(ModelUnusable, match=r"x\.json is missing"):
+        read_json(tmp_path / "x.json")
+
+
+OTHERS = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:1": "Git LFS pointer",
+    b"\xef\xbb\xbfversion https://git-lfs.github.com/spec/v1": "Git LFS pointer",
+    b"<!DOCTYPE html><html>": "web page",
+    b"\n  <!doctype HTML>": "web page",
+    b"<HTML lang=en>": "web page",
+    b'<?xml version="1.0"?><Error><Code>AccessDenied': "as XML",
+    b"<Error><Code>NoSuchKey</Code>": "as XML",
+    b"GGUF\x03\0\0\0": "GGUF",
+    b"PK\x03\x04\x14\0": "PyTorch",
+    b"\x80\x02}q\0": "PyTorch",
+    b"\x80\x04\x95": "PyTorch",
+    b"\x1f\x8b\x08\0": "archive",
+    bytes(128): "zeros",
+    b"": "empty",
+    b"\xef\xbb\xbf": "empty",
+}
+OWN = (
+    b'\x58\x01\0\0\0\0\0\0{"__metadata__":{"format":"mlx"}',  # safetensors
+    b"\x02\0\0\0\0\0\0\0{}",  # of no tensors
+    b'{"model_type": "llama"}',
+    b'\xef\xbb\xbf{\n  "version": "1.0"',
+    b"[]",
+    b"IQ== 0\nIg== 1\n",  # tiktoken
+    b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",  # SentencePiece
+    b"{%- for message in messages -%}",
+    b"<|im_start|>{{ messages }}",
+    b"<s>{% if messages %}",
+    b"<start_of_turn>",
+    b"GGU",
+)
+
+
+@pytest.mark.parametrize("begin", OTHERS)
+def test_another_kind_is_told(begin: bytes) -> None:
+    for tell in (other_kind, other_than_weights):
+        assert OTHERS[begin] in (tell(begin) or "")
+
+
+@pytest.mark.parametrize("begin", OWN)
+def test_a_models_file_is_none(begin: bytes) -> None:
+    assert other_kind(begin) is None
+
+
+@pytest.mark.parametrize("begin", OWN[:2])
+def test_weights_are_weights(begin: bytes) -> None:
+    assert other_than_weights(begin) is None
+
+
+def test_a_text_for_weights_is_quoted() -> None:
+    said = other_than_weights(b"Entry not found\nand more") or ""
+    assert said.startswith("is text that begins with 'Entry not found'.")
 
 
 @pytest.fixture

@@ -1,0 +1,66 @@
+"""What messages count: a row's limit and overflow, padding, and the bytes of a row's tokens."""
+
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import (
+    PADDING_SHARE,
+    PREFILL_PADDING,
+    STEP,
+    Embed,
+    Generate,
+    KvCost,
+    padded_tokens,
+)
+from mlx_server.requests import SamplingParams
+
+
+def row(**more: Any) -> Generate:
+    return Generate(1, "m", [5, 6], 10, [2], SamplingParams(), **more)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "tokens", "left", "overflow_left"),
+    [(4, 10, 10, 4), (4, 99, 10, 4), (4, 8, 8, 2), (4, 6, 6, 0), (4, 1, 1, 0), (0, 3, 3, 0)],
+)
+def test_a_lower_limit_takes_from_the_overflow_tokens_first(
+    overflow: int, tokens: int, left: int, overflow_left: int
+) -> None:
+    made = row(overflow_tokens=overflow)
+    made.end_within(tokens)
+    assert (made.max_tokens, made.overflow_tokens) == (left, overflow_left)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"), [([], 0), ([[]], 0), ([[1]], 1), ([[], [1, 2, 3], [1]], 9)]
+)
+def test_padding_counts(inputs: list[list[int]], expected: int) -> None:
+    assert padded_tokens(inputs) == Embed(1, "m", inputs).length == expected
+
+
+MIXED = KvCost(per_token=10, windowed_per_token=4, window=1000, fixed=7)
+
+
+def test_tokens_are_counted_in_steps_and_a_window_up_to_its_size() -> None:
+    assert MIXED.for_tokens(1) == 14 * STEP + 7
+    slots = 5000 + STEP - 1
+    assert MIXED.for_tokens(5000) == 10 * slots + 4 * 1000 + 7
+
+
+@pytest.mark.parametrize("nbytes", [0, 4000, 20_000, 90_000])
+def test_what_fits_is_the_most_that_costs_no_more(nbytes: int) -> None:
+    found = MIXED.tokens_in(nbytes, 9000)
+    assert found == 0 or MIXED.for_tokens(found) <= nbytes
+    assert MIXED.for_tokens(found + 1) > nbytes
+
+
+def test_no_more_tokens_are_counted_than_are_wanted() -> None:
+    assert MIXED.tokens_in(1 << 30, 9000) == 9000
+
+
+def test_padding_takes_its_share_of_the_room() -> None:
+    assert MIXED.most_padding(14 * PADDING_SHARE * 100) == 100
+    assert MIXED.most_padding(-1) == 0
+    assert KvCost(fixed=7).most_padding(1 << 30) is None
+    assert MIXED.padding_bytes(100) == 14 * (100 + PREFILL_PADDING)

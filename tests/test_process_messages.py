@@ -1,0 +1,104 @@
+"""Messages between our processes arrive as they were sent, and nothing else is taken for one."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from mlx_server.engine import messages, worker_arguments
+from mlx_server.engine.messages import Admitted, Command, Generate, Report, RowFailed, Token
+from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
+from mlx_server.pdf import messages as pdf
+from mlx_server.schemas import messages as schemas
+from mlx_server.templates import messages as templates
+from mlx_server.worker.ranks import link
+from tests.structs import broken, filled, tagged
+
+UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
+    "engine": (messages, Report),
+    "rank": (link, link.RankReport),
+    "template": (templates, templates.Request),
+    "rendered": (templates, templates.Reply),
+    "PDF": (pdf, pdf.ReadPdf),
+    "text": (pdf, pdf.Reply),
+    "schema": (schemas, schemas.Request),
+    "compiled": (schemas, schemas.Reply),
+    "worker's arguments": (worker_arguments, WorkerArguments),
+    "rank's arguments": (worker_arguments, RankArguments),
+}
+CASES = [
+    (name, message) for name, (_, union) in UNIONS.items() for message in get_args(union) or [union]
+]
+
+
+def decoded(name: str, sent: Any) -> Any:
+    union = UNIONS[name][1]
+    if name.endswith("arguments"):
+        return msgspec.json.decode(encode_arguments(sent), type=union)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=union)
+
+
+@pytest.mark.parametrize(("name", "message"), CASES)
+def test_a_message_arrives_as_it_was_sent(name: str, message: Any) -> None:
+    sent = filled(message)
+    arrived = decoded(name, sent)
+    assert type(arrived) is message
+    assert arrived == sent
+
+
+@pytest.mark.parametrize(("name", "message"), CASES)
+def test_a_field_of_a_wrong_type_is_refused(name: str, message: Any) -> None:
+    for sent in broken(filled(message)):
+        with pytest.raises(msgspec.ValidationError):
+            decoded(name, sent)
+
+
+def test_every_message_that_has_a_tag_is_read_by_its_receiver() -> None:
+    for module in {module for module, _ in UNIONS.values()}:
+        unions = [union for each, union in UNIONS.values() if each is module]
+        read = {each for union in unions for each in get_args(union) or [union]}
+        assert tagged(module) <= read | {*get_args(Command)}
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply"),
+    [(templates.Request, "rendered"), (pdf.ReadPdf, "text"), (schemas.Request, "compiled")],
+)
+def test_a_request_is_no_reply(request_: Any, reply: str) -> None:
+    for message in get_args(request_) or [request_]:
+        with pytest.raises(msgspec.ValidationError):
+            decoded(reply, filled(message))
+
+
+def test_commands_and_reports_have_tags_of_their_own() -> None:
+    for union in (Command, Report):
+        tags = [each.__struct_config__.tag for each in get_args(union)]
+        assert len(set(tags)) == len(tags)
+
+
+def test_a_frame_has_its_reports_in_their_order_or_none() -> None:
+    sent = [filled(each) for each in get_args(Report)]
+    assert messages.decode_reports(messages.encode_reports(sent)) == sent
+    payload = messages.encode_reports([RowFailed(1, "no"), Admitted(2)])
+    for end in range(len(payload)):
+        with pytest.raises(msgspec.DecodeError):
+            messages.decode_reports(payload[:end])
+    assert len(messages.encode_reports(Token(1, 2))) <= 6, "most of what is sent are tokens"
+
+
+def test_commands_arrive_as_they_were_sent() -> None:
+    sent = [filled(each) for each in get_args(Command)]
+    assert any(isinstance(each, Generate) for each in sent)
+    assert messages.decode_commands(messages.encode_commands(sent)) == sent
+
+
+def test_arguments_fit_into_a_command_line_and_have_their_defaults() -> None:
+    sent = encode_arguments(filled(WorkerArguments))
+    assert not {b"\0", b"\n"} & {sent[at : at + 1] for at in range(len(sent))}
+    decode = worker_arguments.decode_worker_arguments
+    assert decode(b'{"concurrency": 3}') == WorkerArguments(concurrency=3)
+    for wrong in (b"", b"{", b"[]", b'{"concurrency": 1} 2'):
+        with pytest.raises(msgspec.DecodeError):
+            decode(wrong)
