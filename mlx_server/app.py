@@ -88,7 +88,7 @@ def create_app(
     recorder: sees every answer."""
     server, pool = settings.server, _pool(settings, on_progress, recordings)
     awake = KeepAwake(keep_awake_command())
-    pool.on_rows = awake.count
+    pool.row_slots.on_change = awake.count
     pool.recorder = recorder
     data_dir = settings.store.data_dir
     configured = {name: connector(name, it, data_dir) for name, it in settings.connectors.items()}
@@ -163,10 +163,10 @@ def _middleware(server: ServerSettings) -> list[Middleware]:
 def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
     measured = metrics.Metrics(pool)
     measured.answers.log.keeps_texts = server.page == "texts"
-    pool.on_step = measured.on_step
-    pool.on_memory = measured.samples.memory
-    pool.on_ahead = measured.engine.on_ahead
-    pool.on_disk_cache = measured.engine.on_disk_cache
+    pool.events.step = measured.on_step
+    pool.events.memory = measured.samples.memory
+    pool.events.ahead = measured.engine.on_ahead
+    pool.events.disk_cache = measured.engine.on_disk_cache
     return measured
 
 
@@ -184,7 +184,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
         keyed.include_router(page.router)
     if server.adapter_dirs:
         keyed.include_router(adapters.router)
-    if pool.replay_models:
+    if pool.models.replays:
         keyed.include_router(replay.router)
     keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     return keyed

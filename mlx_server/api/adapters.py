@@ -55,9 +55,9 @@ async def unload(http: Request) -> Response:
 
 def _model(pool: Pool, body: Unload) -> str:
     if body.model:
-        return pool.spec(body.model).id
+        return pool.models.spec(body.model).id
     served = [
-        spec.id for spec in pool.specs if not (spec.upstream or spec.source.startswith(REPLAY))
+        entry.spec.id for entry in pool.models.local if not entry.spec.source.startswith(REPLAY)
     ]
     if len(served) != 1:
         raise BadRequest(

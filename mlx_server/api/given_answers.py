@@ -72,7 +72,7 @@ async def give(http: Request) -> Response:
     except SettingsError as error:
         raise BadRequest(error.message, param="family") from None
     name = body.model or id
-    pool.add_alias(name, id)
+    pool.models.add_alias(name, id)
     prepared = await pool.prepared(id)
     loading = asyncio.create_task(_loaded(pool, id))
     entries = await in_thread(_entries, prepared, body)

@@ -288,10 +288,10 @@ class EngineMetrics:
 
     def refresh(self) -> None:
         """Sets the gauges that no report sets."""
-        if not self._pool.rows:  # no step follows that would reset the gauges
+        if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
             self.batch.set(0)
             self.queue.set(0)
-        for model in self._pool.loaded:
+        for model in self._pool.models.loaded:
             self.model_bytes.labels(model.prepared.id).set(model.nbytes)
         self.process_bytes.labels("server").set(footprint(os.getpid()))
         engine = self._pool.supervisor.pid

@@ -86,27 +86,28 @@ async def models(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     if is_anthropic(http.scope):
         infos = [
-            model_info(model, pool.context_length(spec.id))
-            for spec in pool.specs
+            model_info(model, pool.models[spec.id].context_length)
+            for spec in pool.models.specs
             for model in await _with_adapters(http, pool, spec.id)
         ]
         return json_response(page(infos, http.query_params))
-    found = [model for spec in pool.specs for model in await _with_adapters(http, pool, spec.id)]
+    ids = pool.models.ids
+    found = [model for id in ids for model in await _with_adapters(http, pool, id)]
     return json_response({"object": "list", "data": found})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, http: Request) -> Response:
     pool: Pool = http.app.state.pool
-    base, adapter = pool.named(name)
-    id = pool.spec(base).id
+    base, adapter = pool.models.split(name)
+    id = pool.models.spec(base).id
     if adapter and adapter not in (names := await pool.adapter_names(id)):
         sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
         raise AdapterNotFound(sentence, param="model")
     found = await _model(http, pool, id)
     found = _adapter_model(pool, found, adapter) if adapter else found
     if is_anthropic(http.scope):
-        return json_response(model_info(found, pool.context_length(id)))
+        return json_response(model_info(found, pool.models[id].context_length))
     return json_response(found)
 
 
@@ -117,19 +118,19 @@ async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, A
 
 
 def _adapter_model(pool: Pool, base: dict[str, Any], adapter: str) -> dict[str, Any]:
-    listed = pool.spec(base["id"]).adapters.get(adapter)
+    listed = pool.models.spec(base["id"]).adapters.get(adapter)
     described = {"description": listed.description} if listed and listed.description else {}
     return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"], **described}
 
 
 async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:
-    is_loaded = any(model.prepared.id == id for model in pool.loaded)
+    is_loaded = any(model.prepared.id == id for model in pool.models.loaded)
     return {
         "id": id,
         "object": "model",
         "created": http.app.state.started,
         "owned_by": "mlx-server",
-        "batching": pool.batching(id),
+        "batching": pool.models[id].batching,
         "state": "loaded" if is_loaded else "not-loaded",  # LM Studio's words
         "adapters": await pool.adapter_names(id),
         **described(await pool.capabilities(id)),

@@ -222,5 +222,5 @@ async def generate(http: Request) -> Response:
 
 
 async def _family(pool: Pool, model: str) -> ModelFamily:
-    with pool.row_slot(1):
-        return await pool.family(pool.named(model)[0])
+    with pool.row_slots.take(1):
+        return await pool.family(pool.models.split(model)[0])

@@ -28,14 +28,14 @@ class Reset(WireModel):
 async def reset(http: Request) -> Response:
     body = await read(http, Reset)
     pool: Pool = http.app.state.pool
-    models = [pool.spec(body.model).id] if body.model else pool.replay_models
+    models = [pool.models.spec(body.model).id] if body.model else pool.models.replays
     for id in models:
-        if id not in pool.replay_models:
+        if id not in pool.models.replays:
             raise BadRequest(
-                f"{id} plays no transcript. Replay models here: {', '.join(pool.replay_models)}.",
+                f"{id} plays no transcript. Replay models here: {', '.join(pool.models.replays)}.",
                 param="model",
             )
-        pool.reset_replay(id)
+        pool.models.reset_replay(id)
     return json_response(
         {"object": "replay.reset", "models": models}, ignored_header(body.ignored())
     )

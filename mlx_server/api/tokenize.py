@@ -189,5 +189,5 @@ async def detokenize(http: Request) -> Response:
 
 async def _prepared(http: Request, model: str | None) -> PreparedModel:
     pool: Pool = http.app.state.pool
-    name, _ = pool.named(await model_or_default(pool, model))
+    name, _ = pool.models.split(await model_or_default(pool, model))
     return await pool.prepared(name)

@@ -253,7 +253,7 @@ async def _recorded(
 
 
 async def _entry(pool: Pool, request: GenerateRequest) -> Entry:
-    if pool.upstream(request.model):
+    if pool.models.upstream(request.model):
         return {**conditions(request.prompts[0]), "answer": await _words(pool, request)}
     prepared = await pool.prepared(request.model)
     planned = await in_thread(plan, prepared, request)

@@ -47,7 +47,7 @@ class Embeddings:
 
 async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:
     """Compute the embeddings. Cancelling the caller cancels the engine's rows."""
-    with pool.row_slot(1, request.client):
+    with pool.row_slots.take(1, request.client):
         prepared = await _prepared(request, pool)
         texts = await in_thread(tokenized, prepared, request, model=prepared.id)
         vectors = await compute(pool, prepared, _command(prepared, request), texts)

@@ -60,14 +60,14 @@ def generate(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
 
 
 def _answered(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
-    model = pool.upstream(request.model)
+    model = pool.models.upstream(request.model)
     if model and model.upstream.fallback:
         return _first_to_answer(request, pool, (request.model, *model.upstream.fallback))
     return _generated(request, pool)
 
 
 def _generated(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
-    if model := pool.upstream(request.model):
+    if model := pool.models.upstream(request.model):
         return generate_upstream(request, pool, model)
     return generate_here(request, pool)
 
@@ -95,8 +95,8 @@ async def _first_to_answer(
 
 async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Yield the events, as `generate` does, for a model that this server runs."""
-    with pool.row_slot(len(request.prompts) * request.n, request.client):
-        name, its_adapter = pool.named(request.model)
+    with pool.row_slots.take(len(request.prompts) * request.n, request.client):
+        name, its_adapter = pool.models.split(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
         request, left_out = without_volatile_lines(prepared.spec, request)

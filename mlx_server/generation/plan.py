@@ -390,7 +390,7 @@ ROUTES: Mapping[Task, str] = {
 async def prepared_for(task: Task, model: str, pool: Pool) -> PreparedModel:
     """The model for embeddings or ranks. Raises BadRequest if it has another task, or if its name
     includes an adapter, which these tasks can't use."""
-    name, adapter = pool.named(model)
+    name, adapter = pool.models.split(model)
     prepared = await pool.prepared(name)
     log_model(prepared.id, prepared.family.name)
     check_task(prepared, task)

@@ -53,7 +53,7 @@ class Relevance:
 
 async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
     """Compute the scores. Cancelling the caller cancels the engine's rows."""
-    with pool.row_slot(1, request.client):
+    with pool.row_slots.take(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
         command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
         ranked = _by_encoder if ranks(prepared.checkpoint.config) else _by_answers

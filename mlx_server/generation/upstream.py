@@ -43,7 +43,7 @@ async def generate_upstream(
 ) -> AsyncGenerator[Event]:
     """Yield the events, as `generate` does, for an upstream model."""
     answers: list[UpstreamAnswer] = []
-    with pool.row_slot(len(request.prompts) * request.n, request.client):
+    with pool.row_slots.take(len(request.prompts) * request.n, request.client):
         log_model(model.id, model.family.name)
         request, left_out = without_volatile_lines(model.spec, request)
         await in_thread(_check, pool, model, request, model=model.id)
@@ -71,7 +71,7 @@ async def generate_upstream(
 
 
 def _check(pool: Pool, model: UpstreamModel, request: GenerateRequest) -> None:
-    _, adapter = pool.named(request.model)
+    _, adapter = pool.models.split(request.model)
     if name := request.adapter or adapter:
         raise AdapterNotFound(
             f"{model.id} is served by another server and has no adapter {name[:100]!r}.",

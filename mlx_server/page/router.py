@@ -80,7 +80,7 @@ def _now(http: Request) -> Mapping[str, Any]:
         "started": http.app.state.started,
         "healthy": pool.healthy,
         "restarts": sum(each.supervisor.restarts for each in pool.engines),
-        "rows": pool.rows,
+        "rows": pool.row_slots.taken,
         "runtime_models": http.app.state.runtime_models,
         "totals": dict(log.totals),
         **shown(pool),

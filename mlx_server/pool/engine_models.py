@@ -5,18 +5,25 @@ whose process is rank 0 of the group, so that it does not slow down other models
 """
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
-from mlx_server.engine.messages import ComputeAhead, StepOutput
+from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
 from mlx_server.pool.memory import MemoryBudget, budget_of, size
-from mlx_server.pool.models import DiskThreads, ModelPreparation, OnProgress, PoolEntry
+from mlx_server.pool.models import (
+    DiskThreads,
+    ModelPreparation,
+    ModelView,
+    OnProgress,
+    PoolEntry,
+)
 from mlx_server.pool.policy import ModelFacts, Policy
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.scheduler import BackgroundWork, MemoryScheduler, cancelled, now
@@ -66,17 +73,17 @@ class NextPrompts:
             log.exception("the next prompt of a conversation can't be rendered")
 
 
-@dataclass(frozen=True)
-class EngineEvents:
-    """The server's callbacks for the events of an engine."""
+@dataclass
+class PoolEvents:
+    """Called when something happens in an engine; each can be set at any time."""
 
-    stepped: Callable[[StepOutput], None]
-    ready: Callable[[PreparedModel], None]
+    step: Callable[[StepOutput], None] = lambda step: None
+    ahead: Callable[[ComputedAhead], None] = lambda computed: None
+    disk_cache: Callable[[DiskCacheUse], None] = lambda use: None
+    ready: Callable[[PreparedModel], None] = lambda model: None
     """Called with each model that has been loaded."""
-    memory: Callable[[], None]
-    """Called whenever the bytes in use may have changed."""
-    attach: Callable[[EngineClient], None]
-    """Called with the client of each new engine process, to set the client's own callbacks."""
+    memory: Callable[[int], None] = lambda nbytes: None
+    """Called with the bytes in use by all engines whenever they may have changed."""
 
 
 class EngineModels:
@@ -87,8 +94,9 @@ class EngineModels:
         disk: DiskThreads,
         on_progress: OnProgress,
         make_engine: Callable[..., EngineClient],
-        events: EngineEvents,
+        events: PoolEvents,
         *,
+        memory_changed: Callable[[], None],
         part: Callable[[int], int],
         group: RankGroup | None = None,
     ) -> None:
@@ -113,8 +121,8 @@ class EngineModels:
             self.preparation,
             self._policy_for(),
             lambda: self.engine,
-            events.ready,
-            events.memory,
+            lambda model: events.ready(model),
+            memory_changed,
         )
         self.next_prompts = NextPrompts(lambda: self.engine)
         self.supervisor = Supervisor(self._spawn, self.scheduler.engine_lost, self._restarted)
@@ -126,6 +134,27 @@ class EngineModels:
     @property
     def policy(self) -> Policy:
         return self.scheduler.policy
+
+    def views(self) -> Iterator[ModelView]:
+        """The models as clients see them."""
+        offset = time.time() - now()  # the policy's clock is that of the event loop
+        states = self.policy.views()
+        for id, entry in self.entries.items():
+            prepared, state = entry.prepared, states[id]
+            yield ModelView(
+                spec=entry.spec,
+                family=prepared.family.name if prepared else None,
+                state="preparing" if entry.preparing and not prepared else state.state,
+                leases=state.leases,
+                nbytes=state.nbytes,
+                last_used=None if state.last_used is None else state.last_used + offset,
+                stale_at=None if state.stale_at is None else state.stale_at + offset,
+                progress=entry.progress,
+                error=entry.failure.message if entry.failure else None,
+                adapters=self.scheduler.adapters.loaded_for(id),
+                batching=entry.batching,
+                prefilling=self.scheduler.leases.prefilling(id),
+            )
 
     async def start(self) -> None:
         """Starts the engine, and preloads models. Raises ServerError or OSError if the engine can't
@@ -190,7 +219,8 @@ class EngineModels:
             disk=self._limits.prompt_disk,
             **arguments,
         )
-        self._events.attach(client)
+        client.on_disk_cache = lambda use: self._events.disk_cache(use)
+        client.on_ahead = lambda computed: self._events.ahead(computed)
         client.on_step = self._stepped
         client.on_prefill = self.scheduler.leases.prefilled
         client.on_device_failed = self.scheduler.device_failed
@@ -198,7 +228,7 @@ class EngineModels:
 
     def _stepped(self, step: StepOutput) -> None:
         self.scheduler.stepped(step)
-        self._events.stepped(step)
+        self._events.step(step)
 
     def _restarted(self) -> None:
         if self.group:  # its machines may have been started after the server

@@ -32,6 +32,7 @@ from mlx_server.lora.catalog import AdapterCatalog
 from mlx_server.parsers.reasoning_tags import pairs_of
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
+    REPLAY,
     Capabilities,
     ModelSpec,
     PreparedModel,
@@ -142,6 +143,21 @@ class UpstreamModel:
             structured_output=True,
         )
 
+    @property
+    def view(self) -> "ModelView":
+        return ModelView(
+            spec=self.spec,
+            family=self.capabilities.family,
+            state="unavailable" if self.connection.breaker.is_open else "ready",
+            leases=self.connection.running,
+            nbytes=0,
+            last_used=self.connection.last_used,
+            stale_at=None,
+            progress=None,
+            error=self.connection.last_error,
+            adapters=[],
+        )
+
 
 def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
     """The upstream model of this entry; None for a model that this server runs. Raises
@@ -238,6 +254,12 @@ class PoolEntry:
     upstream: UpstreamModel | None = None
     """The model on another server, if it is there and takes no memory here."""
 
+    @property
+    def context_length(self) -> int | None:
+        """The model's context length in tokens. If models.yaml does not set it, it is None until
+        the model's files have been read."""
+        return self.prepared.context_length if self.prepared else self.spec.context_length
+
     def look_for_capabilities(self) -> None:
         """Reads the files, unless they are those in which none were found: a template that does not
         end takes its whole time limit whenever it is read."""
@@ -279,6 +301,31 @@ class ServedModels:
     @property
     def loaded(self) -> list[LoadedModel]:
         return [entry.model for entry in self if entry.model]
+
+    @property
+    def specs(self) -> list[ModelSpec]:
+        return [entry.spec for entry in self]
+
+    @property
+    def replays(self) -> list[str]:
+        """The ids of the replay models."""
+        return [spec.id for spec in self.specs if spec.source.startswith(REPLAY)]
+
+    def reset_replay(self, id: str) -> None:
+        """Makes a replay model start its transcript from the beginning."""
+        prepared = self[id].prepared
+        if prepared and prepared.transcript:
+            prepared.transcript.reset()
+
+    def spec(self, name: str) -> ModelSpec:
+        """The spec of the model with this id or alias. Raises ModelNotFound."""
+        return self.find(name).spec
+
+    def upstream(self, name: str) -> UpstreamModel | None:
+        """The upstream model with this id or alias, which an adapter's name may follow; None for
+        any other name."""
+        base, _ = self.split(name)
+        return self.find(base).upstream if base in self else None
 
     def find(self, name: str) -> PoolEntry:
         """Finds a model by its id or an alias. Raises ModelNotFound."""

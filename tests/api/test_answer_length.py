@@ -23,7 +23,7 @@ def fitting(tiny_path: Path, rows: int = 1) -> dict[str, Any]:
     with client(tiny_path, engine := ScriptedEngine()) as found:
         wire.ok(found.post(CHAT, json={**ASKED, "max_tokens": 1}))
         pool = found.app.state.pool  # type: ignore[attr-defined]
-        prepared = pool.loaded[0].prepared
+        prepared = pool.models.loaded[0].prepared
         (row,) = engine.taken
         nbytes = prepared.kv.for_tokens(len(row.prompt) + LEADS_ON + ANSWERS)
         return {"memory_budget": prepared.weights + rows * nbytes}

@@ -28,7 +28,7 @@ def test_metrics_know_when_the_engine_rests(tiny_path: Path) -> None:
 def test_metrics_count_the_prompt_caches_files(tiny_path: Path) -> None:
     app = wire.app(tiny_path, ScriptedEngine())
     for nbytes in (10, 20):
-        app.state.pool.on_disk_cache(DiskCacheUse(1, 2, 300, 4000, 500, nbytes))
+        app.state.pool.events.disk_cache(DiskCacheUse(1, 2, 300, 4000, 500, nbytes))
     with TestClient(app, base_url="http://localhost") as client:
         found = client.get("/metrics").text
     names = ("hits", "misses", "tokens", "read_bytes", "written_bytes")

@@ -88,7 +88,7 @@ def run(pool: Pool, test: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wait_for(test, 20)
         finally:
-            assert pool.rows == 0
+            assert pool.row_slots.taken == 0
             assert pool.memory()["kv_reserved"] == 0
             assert [view.leases for view in pool.views()] == [0]
             await pool.stop()
@@ -106,7 +106,7 @@ def answered(
 
     events = run(pool, gathered())
     assert engine.done
-    assert pool.rows == 0
+    assert pool.row_slots.taken == 0
     assert not engine._batches, "not all was taken"
     return events, engine
 
@@ -122,7 +122,7 @@ def refused(spec: ModelSpec, request: GenerateRequest) -> ServerError:
     with pytest.raises(ServerError) as caught:
         run(pool, first())
     assert engine.rows == []
-    assert pool.rows == 0
+    assert pool.row_slots.taken == 0
     return caught.value
 
 

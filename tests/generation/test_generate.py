@@ -144,7 +144,7 @@ def test_a_row_that_fails_ends_the_request_and_frees_the_others(
     assert text_of(events, 1) == "so far"
     assert finished(events) == []
     assert engine.cancelled == [FIRST, FIRST + 1, FIRST + 2]
-    assert pool.rows == 0
+    assert pool.row_slots.taken == 0
 
 
 def test_a_row_that_fails_before_it_is_taken_fails_before_started(spec: ModelSpec) -> None:
@@ -166,10 +166,10 @@ def test_closing_early_frees_every_row(spec: ModelSpec, tokenizer: Tokenizer, ta
         async with aclosing(generate(replace(ASKED, n=2), pool)) as events:
             for _ in range(taken):
                 await anext(events)
-            assert pool.rows == 2
+            assert pool.row_slots.taken == 2
             assert not engine.done
         assert engine.cancelled == [FIRST, FIRST + 1]
-        assert pool.rows == 0
+        assert pool.row_slots.taken == 0
 
     run(pool, test())
 
@@ -190,6 +190,6 @@ def test_a_client_that_goes_while_it_waits_frees_every_row(spec: ModelSpec) -> N
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
-        assert (engine.cancelled, pool.rows) == ([FIRST], 0)
+        assert (engine.cancelled, pool.row_slots.taken) == ([FIRST], 0)
 
     run(pool, test())

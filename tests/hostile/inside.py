@@ -37,7 +37,7 @@ class Inside:
         self._clients = ExitStack()
         self.steps: list[StepOutput] = []
         """What the engine said of each."""
-        self.pool.on_step = self.steps.append
+        self.pool.events.step = self.steps.append
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ class Inside:
 
     def rows(self) -> int:
         """Of requests that are under way."""
-        return self.within(lambda: self.pool.rows)
+        return self.within(lambda: self.pool.row_slots.taken)
 
     def given(self) -> int:
         """Rows that the engine has not been asked to forget."""

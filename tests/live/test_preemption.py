@@ -77,7 +77,7 @@ class Seen:
 async def served(source: Path, asked: Sequence[GenerateRequest], budget: int, rows: int) -> Seen:
     """So many at a time."""
     seen, pool = Seen(), Pool([ModelSpec("m", str(source))], PoolLimits(budget=budget))
-    pool.on_step = lambda step: seen.step(step, pool)
+    pool.events.step = lambda step: seen.step(step, pool)
     places = asyncio.Semaphore(rows)
 
     async def one(request: GenerateRequest) -> None:

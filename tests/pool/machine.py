@@ -195,8 +195,8 @@ async def running(
 
 
 def assert_idle(pool: Pool) -> None:
-    assert (pool.rows, pool.memory()["kv_reserved"]) == (0, 0)
-    assert [view.leases for view in pool.views()] == [0] * len(pool.specs)
+    assert (pool.row_slots.taken, pool.memory()["kv_reserved"]) == (0, 0)
+    assert [view.leases for view in pool.views()] == [0] * len(pool.models.specs)
     assert (pool.engines[0].policy.waiting, pool.engines[0].scheduler.waiting) == ((), {})
 
 
@@ -205,7 +205,7 @@ def asks(kv_bytes: int, most: int | None = None) -> MemoryDemand:
 
 
 async def held(pool: Pool, name: str = "a", kv_bytes: int = 0, rows: int = 1) -> LoadedModel:
-    with pool.row_slot(rows):
+    with pool.row_slots.take(rows):
         prepared = await pool.prepared(name)
         async with pool.lease(prepared, asks(kv_bytes)) as lease:
             return lease.model
@@ -226,7 +226,7 @@ class Holding:
 
     async def __aenter__(self) -> "Holding":
         pool, name, kv_bytes = self._ask
-        self._stack.enter_context(pool.row_slot(1))
+        self._stack.enter_context(pool.row_slots.take(1))
         prepared = await pool.prepared(name)
         lease = await self._stack.enter_async_context(pool.lease(prepared, asks(kv_bytes)))
         self._begin = partial(pool.engines[0].scheduler.leases.begin, lease.ticket)

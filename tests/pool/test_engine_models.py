@@ -59,7 +59,8 @@ def test_a_lost_engine_is_replaced_and_models_load_on_demand(a: ModelSpec, b: Mo
             machine.kill()
             assert not pool.supervisor.alive
             await started_again(pool, machine)
-            assert (state(pool, "a"), state(pool, "b"), pool.loaded) == ("unloaded",) * 2 + ([],)
+            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "unloaded")
+            assert pool.models.loaded == []
             await held(pool, "a")
             assert machine.log == ["load a", "load b", "load a"]
             assert pool.supervisor.restarts == 1
@@ -134,7 +135,7 @@ def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> N
             machine.kill()
             with pytest.raises(EngineDied):
                 await task
-            assert (state(pool), pool.loaded) == ("unloaded", [])
+            assert (state(pool), pool.models.loaded) == ("unloaded", [])
             await started_again(pool, machine)
             machine.silent = False
             await held(pool)
@@ -263,7 +264,7 @@ def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
             engine = machine.engines[-1]
             assert isinstance(engine, Engine)
             assert engine.ended_with == [error]
-            assert pool.loaded == []
+            assert pool.models.loaded == []
 
     run(test)
 
@@ -317,7 +318,7 @@ def test_stopping_while_a_preload_is_under_way(a: ModelSpec) -> None:
         async with running(replace(a, preload=True), silent=True) as (pool, machine):
             await machine.asked("load a")
             await pool.stop()
-            assert pool.loaded == []
+            assert pool.models.loaded == []
 
     run(test)
 

@@ -26,7 +26,6 @@ from mlx_server.pool.models import (
     UpstreamModel,
     upstream_model,
 )
-from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities, ModelSpec, capabilities_on_disk
 from tests.families import byte_level, write_checkpoint
 from tests.pool.machine import (
@@ -90,14 +89,14 @@ def test_an_unknown_model_is_told_the_nearest_of_many(
     ids = ("qwen3-4b", "qwen3-8b", "smollm2", "gpt-oss-20b")
     specs = [replace(a, id=id, aliases=("medium",) if id == ids[1] else ()) for id in ids]
     with pytest.raises(ModelNotFound) as caught:
-        Pool(specs).spec(name)
+        ServedModels(specs).spec(name)
     assert f"The nearest of the 5 that are served: {nearest}" in caught.value.message
     assert len(caught.value.message) < 400
 
 
 def test_where_nothing_is_served_that_is_said() -> None:
     with pytest.raises(ModelNotFound, match="Served: none"):
-        Pool([]).spec("m")
+        ServedModels([]).spec("m")
 
 
 @pytest.fixture
@@ -471,9 +470,9 @@ def test_whoever_leaves_while_the_files_are_read_leaves_nothing_behind(
         async with running(a) as (pool, _):
             impatient, patient = asking(pool), asking(pool)
             await turns(3)
-            assert (state(pool), pool.rows) == ("preparing", 2)
+            assert (state(pool), pool.row_slots.taken) == ("preparing", 2)
             await cancelled(impatient)
-            assert pool.rows == 1
+            assert pool.row_slots.taken == 1
             await patient
 
     run(test)

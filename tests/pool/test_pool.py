@@ -13,19 +13,19 @@ from tests.pool.machine import WEIGHTS, Holding, advance, held, run, running, st
 
 def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) -> None:
     pool = Pool([a], PoolLimits(concurrency=2, queue=3))
-    with pool.row_slot(1), pool.row_slot(3):
-        assert pool.rows == 4
-        with pytest.raises(Overloaded, match="4 answers") as caught, pool.row_slot(2):
+    with pool.row_slots.take(1), pool.row_slots.take(3):
+        assert pool.row_slots.taken == 4
+        with pytest.raises(Overloaded, match="4 answers") as caught, pool.row_slots.take(2):
             pass
         assert "Retry-After" in caught.value.headers
-        with pool.row_slot(2, "another client"):
-            assert pool.rows == 6
-        assert pool.rows == 4
-        with pool.row_slot(1):
-            assert pool.rows == 5
-    assert pool.rows == 0
-    with pool.row_slot(5):
-        assert pool.rows == 5
+        with pool.row_slots.take(2, "another client"):
+            assert pool.row_slots.taken == 6
+        assert pool.row_slots.taken == 4
+        with pool.row_slots.take(1):
+            assert pool.row_slots.taken == 5
+    assert pool.row_slots.taken == 0
+    with pool.row_slots.take(5):
+        assert pool.row_slots.taken == 5
 
 
 def test_a_view_says_what_is_known(a: ModelSpec) -> None:

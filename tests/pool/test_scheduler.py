@@ -44,13 +44,13 @@ def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
             assert state(pool) == "unloaded"
             tasks = [asking(pool) for _ in range(20)]
             await waiting(pool, 20)
-            assert (state(pool), pool.rows, pool.loaded) == ("loading", 20, [])
+            assert (state(pool), pool.row_slots.taken, pool.models.loaded) == ("loading", 20, [])
             machine.speak()
             models = await asyncio.gather(*tasks)
             models.append(await held(pool, "gpt-4"))
             assert machine.log == ["load a"]
             assert all(model is models[0] for model in models)
-            assert (state(pool), pool.loaded) == ("ready", [models[0]])
+            assert (state(pool), pool.models.loaded) == ("ready", [models[0]])
             assert_idle(pool)
 
     run(test)
@@ -67,7 +67,7 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> 
             assert all(isinstance(error, ModelUnusable) for error in errors)
             assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no room"}
             assert len({id(error) for error in errors}) == 5, "each has a traceback of its own"
-            assert (state(pool), pool.loaded) == ("unloaded", [])
+            assert (state(pool), pool.models.loaded) == ("unloaded", [])
             assert view(pool).error == "Model 'a' can't be loaded: no room"
             assert_idle(pool)
             machine.broken, machine.silent = set(), True
@@ -101,9 +101,9 @@ def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
 
 def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
     async def fails_inside(pool: Pool) -> None:
-        with pool.row_slot(2):
+        with pool.row_slots.take(2):
             async with pool.lease(await pool.prepared("a"), asks(7)):
-                assert pool.rows == 2
+                assert pool.row_slots.taken == 2
                 assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
                 raise ZeroDivisionError
 
@@ -129,7 +129,7 @@ def test_two_models_in_room_for_one_take_turns(a: ModelSpec, b: ModelSpec) -> No
             ]
             assert machine.most == WEIGHTS
             assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
-            assert [model.prepared.id for model in pool.loaded] == ["b"]
+            assert [model.prepared.id for model in pool.models.loaded] == ["b"]
 
     run(test)
 
@@ -247,7 +247,7 @@ def test_whoever_stops_waiting_does_not_stop_the_load(a: ModelSpec) -> None:
             impatient, patient = asking(pool), asking(pool)
             await waiting(pool, 2)
             await cancelled(impatient)
-            assert (state(pool), pool.rows) == ("loading", 1)
+            assert (state(pool), pool.row_slots.taken) == ("loading", 1)
             machine.speak()
             assert (await patient).prepared.id == "a"
             assert machine.log == ["load a"]
@@ -260,7 +260,7 @@ def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> No
         async with running(a, silent=True) as (pool, machine):
             task = asking(pool, kv_bytes=9, rows=7)
             await machine.asked("load a")
-            assert pool.rows == 7
+            assert pool.row_slots.taken == 7
             await cancelled(task)
             assert_idle(pool)
             machine.speak()
@@ -341,7 +341,7 @@ def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
         async with running(a, b) as (pool, machine):
             await held(pool, "a")
             seen: list[StepOutput] = []
-            pool.on_step = seen.append
+            pool.events.step = seen.append
             machine.cached = 130
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
             machine.engines[-1]._dispatch(stepped)

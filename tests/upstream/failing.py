@@ -17,7 +17,7 @@ HASTY = {"retries": 0, "first_seconds": 0.3}
 
 def connections(server: TestClient) -> list[UpstreamConnection]:
     pool: Pool = cast(FastAPI, server.app).state.pool
-    return [model.connection for spec in pool.specs if (model := pool.upstream(spec.id))]
+    return [model.connection for model in pool.models.upstreams]
 
 
 def error_of(client: TestClient, status: int, **more: Any) -> Any:

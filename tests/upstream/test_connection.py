@@ -93,7 +93,7 @@ def client(hostile: BytesServer, upstream: PlayingServer) -> Iterator[TestClient
 @pytest.fixture(autouse=True)
 def closed_breaker(client: TestClient) -> None:
     pool: Pool = cast(FastAPI, client.app).state.pool
-    model = pool.upstream("up")
+    model = pool.models.upstream("up")
     assert model
     model.connection.breaker = UpstreamBreaker()
 

@@ -206,7 +206,7 @@ async def _rendered(http: Request, render: Rendering) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
     pool: Pool = http.app.state.pool
-    name, _ = pool.named(body.model)
+    name, _ = pool.models.split(body.model)
     prepared = await pool.prepared(name)
     made, unread = await in_thread(render, prepared, request, model=prepared.id)
     ignored = await in_thread(body.ignored)

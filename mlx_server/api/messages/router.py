@@ -74,7 +74,7 @@ def _place(ids: Sequence[str], id: str, param: str) -> int:
 
 
 async def count(pool: Pool, request: GenerateRequest) -> int:
-    name, _ = pool.named(request.model)
+    name, _ = pool.models.split(request.model)
     prepared = await pool.prepared(name)
     return await in_thread(count_prompt, prepared, request, model=prepared.id)
 

@@ -23,14 +23,14 @@ ABILITIES = {"tools": "tools", "reasoning": "thinking"}
 
 def own_name(pool: Pool, name: str) -> str:
     """The name by which the pool knows the model, with its adapter."""
-    is_tagged = name.endswith(LATEST) and not pool.knows(name)
+    is_tagged = name.endswith(LATEST) and name not in pool.models
     return name.removesuffix(LATEST) if is_tagged else name
 
 
 async def checked(pool: Pool, name: str) -> str:
     """The id of the model with this name. Raises ModelNotFound or AdapterNotFound."""
-    base, adapter = pool.named(name)
-    id = pool.spec(base).id
+    base, adapter = pool.models.split(name)
+    id = pool.models.spec(base).id
     if adapter and adapter not in (names := await pool.adapter_names(id)):
         sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
         raise AdapterNotFound(sentence, param="model")
@@ -53,7 +53,7 @@ async def running(pool: Pool) -> list[Wire]:
             **await _model(pool, view, view.spec.id),
             "expires_at": NEVER if view.stale_at is None else rfc3339(view.stale_at),
             "size_vram": view.nbytes,
-            "context_length": pool.context_length(view.spec.id),
+            "context_length": pool.models[view.spec.id].context_length,
         }
         for view in views
     ]

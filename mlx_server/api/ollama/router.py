@@ -94,7 +94,7 @@ async def _answer(
         overflow=prompt_too_long,
     )
     if seconds is not None and http.app.state.runtime_models:
-        pool.keep(pool.spec(pool.named(name)[0]).id, seconds)
+        pool.keep(pool.models.spec(pool.models.split(name)[0]).id, seconds)
     return response
 
 
@@ -131,7 +131,7 @@ def _may_keep(http: Request, name: str) -> bool:
 
 
 def _is_pinned(pool: Pool, name: str) -> bool:
-    return pool.spec(pool.named(name)[0]).pinned
+    return pool.models.spec(pool.models.split(name)[0]).pinned
 
 
 @router.get("/api/tags")
@@ -212,7 +212,7 @@ async def _embedded(
         _check_runtime_models(http)
         await while_connected(http, pool.load(await models.checked(pool, name), client))
     if seconds is not None and http.app.state.runtime_models:
-        pool.keep(pool.spec(name).id, seconds)
+        pool.keep(pool.models.spec(name).id, seconds)
     return found
 
 

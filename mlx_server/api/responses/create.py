@@ -79,8 +79,8 @@ async def create(
     if body.background and not stored:
         raise BadRequest("`background` needs `store: true`.", param="background")
     pool: Pool = connection.app.state.pool
-    name, _ = pool.named(body.model)
-    pool.spec(name)  # refuses an unknown model now, also for a background response
+    name, _ = pool.models.split(body.model)
+    pool.models.spec(name)  # refuses an unknown model now, also for a background response
     _check_ended(runs, body.previous_response_id, connection.state.owner)
     found = await read_all(connection, body, recalled)
     is_recalled = body.previous_response_id in recalled

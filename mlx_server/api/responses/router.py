@@ -38,7 +38,7 @@ async def counted_tokens(http: Request, body: ResponsesBody) -> tuple[int, tuple
     of what has no effect."""
     found = await read_all(http, body)
     pool: Pool = http.app.state.pool
-    name, _ = pool.named(body.model)
+    name, _ = pool.models.split(body.model)
     prepared = await pool.prepared(name)
     # without its transcript, a replay model does not advance to its next answer
     counted = replace(prepared, transcript=None)

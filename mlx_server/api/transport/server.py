@@ -111,9 +111,9 @@ def _announce_models(pool: Pool, url: str) -> None:
             announced.add(model.id)
             _print_line(f"{model.id} is ready at {url}/v1; try: {_to_try(model, url)}")
 
-    for model in pool.loaded:
+    for model in pool.models.loaded:
         announce(model.prepared)
-    pool.on_ready = announce
+    pool.events.ready = announce
 
 
 def _to_try(model: PreparedModel, url: str) -> str:
