@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mlx_server.engine.client import EngineClient
@@ -82,6 +83,10 @@ class Machine:
         self.engines.append(Engine(self))
         return self.engines[-1]
 
+    def report(self, report: Report) -> None:
+        """The present engine's process reports this."""
+        self._say(self.engines[-1], report)
+
     def kill(self) -> None:
         self.engines[-1]._die(EngineDied("The engine process died."))
 
@@ -135,7 +140,7 @@ class Machine:
         elif engine.alive:
             asyncio.get_running_loop().call_soon(self._say, engine, report)
 
-    def _say(self, engine: "Engine", report: Report) -> None:
+    def _say(self, engine: EngineClient, report: Report) -> None:
         if engine.alive:
             if isinstance(report, ModelUnloaded | ModelLoadFailed):
                 del self.memory[report.model]
@@ -174,9 +179,10 @@ async def running(
     limits: PoolLimits = TWO,
     on_progress: OnProgress = lambda *progress: None,
     silent: bool = False,
+    adapter_dirs: Sequence[Path] = (),
 ) -> AsyncIterator[tuple[Pool, Machine]]:
     """A pool that has started; afterwards nothing of it may be left, and nothing unheard."""
-    pool, machine = Pool(specs, limits, on_progress), Machine()
+    pool, machine = Pool(specs, limits, on_progress, adapter_dirs), Machine()
     pool.make_engine = machine.engine
     machine.silent = silent
     unheard: list[dict[str, Any]] = []

@@ -28,8 +28,7 @@ def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_aga
     limits = replace(TWO, budget=10**9)
 
     async def test() -> None:
-        async with running(a, limits=limits) as (pool, machine):
-            pool._catalogs.allowed = [samples]
+        async with running(a, limits=limits, adapter_dirs=[samples]) as (pool, machine):
             await pool.add_adapter("a", "new", str(samples / "pirate"))
             prepared = await pool.prepared("a")
             adapter = await pool.adapter(prepared, "new")
@@ -56,8 +55,7 @@ def test_clients_load_so_many_adapters_and_no_more(
     monkeypatch.setattr(table, "ADDED_ADAPTERS", 2)
 
     async def test() -> None:
-        async with running(a) as (pool, _):
-            pool._catalogs.allowed = [samples]
+        async with running(a, adapter_dirs=[samples]) as (pool, _):
             for name in ("one", "two", "one"):
                 await pool.add_adapter("a", name, str(samples / "pirate"))
             with pytest.raises(BadRequest, match="Clients have loaded 2 adapters"):

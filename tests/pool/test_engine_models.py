@@ -131,7 +131,7 @@ def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> N
         async with running(a, silent=True) as (pool, machine):
             task = asking(pool)
             await machine.asked("load a")
-            machine.engines[-1]._dispatch(ModelLoaded("a", 500, WEIGHTS))
+            machine.report(ModelLoaded("a", 500, WEIGHTS))
             machine.kill()
             with pytest.raises(EngineDied):
                 await task

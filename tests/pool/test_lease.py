@@ -9,10 +9,9 @@ from mlx_server.generation.plan import plan
 from mlx_server.pool import lease as lease_of_rows
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.lease import SOON, Lease, Leases, MemoryDemand
-from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
-from tests.pool.machine import BYTES, ONE, WEIGHTS, asks, held, run, running, turns
+from tests.pool.machine import BYTES, ONE, WEIGHTS, Machine, asks, held, run, running, turns
 
 MODEL: Any = None
 
@@ -50,10 +49,10 @@ def row(number: int, prompt: int = 2) -> Generate:
     return Generate(number, "a", [1] * prompt, 99, [], SamplingParams())
 
 
-def step(pool: Pool, *numbers: int, finish: Stop | None = None) -> None:
+def step(machine: Machine, *numbers: int, finish: Stop | None = None) -> None:
     """Each of these rows gets a token."""
     tokens = [Token(number, 1, finish) for number in numbers]
-    pool.engines[0]._stepped(StepOutput("a", tokens, 0, active_bytes=0, cache_bytes=0))
+    machine.report(StepOutput("a", tokens, 0, active_bytes=0, cache_bytes=0))
 
 
 @pytest.fixture
@@ -90,18 +89,18 @@ def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec)
                 last.began([row(2), row(3)])
                 assert pool.memory()["kv_reserved"] == 12 + 12
                 for _ in range(7):
-                    step(pool, 1)
+                    step(machine, 1)
                 assert pool.memory()["kv_reserved"] == 12 + 12
-                step(pool, 1, 77)
+                step(machine, 1, 77)
                 assert pool.memory()["kv_reserved"] == 20 + 20
                 for _ in range(8):
-                    step(pool, 1, 3)
+                    step(machine, 1, 3)
                 assert machine.log == ["load a", "preempt [2, 3]"]
                 assert pool.memory()["kv_reserved"] == 28
                 last.left([3])
                 last.began([row(4)])
                 assert machine.log[2:] == ["preempt [4]"], "it came too late to be preempted"
-                step(pool, 1, finish="stop")
+                step(machine, 1, finish="stop")
                 assert machine.log[3:] == ["resume [2, 4]"]
                 assert pool.memory()["kv_reserved"] == 2 * 20
                 last.left([2, 4])
@@ -120,7 +119,7 @@ def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
                 machine.kill()
                 await turns()
                 for _ in range(20):
-                    step(pool, 1)
+                    step(machine, 1)
                 assert pool.memory()["kv_reserved"] == 0
             assert pool.engines[0].scheduler.leases.of_row == {}
 

@@ -451,7 +451,7 @@ def test_progress_is_told_by_model(a: ModelSpec) -> None:
         ):
             task = asking(pool)
             await machine.asked("load a")
-            machine.engines[-1]._dispatch(ModelLoading("a", 5, 10))
+            machine.report(ModelLoading("a", 5, 10))
             assert seen == [("a", "loading", 5, 10)]
             progress = view(pool).progress
             assert progress

@@ -196,7 +196,7 @@ def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
             assert view(pool).nbytes == WEIGHTS + 20
             machine.cached = 50
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
-            machine.engines[-1]._dispatch(stepped)
+            machine.report(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
             assert [name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")] == [
@@ -344,7 +344,7 @@ def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
             pool.events.step = seen.append
             machine.cached = 130
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.engines[-1]._dispatch(stepped)
+            machine.report(stepped)
             assert seen == [stepped]
             assert pool.memory() == {
                 "budget": 200,
@@ -388,7 +388,7 @@ def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSp
             machine.cached = 130
             holding.begin()
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.engines[-1]._dispatch(stepped)
+            machine.report(stepped)
             assert machine.log[-1] == "shrink to 110"
             assert pool.memory()["prompt_cache"] == 110
 
