@@ -304,10 +304,11 @@ def test_each_of_n_answers_is_a_request(client: TestClient, upstream: PlayingSer
 
 
 def test_completions_of_text(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(streamed({"choices": [{"text": " Paris", "finish_reason": "stop"}]}, USAGE))
+    text = "<think>Is it?</think> Paris"  # the prompt is the client's own, and so is the reading
+    upstream.plays(streamed({"choices": [{"text": text, "finish_reason": "stop"}]}, USAGE))
     body = {"model": "up", "prompt": "The capital is", "max_tokens": 3}
     found = client.post("/v1/completions", json=body).json()
-    assert found["choices"][0]["text"] == " Paris"
+    assert found["choices"][0]["text"] == text
     (asked,) = upstream.asked
     assert (asked.path, asked.body["prompt"]) == ("/v1/completions", "The capital is")
     assert client.post("/v1/completions", json={**body, "model": "bare"}).status_code == 400
