@@ -57,7 +57,7 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "sources.redaction._around": {"own": ["own", "ownown"]},
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
-    "tool_parsers.syntaxes._marked": {"quote": '"'},
+    "tool_parsers.values._marked": {"quote": '"'},
     "worker.lora.tensors.found": {"leaf": "lora_A|lora_B"},
 }
 """Values of the local variables of which an expression is made when the server runs."""

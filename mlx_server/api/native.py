@@ -24,7 +24,7 @@ from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
 from mlx_server.messages import Conversation, Tool, ToolCall
-from mlx_server.parsers.reasoning_tags import NAMES
+from mlx_server.parsers.parse_context import NAMES
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice

@@ -24,7 +24,7 @@ from mlx_server.families import AS_TEXT
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.system_text import format_text
 from mlx_server.reading import as_tool
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
     NO_ANSWER,
     CheckedAnswer,

@@ -9,10 +9,8 @@ import tokenizers
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext, Parser
-from mlx_server.parsers.reasoning_tags import Pair
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.parse_context import OutputSpec, Pair, ParseContext, Parser
 from mlx_server.prompts.continuation import ReasoningText
 from mlx_server.prompts.history_rendering import WriteCalls, in_hermes_tags
 from mlx_server.prompts.message_normalization import CallId
@@ -22,7 +20,7 @@ from mlx_server.prompts.template_prompt import (
     as_given,
     render_prompt,
 )
-from mlx_server.tool_parsers.blocks import unsupported_keywords
+from mlx_server.tool_parsers.call_format import unsupported_keywords
 
 Delimiters = tuple[tuple[str, ...], tuple[str, ...]]
 """The opening delimiters and the closing delimiters, any two of which may be paired."""

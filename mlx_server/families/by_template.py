@@ -14,7 +14,7 @@ from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
 from mlx_server.families.markup import MarkupFamily
-from mlx_server.parsers.markup.parser import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_samples import (
     SAMPLED_TOOLS,

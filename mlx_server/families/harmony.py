@@ -11,14 +11,11 @@ from mlx_server.families.base import Delimiters, ModelFamily
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Conversation, Message
-from mlx_server.parsers.harmony import grammar as harmony_grammar
-from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
-from mlx_server.parsers.harmony.output import harmony_output
-from mlx_server.parsers.harmony.parser import HarmonyParser
-from mlx_server.parsers.harmony.text_parser import HarmonyTextParser
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext, Parser
-from mlx_server.parsers.text import TextParser
+from mlx_server.parsers import harmony_grammar
+from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING, harmony_output
+from mlx_server.parsers.harmony_parser import HarmonyParser
+from mlx_server.parsers.harmony_text import HarmonyTextParser
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext, Parser, TextParser
 from mlx_server.prompts.harmony import prompt as harmony_prompt
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding, replay_tokenizer
 from mlx_server.prompts.template_prompt import RenderedPrompt

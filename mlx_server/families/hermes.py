@@ -2,7 +2,7 @@
 
 from mlx_server.families.base import spelled
 from mlx_server.families.markup import MarkupFamily
-from mlx_server.parsers.markup.layout import MarkupLayout
+from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.tool_parsers import formats
 
 _LAYOUT = MarkupLayout(call_formats=(formats.HERMES,))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mlx_server.families.base import spelled
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.layout import Header, MarkupLayout
+from mlx_server.parsers.markup_layout import Header, MarkupLayout
 from mlx_server.prompts.history_rendering import as_json_array
 from mlx_server.tool_parsers import formats
 

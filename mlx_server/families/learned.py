@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mlx_server.prompts.template_samples import CallSample, common_beginning, whole_delimiters
-from mlx_server.tool_parsers import marked_json
-from mlx_server.tool_parsers.call_arguments import (
-    JSON,
-    PYTHON,
-    CallArguments,
-    python_arguments,
-)
+from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
 from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
-from mlx_server.tool_parsers.named_calls import NamedCallFormat
+from mlx_server.tool_parsers.named_calls import (
+    JSON,
+    PYTHON,
+    CallArguments,
+    NamedCallFormat,
+    python_arguments,
+)
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 FENCE = re.compile(r"(```\w*)\s*\Z")
@@ -54,9 +54,9 @@ def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFor
             if not (opens := opens.strip()):
                 return
             if after.strip():
-                yield marked_json.marked_json(opens, after.strip(), form, fence)
+                yield json_calls.marked_json(opens, after.strip(), form, fence)
             else:
-                yield marked_json.marked_object(opens, form=form)
+                yield json_calls.marked_object(opens, form=form)
             return
 
 

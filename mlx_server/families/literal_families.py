@@ -2,8 +2,8 @@
 
 from mlx_server.families.base import spelled
 from mlx_server.families.markup import MarkupFamily
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.reasoning_tags import THINK
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.parse_context import THINK
 from mlx_server.prompts.history_rendering import as_python_list
 from mlx_server.tool_parsers import formats
 

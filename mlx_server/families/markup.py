@@ -12,15 +12,13 @@ from mlx_server.families.base import TEXT, Delimiters, ModelFamily
 from mlx_server.grammars.first_text import control_ids, first_text
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Message, Tool, ToolCall
-from mlx_server.parsers.markup.grammar import markup_grammar
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.markup.parser import MarkupParser
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext, Parser
+from mlx_server.parsers.markup_grammar import markup_grammar
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupParser
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext, Parser
 from mlx_server.prompts.history_rendering import in_hermes_tags
-from mlx_server.tool_parsers.call_format import BlockGrammar, UnmarkedBlockGrammar
+from mlx_server.tool_parsers.call_format import BlockGrammar, UncallableTool, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.formats import HERMES
-from mlx_server.tool_parsers.parameters import UncallableTool
 
 
 @dataclass(frozen=True)

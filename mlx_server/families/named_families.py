@@ -7,11 +7,11 @@ from hashlib import sha256
 from mlx_server.families.base import spelled
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.layout import Header, MarkupLayout
-from mlx_server.parsers.reasoning_tags import THINK
-from mlx_server.tool_parsers import deepseek, formats, line_named_calls
-from mlx_server.tool_parsers.call_ids import new_short_id
-from mlx_server.tool_parsers.respelled import respelled_delimiter
+from mlx_server.parsers.markup_layout import Header, MarkupLayout
+from mlx_server.parsers.parse_context import THINK
+from mlx_server.tool_parsers import formats, named_calls
+from mlx_server.tool_parsers.call_format import respelled_delimiter
+from mlx_server.tool_parsers.calls import new_short_id
 
 _NINE_CHARACTERS = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -75,8 +75,8 @@ DEEPSEEK_TURNS = spelled(
 DEEPSEEK_V3 = MarkupFamily(  # V2.5, V3, R1, V3.1, V3.2-Exp and the R1 distils
     "deepseek_v3",
     MarkupLayout(
-        call_formats=(deepseek.DEEPSEEK, deepseek.DEEPSEEK_WITHOUT_SECTION),
-        inline_formats=lambda tools: deepseek.DEEPSEEK_RESPELLED,
+        call_formats=(formats.DEEPSEEK, formats.DEEPSEEK_WITHOUT_SECTION),
+        inline_formats=lambda tools: formats.DEEPSEEK_RESPELLED,
         transparent=(
             *_OUTPUTS,
             *(each for delimiter in _OUTPUTS for each in respelled_delimiter(delimiter)),
@@ -151,7 +151,7 @@ GLM_TURNS = (*GLM_STOPS, "[gMASK]", "<sop>", "<|system|>", GLM_TURN)
 GLM4 = MarkupFamily(  # before 4.5: calls have no delimiters
     "glm4",
     lambda tools: MarkupLayout(
-        call_formats=line_named_calls.glm4(tools), dropped=(GLM_TURN,), transparent=GLM_BOX
+        call_formats=named_calls.glm4(tools), dropped=(GLM_TURN,), transparent=GLM_BOX
     ),
     shapes=("<think>…</think>", "name ⏎ {…}"),
     answer_prefix="</think>",
@@ -167,7 +167,7 @@ _TO_USER = ("all\n", "all \n", "all\r\n")
 def _functionary(tools: Sequence[Tool]) -> MarkupLayout:
     return MarkupLayout(
         reasoning=(),
-        call_formats=line_named_calls.functionary(tools),
+        call_formats=named_calls.functionary(tools),
         dropped=tuple(f"{opening}{each}" for opening in (">>>", ">>> ") for each in _TO_USER),
         leads=_TO_USER,
     )
@@ -193,7 +193,7 @@ def _functionary_v2(tools: Sequence[Tool]) -> MarkupLayout:
     # a tokenizer of Llama's first kind writes a space after each control token
     return MarkupLayout(
         reasoning=(),
-        call_formats=line_named_calls.functionary_v2(tools, _TURN, f"\n{_CONTENT}"),
+        call_formats=named_calls.functionary_v2(tools, _TURN, f"\n{_CONTENT}"),
         dropped=(
             *(_TURN, f"{_FROM} assistant\n{_RECIPIENT}"),
             *(_TO_USER_V2, f"{_TO_USER_V2} ", _FROM, _RECIPIENT, _CONTENT),

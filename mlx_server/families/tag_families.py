@@ -15,9 +15,9 @@ from mlx_server.families.named_families import (
     GLM_TURNS,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.layout import Header, MarkupLayout
-from mlx_server.parsers.reasoning_tags import THINK
-from mlx_server.tool_parsers import elements, glm, kimi_k3, tag_formats
+from mlx_server.parsers.markup_layout import Header, MarkupLayout
+from mlx_server.parsers.parse_context import THINK
+from mlx_server.tool_parsers import elements, keyed_calls, tag_formats
 from mlx_server.tool_parsers.formats import LONGCAT_JSON
 
 _QWEN3_CODER = MarkupLayout(
@@ -197,33 +197,33 @@ MUSE = MarkupFamily(  # Muse (Glimmer): each message has a recipient
 KIMI_K3 = MarkupFamily(  # an answer has the elements `think`, `response` and `tools`, in this order
     "kimi_k3",
     MarkupLayout(
-        ((kimi_k3.beginning("think"), kimi_k3.end("think")),),
-        call_formats=(kimi_k3.KIMI_K3,),
-        inline_formats=lambda tools: (kimi_k3.KIMI_K3_SPACED, kimi_k3.KIMI_K3_CALLS),
+        ((elements.beginning("think"), elements.end("think")),),
+        call_formats=(elements.KIMI_K3,),
+        inline_formats=lambda tools: (elements.KIMI_K3_SPACED, elements.KIMI_K3_CALLS),
         dropped=(
-            *(kimi_k3.beginning("response"), kimi_k3.end("response"), kimi_k3.end("message")),
-            *kimi_k3.spaced(kimi_k3.OPEN, "response"),
-            *kimi_k3.spaced(kimi_k3.CLOSE, "response"),
-            *kimi_k3.spaced(kimi_k3.CLOSE, "message"),
+            *(elements.beginning("response"), elements.end("response"), elements.end("message")),
+            *elements.spaced(elements.OPEN, "response"),
+            *elements.spaced(elements.CLOSE, "response"),
+            *elements.spaced(elements.CLOSE, "message"),
         ),
-        halves=(kimi_k3.OPEN, kimi_k3.CLOSE),
+        halves=(elements.OPEN, elements.CLOSE),
         worded_reasoning=tuple(
-            (opening, kimi_k3.end("think")) for opening in kimi_k3.spaced(kimi_k3.OPEN, "think")
+            (opening, elements.end("think")) for opening in elements.spaced(elements.OPEN, "think")
         ),
         trims=False,
         calls_end_reasoning=True,
         ends_reasoning=(
-            *(kimi_k3.beginning("response"), kimi_k3.end("message")),
-            *kimi_k3.spaced(kimi_k3.CLOSE, "think"),
-            *kimi_k3.spaced(kimi_k3.OPEN, "response"),
-            *kimi_k3.spaced(kimi_k3.CLOSE, "message"),
+            *(elements.beginning("response"), elements.end("message")),
+            *elements.spaced(elements.CLOSE, "think"),
+            *elements.spaced(elements.OPEN, "response"),
+            *elements.spaced(elements.CLOSE, "message"),
         ),
     ),
-    answer_prefix=kimi_k3.end("think") + kimi_k3.beginning("response"),
+    answer_prefix=elements.end("think") + elements.beginning("response"),
     model_types=("kimi_k3",),
     stop_tokens=("<|end_of_msg|>", "[EOS]"),
     special_tokens=(
-        *("[BOS]", "[EOS]", kimi_k3.OPEN, kimi_k3.CLOSE, kimi_k3.SEPARATOR, "<|end_of_msg|>"),
+        *("[BOS]", "[EOS]", elements.OPEN, elements.CLOSE, elements.SEPARATOR, "<|end_of_msg|>"),
     ),
 )
 
@@ -232,7 +232,7 @@ KIMI_K3 = MarkupFamily(  # an answer has the elements `think`, `response` and `t
 GLM4_5 = MarkupFamily(  # and later
     "glm4_5",
     MarkupLayout(
-        call_formats=(glm.GLM,),
+        call_formats=(keyed_calls.GLM,),
         dropped=(GLM_TURN,),
         transparent=GLM_BOX,
         stutters=True,

@@ -13,8 +13,7 @@ from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.schema import usable_tools
 from mlx_server.messages import Conversation
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens
 from mlx_server.prompts.reasoning_effort import SWITCHES

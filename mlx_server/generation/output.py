@@ -38,9 +38,8 @@ from mlx_server.generation.constraints import parse_context
 from mlx_server.generation.plan import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
-from mlx_server.parsers.parse_context import ParseContext, Parser, Section
-from mlx_server.parsers.stop_strings import StopStrings
-from mlx_server.parsers.text import TextParser
+from mlx_server.parsers.parse_context import ParseContext, Parser, Section, TextParser
+from mlx_server.parsers.text_pieces import StopStrings
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest, NamedTool
 

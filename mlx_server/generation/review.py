@@ -24,7 +24,7 @@ from mlx_server.events import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
     RawAnswer,

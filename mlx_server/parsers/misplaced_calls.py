@@ -13,8 +13,8 @@ from functools import partial
 from mlx_server import limits
 from mlx_server.events import RepairKind
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.repair.call_shapes import (
+from mlx_server.repair import RepairPolicy
+from mlx_server.repair.calls import (
     CALL_KEYS,
     NAME_KEYS,
     FoundCall,
@@ -23,9 +23,8 @@ from mlx_server.repair.call_shapes import (
 )
 from mlx_server.repair.model_json import Malformed
 from mlx_server.schemas.fitting import fits, is_made_of
-from mlx_server.tool_parsers.arguments import coerce_arguments
 from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source
 

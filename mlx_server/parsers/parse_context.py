@@ -1,13 +1,44 @@
-"""The context of an answer that its parser needs, and the interface of all parsers."""
+"""What a parser or a grammar has to know of an answer, and the interface of all parsers."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from mlx_server.events import Event
+from mlx_server.events import Event, TextDelta
 from mlx_server.messages import Tool
-from mlx_server.parsers.reasoning_tags import USUAL_TAGS, Pair
-from mlx_server.repair.allowed import ALL_REPAIRS, MisplacedCalls, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, MisplacedCalls, RepairPolicy
+from mlx_server.requests import Format, NamedTool, ToolChoice
+
+Pair = tuple[str, str]
+"""An opening and a closing delimiter."""
+
+THINK: Pair = ("<think>", "</think>")
+
+NAMES = ("think", "thinking", "reasoning", "thought")
+
+_TAG = re.compile(r"(?><[\w:-]+>)++")
+
+
+def pair_of(name: str) -> Pair:
+    """Returns the tags of this name, which may be given with its brackets."""
+    bare = name.strip("<>[]|/ ")
+    return f"<{bare}>", f"</{bare}>"
+
+
+def pairs_of(names: Iterable[str]) -> tuple[Pair, ...]:
+    return tuple(dict.fromkeys(map(pair_of, names)))
+
+
+USUAL_TAGS = (*pairs_of(NAMES), ("◁think▷", "◁/think▷"))
+
+
+def is_tag(opening: str) -> bool:
+    """Whether an answer's text could mention this delimiter, as it is spelled like any other tag.
+
+    Delimiters made of control tokens or in capitals open reasoning wherever they stand."""
+    return bool(_TAG.fullmatch(opening.strip()))
+
 
 Section = Literal["text", "reasoning", "call"]
 
@@ -100,3 +131,34 @@ class DelegatingParser:
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
         return self._parser.messages()
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    context: ParseContext
+    choice: ToolChoice = "auto"
+    format: Format | None = None
+    """Format of the answer's text; it does not apply to calls."""
+    thinks: bool = False
+    """Whether the model may open reasoning itself (see `ModelFamily.thinks`)."""
+
+    @property
+    def must_call(self) -> bool:
+        return self.choice == "required" or isinstance(self.choice, NamedTool)
+
+
+class TextParser:
+    section: Section = "text"
+    awaits_answer = is_unterminated = False
+
+    def __init__(self, context: ParseContext) -> None:
+        self._index = context.index
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return ()
+
+    def feed(self, token: int, text: str) -> list[Event]:
+        return [TextDelta(self._index, text)] if text else []
+
+    def finish(self, *, cut: bool) -> list[Event]:
+        return []

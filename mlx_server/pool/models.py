@@ -29,7 +29,7 @@ from mlx_server.errors import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.catalog import AdapterCatalog
-from mlx_server.parsers.reasoning_tags import pairs_of
+from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
     REPLAY,

@@ -26,8 +26,8 @@ from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.lora.base_model import read_base_shapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
-from mlx_server.parsers.reasoning_tags import pairs_of
-from mlx_server.repair.allowed import ALL_REPAIRS, MisplacedCalls, RepairPolicy
+from mlx_server.parsers.parse_context import pairs_of
+from mlx_server.repair import ALL_REPAIRS, MisplacedCalls, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.checkpoint_files import check_architecture, check_layer_count

@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable
 from mlx_server.events import FinishReason, RepairKind
 from mlx_server.messages import Conversation, Message
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.sandbox.parent import Stopped

@@ -1,19 +1,90 @@
-"""The format of a call: its delimiters, and the reader of what stands between them."""
+"""The format of a call: its delimiters, the reader of what stands between them, and its grammar."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import Field, dataclass, fields, replace
+from itertools import product
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from mlx_server.events import Event, RepairKind, ToolCallFinished, folded
+from mlx_server.errors import BadRequest
+from mlx_server.events import Event, Repaired, RepairKind, ToolCallFinished, folded
 from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.schema import unenforced
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.schemas.grammar import SPACE
+from mlx_server.schemas.members import object_of
 from mlx_server.schemas.report import UnsupportedKeyword
+from mlx_server.schemas.values import MemberSchema
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
+
+
+class UncallableTool(BadRequest):
+    """A tool that can't be called in a call format."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"This model has no way to write {what}.", param="tools")
+
+
+ParameterWriter = Callable[[MemberSchema], str | None]
+"""Returns a parameter as symbols of a rule; None if the format can't express its key."""
+
+ParameterRules = tuple[str, bool]
+"""The rule of a parameter, and whether it is required."""
+
+
+ParameterVariants = Sequence[Sequence[MemberSchema]]
+"""Alternative lists of members; the arguments have those of one list."""
+
+
+def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:
+    def in_turn(found: Sequence[MemberSchema]) -> str:
+        texts = (text if required else f"({text})?" for text, required in _all(found, write))
+        return " ".join(texts) or '""'
+
+    return _any([in_turn(found) for found in variants], lark)
+
+
+def comma_separated_rule(
+    variants: ParameterVariants, write: ParameterWriter, lark: Lark, comma: str
+) -> str:
+    """comma: what separates two parameters, as symbols of a rule."""
+    return _any([_parted(found, write, lark, comma) for found in variants], lark)
+
+
+def _parted(found: Sequence[MemberSchema], write: ParameterWriter, lark: Lark, comma: str) -> str:
+    written = _all(found, write)
+    rest, options = "", []
+    for text, required in reversed(written):
+        options.append(f"{text} {rest}")
+        if required:
+            options = options[-1:]
+        more = f"{comma} {text}" if required else f"({comma} {text})?"
+        rest = lark.rule(f"{more} {rest}")
+    options = options[::-1]
+    if not any(required for _, required in written):
+        return lark.rule(" | ".join([*options, '""']))
+    return lark.rule(" | ".join(options))
+
+
+def _any(written: Sequence[str], lark: Lark) -> str:
+    if not written:
+        raise UncallableTool("arguments that the tool's schema allows")
+    return lark.rule(" | ".join(written))
+
+
+def _all(found: Sequence[MemberSchema], write: ParameterWriter) -> list[ParameterRules]:
+    written: list[ParameterRules] = []
+    for member in found:
+        text = write(member)
+        if text is not None:
+            written.append((text, member.required))
+        elif member.required:
+            raise UncallableTool(f"a parameter called {member.key!r}")
+    return written
+
 
 BlockReader = Callable[[Source, ToolCallEmitter], Steps[None]]
 """Reads what follows the opening delimiter, the closing one included; raises Malformed."""
@@ -140,3 +211,203 @@ def finished_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
         {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
         for call in folded(events).calls
     ]
+
+
+BAR, JOINT = "｜", "▁"
+BARS, JOINTS = (BAR, "|"), (JOINT, "_", " ", r"\_")
+
+
+class DelimiterRecord(Protocol):
+    """A frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Delimiters = TypeVar("Delimiters", bound=DelimiterRecord)
+
+
+def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
+    """Returns the delimiter in each other spelling; nothing for one of ordinary characters."""
+    found = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
+    return tuple(dict.fromkeys(each for each in found if each != delimiter))
+
+
+def respelled(record: Delimiters) -> Iterator[Delimiters]:
+    """Yields the record with all of its texts in each other spelling."""
+    seen = [record]
+    for bar, joint in product(BARS, JOINTS):
+        made = replace(record, **_respelled_fields(record, bar, joint))
+        if made not in seen:
+            seen.append(made)
+            yield made
+
+
+def _respelled_fields(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
+    def spell(text: str) -> str:
+        return text.replace(BAR, bar).replace(JOINT, joint)
+
+    found = {field.name: getattr(record, field.name) for field in fields(record)}
+    texts = {name: spell(value) for name, value in found.items() if isinstance(value, str)}
+    lists = {
+        name: tuple(map(spell, value))
+        for name, value in found.items()
+        if isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    }
+    return texts | lists
+
+
+T = TypeVar("T")
+
+
+def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
+    """Returns the rule of a block after its opening delimiter. several: whether it may have more
+    than one call, if its format allows that."""
+    refuse_unsupported(block, tools)
+    call = one_of(writable(lambda tool: block.call(lark, tool), tools))
+    begin = [lark.text(block.before)] if block.before else []
+    calls = f"({call}) {_more(block, lark, call) if several else ''}"
+    return lark.rule(_spaced(block, lark, ["", *begin, calls, *_after(block, lark)]))
+
+
+def unmarked_block_rule(
+    block: UnmarkedBlockGrammar,
+    lark: Lark,
+    tools: Sequence[Tool],
+    *,
+    several: bool,
+    space: str = "",
+) -> str:
+    """Returns the rule of the whole block. space: what may be before it, as a regular
+    expression."""
+
+    def first(tool: Tool) -> str:
+        return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
+
+    refuse_unsupported(block, tools)
+    call = one_of(writable(lambda tool: block.call(lark, tool), tools))
+    firsts = one_of(writable(first, tools))
+    calls = f"({firsts}) {_more(block, lark, call) if several else ''}"
+    return lark.rule(_spaced(block, lark, [calls, *_after(block, lark)]))
+
+
+def empty_block(block: BlockGrammar, lark: Lark) -> str:
+    begin = [lark.text(block.before)] if block.before else []
+    return lark.rule(_spaced(block, lark, ["", *begin, *_after(block, lark)]))
+
+
+def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
+    """Raises InvalidGrammar for a strict tool if the block's grammar does not enforce its
+    schema."""
+    for gap in (gap for tool in tools if tool.strict for gap in block.unsupported(tool)):
+        refusal = gap.refusal()
+        refusal.param = "tools"
+        raise refusal
+
+
+def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tuple[str, ...]:
+    """Returns `keyword at #/path` for all keywords that some format of the tool's calls does not
+    enforce."""
+    blocks = (block for each in call_formats for block in each.blocks)
+    unsupported = (str(each) for block in blocks for each in block.unsupported(tool))
+    return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *unsupported]))
+
+
+def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:
+    """Writes each tool or block that can be written; raises UncallableTool if none can."""
+    written: list[str] = []
+    refused: UncallableTool | None = None
+    for one in each:
+        try:
+            written.append(write(one))
+        except UncallableTool as error:
+            refused = error
+    if refused and not written:
+        raise refused
+    return written
+
+
+def one_of(symbols: Iterable[str]) -> str:
+    return " | ".join(dict.fromkeys(symbols))
+
+
+def _more(block: BlockGrammar, lark: Lark, call: str) -> str:
+    if block.between is None:
+        return ""
+    between = [lark.text(block.between)] if block.between else []
+    return f"({_spaced(block, lark, ['', *between, f'({call})'])})*"
+
+
+def _after(block: BlockGrammar, lark: Lark) -> list[str]:
+    texts = (block.after,) if isinstance(block.after, str) else block.after
+    return [lark.text(text) for text in texts if text]
+
+
+def _spaced(block: BlockGrammar, lark: Lark, parts: Sequence[str]) -> str:
+    return f" {_space(block, lark)} ".join(parts)
+
+
+def _space(block: BlockGrammar, lark: Lark) -> str:
+    return lark.terminal(f"/{block.space}/") if block.space else ""
+
+
+MOST_UNKNOWN = 16
+"""The most names of unknown tools in one block; for each of them the block is read once more."""
+
+SEPARATORS = " \t\r\n,;"
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    name: str
+    arguments: dict[str, Any]
+    repairs: tuple[tuple[RepairKind, str], ...]
+    """The kinds of repair, each with its path within the call."""
+
+
+@dataclass(frozen=True)
+class MixedBlock:
+    calls: tuple[KnownCall, ...]
+    """The calls of known tools."""
+    unknown: tuple[str, ...]
+    """The names of the unknown tools, in their order."""
+    size: int
+    """Characters of the text that belong to the block."""
+
+
+def mixed_block(
+    call_format: CallFormat, text: str, tools: Sequence[Tool], allowed: RepairPolicy
+) -> MixedBlock:
+    """Returns the calls that a text begins with, after a block's opening delimiter or another call.
+
+    Malformed if it begins with anything else, or if none of the calls is of a known tool.
+    """
+    offered = {tool.name for tool in tools}
+    unknown: dict[str, Tool] = {}
+    while len(unknown) <= MOST_UNKNOWN:
+        source, events = complete_source(text), list[Event]()
+        source.take(len(text) - len(text.lstrip(SEPARATORS)))
+        try:
+            read_block(call_format, source, (*tools, *unknown.values()), events, allowed)
+        except UnknownTool as error:
+            unknown[error.name] = Tool(error.name)
+            continue
+        calls = finished_calls(events)
+        known = tuple(
+            KnownCall(call["name"], call["arguments"], _repairs_of(number, events))
+            for number, call in enumerate(calls)
+            if call["name"] in offered
+        )
+        if not known:
+            break
+        others = tuple(call["name"] for call in calls if call["name"] in unknown)
+        return MixedBlock(known, others, source.position)
+    raise Malformed("no call of a known tool")
+
+
+def _repairs_of(number: int, events: Sequence[Event]) -> tuple[tuple[RepairKind, str], ...]:
+    call = f"tool_calls[{number}]"
+    return tuple(
+        (event.what, event.where.removeprefix(call))
+        for event in events
+        if isinstance(event, Repaired) and event.where.startswith(call)
+    )

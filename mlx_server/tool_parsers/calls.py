@@ -6,27 +6,368 @@ a call are reported when it ends, and so is every violation of its tool's schema
 may have constrained it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from mlx_server.events import (
     Event,
     Repaired,
     RepairKind,
+    ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
     Violation,
 )
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair.calls import (
+    coerced,
+    match_tool_name,
+    read_as,
+    read_tree,
+    takes_text,
+    unwrapped,
+)
 from mlx_server.repair.model_json import Malformed, UnknownTool, loads_arguments, loads_exactly
-from mlx_server.repair.names import match_tool_name
 from mlx_server.schemas.fitting import is_made_of
-from mlx_server.schemas.lenient import properties_in, required
-from mlx_server.tool_parsers.arguments import coerce_arguments, json_of
-from mlx_server.tool_parsers.call_ids import new_id
-from mlx_server.tool_parsers.call_writer import ARGUMENTS, ToolCallWriter
-from mlx_server.tool_parsers.held_calls import CompleteCall, HeldCall, RepeatedCall
+from mlx_server.schemas.lenient import properties_in, required, types_of_member
+from mlx_server.schemas.types import ALL, type_of
+
+
+def new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def new_short_id() -> str:
+    """Makes an id of nine characters: the templates of many Mistral models refuse any other
+    form."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+HALVES = re.compile("[\ud800-\udfff]")
+"""Matches one half of a surrogate pair."""
+
+
+def coerce_arguments(
+    arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
+) -> dict[str, Any]:
+    """Converts arguments to the types that the schema asks for, as far as that is allowed."""
+    if not allowed.coerce:
+        return dict(arguments)
+    return {key: coerced(value, schema, key) for key, value in arguments.items()}
+
+
+def json_of(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        # an infinite number, or endless lists in lists
+        raise Malformed("a value that JSON can't express") from None
+    # a lone surrogate is not a character: it stays as the model wrote it
+    return HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+Schema = Mapping[str, Any]
+
+
+def argument_errors(arguments: Mapping[str, Any], schema: Schema) -> Iterator[tuple[str, str]]:
+    """Yields the name of each wrong argument, and what is wrong with it."""
+    for key in required(schema):
+        if key not in arguments:
+            yield key, "it is required"
+    for key, value in arguments.items():
+        types = types_of_member(schema, key)
+        if types != ALL and _type(value) not in types:
+            named = types - {"integer"} if "number" in types else types
+            yield key, f"it should be of type {' or '.join(sorted(named))}"
+
+
+def _type(value: Any) -> str:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return "integer" if is_whole else type_of(value)
+
+
+Emit = Callable[[Event], None]
+
+
+class HeldCall(Protocol):
+    @property
+    def is_silent(self) -> bool:
+        """Whether none of its events has been reported."""
+
+    def emit(self, event: Event) -> None:
+        """Takes the next event of the call."""
+
+    def retract(self) -> bool:
+        """Drops the arguments so far, unless some were reported. Returns whether it did."""
+
+
+class CompleteCall:
+    """A call that is reported once it is complete."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._held: list[Event] = []
+        self.is_silent = True
+
+    def emit(self, event: Event) -> None:
+        self._held.append(event)
+        if isinstance(event, ToolCallFinished):
+            self.is_silent = False
+            for held in self._held:
+                self._emit(held)
+
+    def retract(self) -> bool:
+        self._held = _without_arguments(self._held)
+        return self.is_silent
+
+
+class RepeatedCall:
+    """A call that is reported as soon as its arguments differ from those of the call before."""
+
+    def __init__(self, before: str, emit: Emit, complete: CompleteCall | None = None) -> None:
+        """complete: holds the call until it is complete, once it differs; None if it need not be
+        held."""
+        self._before = before
+        self._complete = complete
+        self._emit = complete.emit if complete else emit
+        self._compared = 0
+        self._held: list[Event] | None = []
+
+    @property
+    def is_silent(self) -> bool:
+        return self._held is not None or bool(self._complete and self._complete.is_silent)
+
+    def emit(self, event: Event) -> None:
+        if self._held is None:
+            self._emit(event)
+            return
+        self._held.append(event)
+        if not self._is_same(event):
+            held, self._held = self._held, None
+            for each in held:
+                self._emit(each)
+
+    def retract(self) -> bool:
+        if self._held is None:
+            return self._complete is not None and self._complete.retract()
+        self._held, self._compared = _without_arguments(self._held), 0
+        return True
+
+    def _is_same(self, event: Event) -> bool:
+        if isinstance(event, ToolCallDelta):
+            at, self._compared = self._compared, self._compared + len(event.arguments)
+            return self._before.startswith(event.arguments, at)
+        return not isinstance(event, ToolCallFinished) or self._compared == len(self._before)
+
+
+def _without_arguments(events: list[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, ToolCallDelta)]
+
+
+ARGUMENTS = ".function.arguments"
+
+
+class Emitter(Protocol):
+    """What a call needs of the calls of its answer."""
+
+    allowed: RepairPolicy
+
+    def knows(self, name: str) -> bool: ...
+
+    def emit(self, event: Event) -> None: ...
+
+    def retract(self) -> bool:
+        """Takes back the call's arguments, unless some of them have been reported. Returns whether
+        that was done."""
+
+
+class ToolCallWriter:
+    """Writes one call: its arguments are an object, written key by key, and once."""
+
+    def __init__(self, calls: Emitter, tool: Tool, index: int, number: int) -> None:
+        self.number = number
+        self.name = tool.name
+        self.is_strict = tool.strict
+        """Whether a grammar holds the arguments to their schema, so that they have no mistakes."""
+        self._calls = calls
+        self._schema: Mapping[str, Any] = tool.parameters
+        self._index = index
+        self._written: list[str] = []
+        self._keys: set[str] = set()
+        self._repairs: dict[Repaired, None] = {}
+        """The repairs of this call in order, each once."""
+        self._open = False
+        """Whether the string of a streamed parameter is not closed yet."""
+        self.lacks_arguments = False
+        """Whether required arguments are missing at its end."""
+        self._repeats = False
+        """Whether a key is written twice. Readers of JSON take the last value."""
+
+    @property
+    def arguments(self) -> str:
+        """The arguments as JSON text, as far as they are written."""
+        return "".join(self._written)
+
+    def lacks(self, key: str) -> bool:
+        """Whether a required parameter other than `key` has no value."""
+        return not self._keys.issuperset(set(required(self._schema)) - {key})
+
+    def knows(self, tool: str) -> bool:
+        return self._calls.knows(tool)
+
+    def same_as(self, other: "ToolCallWriter") -> bool:
+        return (self.name, self.arguments) == (other.name, other.arguments)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The parameters that the tool's schema lists."""
+        return frozenset(properties_in(self._schema))
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The required arguments that have no value yet."""
+        return self.known - self._keys
+
+    def meant(self, key: str) -> str:
+        """Returns the parameter that a key means, which may be written with white space around
+        it."""
+        if key in self.known or key.strip() not in self.known:
+            return key
+        self.repaired()
+        return key.strip()
+
+    def streams(self, key: str) -> bool:
+        """Whether text for this parameter is certain to stay the text it is."""
+        return key not in self._keys and takes_text(self._schema, key)
+
+    def add_repair(self, what: RepairKind, part: str = "") -> None:
+        """part: the path of what was repaired, within the call."""
+        self._repairs[Repaired(self._index, what, f"tool_calls[{self.number}]{part}")] = None
+
+    @property
+    def may_be_repaired(self) -> bool:
+        return self._calls.allowed.json
+
+    def repaired(self, what: RepairKind = "json") -> None:
+        """Reports a mistake in how the arguments are written; Malformed if none may be repaired."""
+        if not self._calls.allowed.json:
+            raise Malformed("a mistake that may not be repaired")
+        self.add_repair(what, "" if what == "format" else ARGUMENTS)
+
+    def value(self, key: str, value: Any) -> None:
+        """Writes a parameter that is complete. Of one that is given twice the last value counts."""
+        self._put(key, self._fitted(key, value))
+
+    def leave_empty(self, key: str) -> None:
+        """Writes a parameter whose value is missing: an empty text, or nothing if it can't be
+        text."""
+        self.repaired()
+        if "string" in types_of_member(self._schema, key):
+            self._put(key, "")
+        elif key in required(self._schema):
+            raise Malformed("a required value is missing")
+
+    def untyped(self, key: str, text: str) -> bool:
+        """Writes a value like `value`, from a format that has every value as bare text. Returns
+        whether it is text."""
+        takes_string = "string" in types_of_member(self._schema, key)
+        if not (text.strip() or takes_string or key in required(self._schema)):
+            self.leave_empty(key)
+            return False
+        found = read_as(text, self._schema, key, self.repaired)
+        self._put(key, found)
+        return isinstance(found, str)
+
+    def untyped_tree(self, key: str, value: Any) -> None:
+        """Applies `untyped` to lists and objects in which every value is such a text."""
+        self._put(key, read_tree(value, self._schema, key, self.repaired))
+
+    def _put(self, key: str, value: Any) -> None:
+        if (inside := self._unwrapped(key, value)) is not None:
+            for name, argument in inside.items():
+                self._put(name, self._fitted(name, argument))
+            return
+        if key == value == "":  # the model filled in the format although it had no argument
+            self.repaired()
+            return
+        if key in self._keys:
+            self.repaired()
+            self._repeats = True
+        self._write(self._label(key) + json_of(value))
+
+    def _unwrapped(self, key: str, value: Any) -> Mapping[str, Any] | None:
+        inside = unwrapped(key, value, self.known) if self._calls.allowed.json else None
+        if inside is not None:
+            self.add_repair("format", ARGUMENTS)
+        return inside
+
+    def _fitted(self, key: str, value: Any) -> Any:
+        (found,) = coerce_arguments({key: value}, self._schema, self._calls.allowed).values()
+        if json_of(found) != json_of(value):
+            self.add_repair("type", self._path(key))
+        return found
+
+    def _path(self, key: str) -> str:
+        """Returns the path of an argument; of all arguments if the schema does not name it."""
+        return f"{ARGUMENTS}.{key}" if key in self.known else ARGUMENTS
+
+    def text(self, key: str, piece: str) -> None:
+        """Writes a piece of a parameter's text; `end_text` follows the last one."""
+        if not self._open:
+            self._write(self._label(key) + '"')
+            self._open = True
+        self._write(json_of(piece)[1:-1])
+
+    def end_text(self, key: str) -> None:
+        if not self._open:
+            self.text(key, "")
+        self._write('"')
+        self._open = False
+
+    def finish(self) -> None:
+        self._write("}" if self._written else "{}")
+        self._end()
+
+    def finish_with(self, arguments: Mapping[str, Any]) -> None:
+        """Writes all arguments at once; the beginning of them may already be written."""
+        if len(arguments) == 1:
+            ((key, value),) = arguments.items()
+            inside = self._unwrapped(key, value)
+            arguments = arguments if inside is None else inside
+        whole = json_of({key: self._fitted(key, value) for key, value in arguments.items()})
+        if not whole.startswith(self.arguments):
+            raise Malformed("the arguments are not those that were begun")
+        self._write(whole[len(self.arguments) :])
+        self._end()
+
+    def _end(self) -> None:
+        arguments = json.loads(self.arguments)
+        if self._repeats and self._calls.retract():
+            self._written = []
+            self._write(json_of(arguments))
+        for repair in self._repairs:
+            self._calls.emit(repair)
+        self.lacks_arguments = not arguments.keys() >= set(required(self._schema))
+        for key, wrong in argument_errors(arguments, self._schema):
+            path = self._path(key) if key in arguments else f"{ARGUMENTS}.{key}"
+            what = f"tool_calls[{self.number}]{path}: {wrong}"
+            self._calls.emit(Violation(self._index, what))
+        self._calls.emit(ToolCallFinished(self._index, self.number))
+
+    def _label(self, key: str) -> str:
+        self._keys.add(key)
+        return (", " if self._written else "{") + json_of(key) + ": "
+
+    def _write(self, piece: str) -> None:
+        if piece:
+            self._written.append(piece)
+            self._calls.emit(ToolCallDelta(self._index, self.number, piece))
+
 
 NAMESPACE = "functions."
 """Models are taught to write a tool's name with it, some more than others."""

@@ -6,28 +6,27 @@ from dataclasses import replace
 from functools import partial
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import marked_json
-from mlx_server.tool_parsers.call_arguments import gemma_arguments, python_arguments
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
+from mlx_server.tool_parsers import json_calls
+from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, respelled
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import JsonCallForm, repaired, repaired_by_name
-from mlx_server.tool_parsers.named_calls import NamedCallFormat
+from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.tag_formats import QWEN3_CODER
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 
 # Calls as JSON objects
 
 _LLAMA_FORM = JsonCallForm(arguments=("parameters", "arguments"), before=("type", "function"))
 
 BARE_JSON = CallFormat(
-    marked_json.objects,
+    json_calls.read_call_objects,
     begins=("{",),
     repair=repaired,
     ends_answer=True,
-    blocks=(marked_json.bare_block(_LLAMA_FORM),),
+    blocks=(json_calls.bare_block(_LLAMA_FORM),),
 )
 
-_HERMES = marked_json.marked_json("<tool_call>", "</tool_call>")
+_HERMES = json_calls.marked_json("<tool_call>", "</tool_call>")
 
 
 def _hermes(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -41,55 +40,57 @@ def _hermes(source: Source, calls: ToolCallEmitter) -> Steps[None]:
 
 
 HERMES = replace(_HERMES, read=_hermes)
-GRANITE = marked_json.marked_json("<|tool_call|>")
-PHI4 = marked_json.marked_json("<|tool_call|>", "<|/tool_call|>")
-FUNCTOOLS = marked_json.marked_json("functools[")
+GRANITE = json_calls.marked_json("<|tool_call|>")
+PHI4 = json_calls.marked_json("<|tool_call|>", "<|/tool_call|>")
+FUNCTOOLS = json_calls.marked_json("functools[")
 """The opening includes the bracket, or `import functools` would be a call."""
-FUNCTOOLS_OBJECT = CallFormat(marked_json.objects, opens=("functools{",), repairs=("format",))
-NEMOTRON = marked_json.marked_json("<TOOLCALL>", "</TOOLCALL>")
-COMMAND = marked_json.marked_json(
+FUNCTOOLS_OBJECT = CallFormat(
+    json_calls.read_call_objects, opens=("functools{",), repairs=("format",)
+)
+NEMOTRON = json_calls.marked_json("<TOOLCALL>", "</TOOLCALL>")
+COMMAND = json_calls.marked_json(
     "<|START_ACTION|>",
     "<|END_ACTION|>",
     JsonCallForm("tool_name", ("parameters",), before=("tool_call_id", "[0-9]{1,4}")),
 )
 
-TOOL_CALLS = marked_json.marked_json("<tool_calls>", "</tool_calls>")
+TOOL_CALLS = json_calls.marked_json("<tool_calls>", "</tool_calls>")
 """The format of Jamba, Apriel and Hunyuan."""
-PANGU = marked_json.marked_json("[unused11]", "[unused12]")
-HYPERCLOVA = marked_json.marked_json("-> tool/function_call")
-GRANITE_CODE = marked_json.marked_object("<function_call>")
-LONGCAT_JSON = marked_json.marked_json("<longcat_tool_call>", "</longcat_tool_call>")
-INKLING = marked_json.marked_json(
+PANGU = json_calls.marked_json("[unused11]", "[unused12]")
+HYPERCLOVA = json_calls.marked_json("-> tool/function_call")
+GRANITE_CODE = json_calls.marked_object("<function_call>")
+LONGCAT_JSON = json_calls.marked_json("<longcat_tool_call>", "</longcat_tool_call>")
+INKLING = json_calls.marked_json(
     "<|content_invoke_tool_json|>", "<|end_message|>", JsonCallForm(arguments=("args",))
 )
-COMMAND_R = marked_json.marked_json(
+COMMAND_R = json_calls.marked_json(
     "Action:", "```", JsonCallForm("tool_name", ("parameters",)), fence="```json"
 )
 INTERNLM = replace(
-    marked_json.marked_json(
+    json_calls.marked_json(
         "<|action_start|><|plugin|>", "<|action_end|>", JsonCallForm(arguments=("parameters",))
     ),
     opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
 )
-GIGACHAT = marked_json.marked_object(
+GIGACHAT = json_calls.marked_object(
     "function call<|role_sep|>\n", "<|function_call|>", follows=("<|message_sep|>",)
 )
 
 _PLAIN_FORM = JsonCallForm(arguments=("arguments", "parameters"))
 
 PLAIN_OBJECT = CallFormat(
-    marked_json.objects,
+    json_calls.read_call_objects,
     begins=("{",),
     repairs=("unmarked",),
     ends_answer=True,
-    blocks=(marked_json.bare_block(_PLAIN_FORM),),
+    blocks=(json_calls.bare_block(_PLAIN_FORM),),
 )
 PLAIN_ARRAY = CallFormat(
-    marked_json.array,
+    json_calls.read_call_array,
     begins=("[",),
     repairs=("unmarked",),
     ends_answer=True,
-    blocks=(marked_json.bare_array(_PLAIN_FORM),),
+    blocks=(json_calls.bare_array(_PLAIN_FORM),),
 )
 
 # Calls by name, with arguments in JSON
@@ -105,7 +106,7 @@ MISTRAL_CALL = NamedCallFormat(
 )
 _MISTRAL_FORM = JsonCallForm(between=("id", "[a-zA-Z0-9]{9}"))
 MISTRAL = replace(
-    MISTRAL_CALL.call_format(marked_json.array_block(_MISTRAL_FORM)), may_close=("[/TOOL_CALLS]",)
+    MISTRAL_CALL.call_format(json_calls.array_block(_MISTRAL_FORM)), may_close=("[/TOOL_CALLS]",)
 )
 
 LLAMA_FUNCTION = NamedCallFormat(
@@ -263,7 +264,7 @@ def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Reads Llama's calls after its tag: in JSON, or in Python with brackets or without."""
     yield from source.space()
     if (yield from source.accept("{")):
-        yield from marked_json.objects(source, calls)
+        yield from json_calls.read_call_objects(source, calls)
     elif (yield from source.accept("[")):
         yield from _BARE_PYTHON.read(source, calls)
     else:
@@ -275,7 +276,7 @@ LLAMA_TAGGED = CallFormat(
     opens=("<|python_tag|>",),
     repair=repaired,
     ends_answer=True,
-    blocks=(BlockGrammar(_LLAMA_FORM.call, between=";", read_on=marked_json.READ_ON),),
+    blocks=(BlockGrammar(_LLAMA_FORM.call, between=";", read_on=json_calls.READ_ON),),
 )
 
 
@@ -316,3 +317,36 @@ _FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escap
 GEMMA4, FUNCTION_GEMMA = _GEMMA4.call_format(), _FUNCTION_GEMMA.call_format()
 inline_gemma4 = partial(_inline_gemma, _GEMMA4)
 inline_function_gemma = partial(_inline_gemma, _FUNCTION_GEMMA)
+
+
+_DEEPSEEK = NamedCallFormat(
+    opens="<｜tool▁calls▁begin｜>",
+    before_name="<｜tool▁call▁begin｜>",
+    name=re.compile(r"[^<>\n{]+"),
+    after_name="<｜tool▁sep｜>",
+    closes_call="<｜tool▁call▁end｜>",
+    between="",
+    closes="<｜tool▁calls▁end｜>",
+    inner=("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    fenced=True,
+    repair_unit="block",
+    ends_answer=True,
+    space="",
+)
+_WITHOUT_SECTION = replace(_DEEPSEEK, opens=_DEEPSEEK.before_name, repairs=("unmarked",))
+
+DEEPSEEK = _DEEPSEEK.call_format()
+DEEPSEEK_WITHOUT_SECTION = _WITHOUT_SECTION.call_format()
+DEEPSEEK_RESPELLED = tuple(
+    replace(form, repairs=("format", *form.repairs)).call_format()
+    for known in (_DEEPSEEK, _WITHOUT_SECTION)
+    for form in respelled(known)
+)
+
+
+FOREIGN_FORMATS: tuple[CallFormat, ...] = tuple(
+    # no repair: it would hold a text that mentions a delimiter back to its end
+    replace(each, repair=None, repairs=("format",), blocks=())
+    for each in (HERMES, QWEN3_CODER_WITHOUT_BLOCK, MISTRAL, FUNCTOOLS)
+)
+"""Formats whose opening delimiter is certain to mean a call if a known tool's name follows it."""

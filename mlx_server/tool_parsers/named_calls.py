@@ -1,24 +1,137 @@
 """Calls that begin with the tool's name: one record, one reader, one writer of grammars."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal, Protocol
 
 from mlx_server.events import RepairKind
+from mlx_server.grammars import schema
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed, loads
+from mlx_server.schemas import unsupported_arguments
 from mlx_server.schemas.grammar import SPACE
-from mlx_server.tool_parsers import marked_json, values
-from mlx_server.tool_parsers.call_arguments import JSON, LEFT_OUT, CallArguments, LiteralArguments
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
-from mlx_server.tool_parsers.call_writer import ToolCallWriter
-from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_ahead import json_ahead
-from mlx_server.tool_parsers.json_calls import as_object, repaired
-from mlx_server.tool_parsers.parameters import UncallableTool
+from mlx_server.schemas.report import UnsupportedKeyword
+from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.tool_parsers import json_calls, value_rules, values
+from mlx_server.tool_parsers.call_format import (
+    BlockGrammar,
+    CallFormat,
+    UncallableTool,
+    UnmarkedBlockGrammar,
+    comma_separated_rule,
+)
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
 from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.value_rules import LiteralGrammar, LiteralSyntax
+from mlx_server.tool_parsers.values import Syntax, json_ahead
+
+
+class CallArguments(Protocol):
+    """The format of the arguments after the name of a call's tool."""
+
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        """Reads the arguments, and returns the writer of the call that `start` begins. ends: the
+        delimiters that may follow them."""
+
+    def write(self, lark: Lark, tool: Tool) -> str:
+        """Returns the arguments that the tool's schema allows, as symbols of a rule."""
+
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+        """Returns the keywords of the tool's schema that are not enforced, besides those that are
+        not enforced in JSON either."""
+
+
+class JsonArguments:
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        yield from source.space()
+        yield from source.expect("{")
+        delimiters = tuple(
+            delimiter for delimiter in ends if delimiter.strip("{[()]}")
+        )  # others end values too
+        call = yield from values.arguments(source, values.JSON, start, delimiters)
+        yield from check_end(source, call, ends)
+        return call
+
+    def write(self, lark: Lark, tool: Tool) -> str:
+        return schema.arguments(tool.parameters, lark, strict=tool.strict)
+
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+        return ()
+
+
+class LeftOutArguments(JsonArguments):
+    """Arguments that a model did not write although it wrote the delimiter before them."""
+
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        yield from source.space()
+        return start()
+
+
+@dataclass(frozen=True)
+class LiteralArguments:
+    """Arguments in a syntax of their own, after their opening bracket."""
+
+    syntax: Syntax
+    spelling: LiteralSyntax
+
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        own = ends if self.syntax.rules == "free" else ()
+        call = yield from values.arguments(source, self.syntax, start, own)
+        while self.syntax.rules == "free" and (yield from source.after_space("}")):
+            yield from source.space()
+            yield from source.expect("}")
+            call.repaired()
+        if (yield from source.after_space("'", '"', ")", "}")):
+            raise Malformed("a quote in a string was not escaped")
+        return call
+
+    def write(self, lark: Lark, tool: Tool) -> str:
+        literals = LiteralGrammar(lark, self.spelling)
+
+        def written(member: MemberSchema) -> str | None:
+            key, bare = member.key, self.syntax.bare_key
+            if bare and not bare.fullmatch(key):
+                return None
+            return f"{quoted(key + self.syntax.colon)} {literals.value(member.value)}"
+
+        closing = quoted(self.syntax.brackets[self.syntax.opening])
+        if self.syntax.colon == ":":  # as in the objects of this syntax
+            return f"{literals.members(arguments_of(tool))} {closing}"
+        comma = lark.terminal(r"/,\x20?/")
+        return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
+
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+        return unsupported_arguments.unsupported_one_by_one(tool)
+
+
+JSON = JsonArguments()
+LEFT_OUT = LeftOutArguments()
+PYTHON = LiteralArguments(values.python_syntax(), value_rules.PYTHON)
+
+
+def python_arguments(*ends: str, bare_text: bool = False) -> LiteralArguments:
+    """ends: the delimiters that may follow the calls. bare_text: whether a word without quotes is
+    text, rather than a variable."""
+    return LiteralArguments(values.python_syntax(*ends, bare_text=bare_text), value_rules.PYTHON)
+
+
+def gemma_arguments(quote: str, opening: str = "{", *ends: str) -> LiteralArguments:
+    """ends: the delimiters that may follow the calls."""
+    return LiteralArguments(values.gemma_syntax(quote, opening, *ends), value_rules.gemma(quote))
+
 
 ID = re.compile(r"[a-zA-Z0-9]+")
 CLIENT_ID = re.compile(r"[\w.:\-]+")
@@ -180,7 +293,7 @@ class NamedCallFormat:
         if (yield from source.accept("{")):
             if not self.may_be_json:
                 calls.misplaced += ("format",)
-            yield from marked_json.objects(source, calls, closes)
+            yield from json_calls.read_call_objects(source, calls, closes)
         elif listed and not isinstance(self.arguments, LiteralArguments):
             yield from source.expect("]")
         else:
@@ -391,3 +504,127 @@ def plain(id: str, knows: Callable[[str], bool] = lambda name: True) -> str:
     name = name if number.isdecimal() else id
     found = REWRITTEN_ID.fullmatch(id)
     return found[1] if found and not knows(name) and knows(found[1]) else name
+
+
+_GLM4 = NamedCallFormat(
+    name=re.compile(r"[^\n]+"), after_name="\n", repair_unit="call", ends_answer=True
+)
+_FUNCTIONARY = replace(_GLM4, follows=(">>>",))
+_FUNCTIONARY_V2 = replace(_GLM4, follows=("<|from|>", "<|recipient|>", "<|content|>"))
+
+FENCE = "```"
+NAMES = ("{}", "functions.{}", "`{}`", "{}\n```json", "{}\n```")
+DELIMITERS = (">>>", ">>> ")
+
+
+def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """Makes one format for each tool, since only its name distinguishes a call from text."""
+    made = _GLM4.call_format()
+    return tuple(
+        each
+        for tool in tools
+        for each in (
+            _with_slips(tool.name),
+            replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",)),
+        )
+    )
+
+
+def functionary(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+    """Makes GLM-4's formats with a delimiter before each message but the first, whose delimiter
+    ends the prompt."""
+    return tuple(
+        each
+        for tool in tools
+        for each in (
+            _with_slips(tool.name, *DELIMITERS),
+            CallFormat(
+                partial(_FUNCTIONARY.read, name=tool.name),
+                opens=(f">>>{tool.name}\n",),
+                begins=(f"{tool.name}\n",),
+                blocks=(
+                    _FUNCTIONARY_FIRST,
+                    *(
+                        replace(each, space="", read_on=_FUNCTIONARY_FIRST.read_on)
+                        for each in _arguments_of(tool.name)
+                    ),
+                ),
+            ),
+        )
+    )
+
+
+def functionary_v2(tools: Sequence[Tool], turn: str, content: str) -> tuple[CallFormat, ...]:
+    """Makes one format for each tool. turn: the text before a name, with which the prompt may end
+    already. content: the text after a name, which contains a control token."""
+    return tuple(
+        CallFormat(
+            partial(_FUNCTIONARY_V2.read, name=tool.name),
+            opens=(f"{turn}{tool.name}{content}", f"{tool.name}{content}"),
+            repair=partial(_repaired, tool.name),
+            ends_answer=True,
+            blocks=_arguments_of(tool.name),
+        )
+        for tool in tools
+    )
+
+
+# Slips around a name
+
+
+def _with_slips(name: str, *delimiters: str) -> CallFormat:
+    """Returns the format of calls where more or less than a line break stands between name and
+    arguments. The names are shorter than the delimiters of the right format, which come first."""
+    begins = tuple(written.format(name) for written in NAMES)
+    return CallFormat(
+        partial(_read_with_slips, name=name),
+        opens=tuple(delimiter + each for delimiter, each in product(delimiters, begins)),
+        begins=begins,
+        repair=partial(_repaired, name),
+        repairs=("format",),
+        ends_answer=True,
+    )
+
+
+def _read_with_slips(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
+    yield from source.accept("()")
+    yield from source.accept(":")
+    yield from source.space()
+    yield from source.fence()
+    yield from source.space()
+    yield from source.expect("{")
+    if not (yield from source.after_space('"', "'", "}")):
+        raise Malformed("expected a key")  # a text may show a bracket after a name
+    follows = (FENCE, *_FUNCTIONARY.follows)
+    call = yield from values.arguments(source, values.JSON, lambda: calls.start(name), follows)
+    yield from check_end(source, call, follows)
+    if (yield from source.after_space(FENCE)):
+        yield from source.space()
+        yield from source.expect(FENCE)
+    call.finish()
+
+
+def _repaired(name: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    _, bracket, rest = text.partition("{")
+    return [(name, as_object(loads((bracket + rest).strip().removesuffix(FENCE))))]
+
+
+# The grammar of functionary's calls
+
+_FUNCTIONARY_FIRST = replace(
+    _FUNCTIONARY.block(), between=">>>", space="", read_on=r"[^\s>]|>[^>]|>>[^>]"
+)
+"""After a call only another message may follow."""
+
+
+def _arguments_of(name: str) -> tuple[BlockGrammar, ...]:
+    """Returns the grammar of one tool's call after its name, if that can be written."""
+    if not _GLM4.name.fullmatch(name) or name != name.strip():
+        return ()
+
+    def call(lark: Lark, tool: Tool) -> str:
+        if tool.name != name:
+            raise UncallableTool(f"another tool than {name!r}")
+        return _GLM4.arguments.write(lark, tool)
+
+    return (BlockGrammar(call),)

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.call_format import CallFormat, respelled
 from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
-from mlx_server.tool_parsers.respelled import respelled
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")

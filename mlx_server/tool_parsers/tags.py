@@ -16,17 +16,18 @@ from mlx_server.messages import Tool
 from mlx_server.repair.model_json import ExactFloat, Malformed
 from mlx_server.schemas.unsupported_arguments import unsupported_as_text
 from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
-from mlx_server.tool_parsers import marked_json, values
-from mlx_server.tool_parsers.bare_text import bare_value_rule, marked_text
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat
-from mlx_server.tool_parsers.call_writer import ToolCallWriter
-from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.json_ahead import read_json
+from mlx_server.tool_parsers import json_calls, values
+from mlx_server.tool_parsers.call_format import (
+    BlockGrammar,
+    CallFormat,
+    UncallableTool,
+    one_by_one_rule,
+)
+from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
-from mlx_server.tool_parsers.json_rule import json_rule
-from mlx_server.tool_parsers.parameters import UncallableTool, one_by_one_rule
 from mlx_server.tool_parsers.source import Into, Source, Steps
-from mlx_server.tool_parsers.syntaxes import JSON
+from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
+from mlx_server.tool_parsers.values import JSON, read_json
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
@@ -175,7 +176,7 @@ def _read_block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Step
     yield from source.space()
     if (yield from source.accept("{")):
         calls.misplaced += ("format",)
-        yield from marked_json.objects(source, calls, (tags.block_end,))
+        yield from json_calls.read_call_objects(source, calls, (tags.block_end,))
         return
     if not (yield from _is_passed(source, tags.before)):
         calls.misplaced += ("format",)

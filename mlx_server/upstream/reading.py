@@ -24,11 +24,9 @@ from mlx_server.events import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.loops import TextLoopDetector
-from mlx_server.parsers.parse_context import ParseContext, Parser
-from mlx_server.parsers.stop_strings import StopStrings
-from mlx_server.parsers.text import TextParser
-from mlx_server.tool_parsers.call_ids import new_id
-from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.parsers.parse_context import ParseContext, Parser, TextParser
+from mlx_server.parsers.text_pieces import StopStrings
+from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
 from mlx_server.upstream.dialects import ENDS
 from mlx_server.upstream.logprobs import LogprobQueue

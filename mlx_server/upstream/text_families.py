@@ -12,7 +12,7 @@ from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families import AS_TEXT, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import HARMONY_TEXT
-from mlx_server.parsers.harmony.text_parser import CHANNELS, HEADS
+from mlx_server.parsers.harmony_text import CHANNELS, HEADS
 from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, Parser
 
 

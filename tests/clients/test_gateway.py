@@ -19,7 +19,7 @@ from mlx_server.clients.gateway import (
     with_hermes_tools,
 )
 from mlx_server.errors import BadRequest, GenerationFailed, UpstreamFailed
-from mlx_server.repair.allowed import ALL_REPAIRS
+from mlx_server.repair import ALL_REPAIRS
 from mlx_server.upstream.reading import ReadingOptions
 from tests.clients.asked import ASKED, content
 from tests.clients.recorded import WEATHER, call, chunks, completion

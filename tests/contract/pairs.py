@@ -14,8 +14,8 @@ import jsonschema
 from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.parsers.harmony.grammar import FINAL, NEXT, REASONING
-from mlx_server.parsers.markup.grammar import STRAY_DELIMITERS
+from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
+from mlx_server.parsers.markup_grammar import STRAY_DELIMITERS
 from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.contract.answers import Answer, Completion

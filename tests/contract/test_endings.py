@@ -18,8 +18,7 @@ from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Message, Tool, ToolCall
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import JsonFormat, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding import grammar_compiler

@@ -13,13 +13,13 @@ from mlx_server.families.hermes import PLAIN, QWEN3, SMOLLM2
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.parsers.markup.parser import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
-from mlx_server.tool_parsers.marked_json import marked_json
+from mlx_server.tool_parsers.json_calls import marked_json
 
 TOOLS = (Tool("f"),)
 

@@ -28,7 +28,7 @@ from mlx_server.events import (
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.allowed import MisplacedCalls
+from mlx_server.repair import MisplacedCalls
 
 pytestmark = pytest.mark.tables
 

@@ -27,7 +27,7 @@ from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.requests import GenerateRequest
 from mlx_server.worker.engine import Engine
 from tests.families import goldens

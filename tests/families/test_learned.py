@@ -7,7 +7,7 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families.by_template import LEARNED
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import OutputSpec
 from tests.families.by_template import (
     ALL,
     ARGUMENTS,

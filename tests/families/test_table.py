@@ -16,9 +16,9 @@ from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.table import markdown, rows, show
-from mlx_server.parsers.markup.parser import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.templates.chat_template import ChatTemplate
-from mlx_server.tool_parsers.marked_json import marked_json
+from mlx_server.tool_parsers.json_calls import marked_json
 from tests.families import byte_level, checkpoint
 
 

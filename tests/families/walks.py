@@ -15,8 +15,7 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.schemas.compiler import LIMITS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask

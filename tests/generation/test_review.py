@@ -8,7 +8,7 @@ from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts,
 from mlx_server.families.hermes import PLAIN
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import GenerateRequest, JsonFormat
 
 Attempt = Sequence[Event]

@@ -8,7 +8,7 @@ import pytest
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.schema import usable_tools
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import OutputSpec
 from tests.families.walks import Way
 from tests.parsers.markup.ways import WITH_CALLS, calls_of
 

@@ -63,7 +63,7 @@ from mlx_server.system import descriptors
 from mlx_server.templates import child, messages
 from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers import source, values
-from mlx_server.tool_parsers.syntaxes import JSON
+from mlx_server.tool_parsers.values import JSON
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
 from mlx_server.worker.prefill.prompt_cache import PromptCache

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.code_fence import HEAD, CodeFence, open_fence
+from mlx_server.parsers.text_pieces import HEAD, CodeFence, open_fence
 
 
 @pytest.mark.parametrize(

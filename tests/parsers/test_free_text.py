@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mlx_server.grammars.lark import Lark
-from mlx_server.parsers.free_text import FreeTextRule
+from mlx_server.parsers.markup_grammar import FreeTextRule
 from tests.grammars.matching import CONTROL, allowed, compiled
 
 NAMES = {CONTROL: "<think>"}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import NamedTool, ToolChoice
 
 

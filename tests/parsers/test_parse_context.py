@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import DelegatingParser, ParseContext
-from mlx_server.parsers.text import TextParser
+from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, TextParser
 
 TOOLS = (Tool("f"),)
 

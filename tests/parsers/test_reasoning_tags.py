@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.parsers.reasoning_tags import USUAL_TAGS, is_tag, pair_of, pairs_of
+from mlx_server.parsers.parse_context import USUAL_TAGS, is_tag, pair_of, pairs_of
 
 
 @pytest.mark.parametrize("name", ["think", "<think>", "</think>", " <think/> ", "[think]"])

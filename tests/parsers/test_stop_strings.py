@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import TextDelta, TokenLogprob
-from mlx_server.parsers.stop_strings import StopStrings
+from mlx_server.parsers.text_pieces import StopStrings
 
 # few letters, so that stops are often begun, broken off and overlapped
 TEXTS = st.text("ab\nü🙂", max_size=30)

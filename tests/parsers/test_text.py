@@ -3,8 +3,7 @@
 import pytest
 
 from mlx_server.events import Event, TextDelta
-from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.parsers.text import TextParser
+from mlx_server.parsers.parse_context import ParseContext, TextParser
 
 LOOKS = "<think>a</think><tool_call>{}</tool_call> \n"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.whitespace import WhitespaceTrimmer
+from mlx_server.parsers.text_pieces import WhitespaceTrimmer
 from tests.slowness import slowness
 
 texts = st.text(alphabet="ab \n\t", max_size=12)

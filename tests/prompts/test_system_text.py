@@ -14,8 +14,7 @@ from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import GEMMA3, LLAMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families import byte_level, checkpoint

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.config.settings import RepairSettings, values
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.repair.allowed import ALL_REPAIRS, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
     CheckFailed,

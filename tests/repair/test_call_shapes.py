@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.repair.call_shapes import FoundCall, read_arguments, read_calls
+from mlx_server.repair.calls import FoundCall, read_arguments, read_calls
 from mlx_server.repair.model_json import Malformed
 
 TOOLS = {"f", "arguments"}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mlx_server.families import family_named
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
     RawAnswer,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.coerce import coerced, read_as, takes_text
+from mlx_server.repair.calls import coerced, read_as, takes_text
 from mlx_server.repair.model_json import ExactFloat
 from tests.slowness import slowness
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.names import match_tool_name
+from mlx_server.repair.calls import match_tool_name
 
 TOOLS = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "docs__find", "___")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.call_shapes import WRAPPERS, unwrapped
+from mlx_server.repair.calls import WRAPPERS, unwrapped
 
 KNOWN = ("city", "unit")
 

@@ -5,8 +5,7 @@ from typing import Any
 from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.blocks import block_rule
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.call_format import CallFormat, block_rule
 from tests.families.goldens import tokenizer_of
 from tests.walks import accepts
 

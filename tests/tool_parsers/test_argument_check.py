@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.tool_parsers.argument_check import argument_errors
+from mlx_server.tool_parsers.calls import argument_errors
 
 SCHEMA: dict[str, Any] = {
     "properties": {

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.call_format import (
     CallFormat,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_server.tool_parsers.call_ids import new_id, new_short_id
+from mlx_server.tool_parsers.calls import new_id, new_short_id
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_server.events import Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.repair.allowed import RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.formats import GEMMA4

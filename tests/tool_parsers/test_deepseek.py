@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.deepseek import DEEPSEEK
+from mlx_server.tool_parsers.formats import DEEPSEEK
 
 TOOLS = [Tool("add"), Tool("now"), Tool("function")]
 

@@ -8,7 +8,7 @@ import mlx_server
 from mlx_server.events import Repaired, TextDelta
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import finished_calls
-from mlx_server.tool_parsers.foreign_formats import FOREIGN_FORMATS
+from mlx_server.tool_parsers.formats import FOREIGN_FORMATS
 
 TOOLS = [Tool("look_up", parameters={"properties": {"q": {"type": "string"}}})]
 FAMILY = "gigachat"

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.schemas import report
-from mlx_server.tool_parsers.format_text import FORMATS
+from mlx_server.tool_parsers.value_rules import FORMATS
 from tests.tool_parsers.block_grammars import allowed, pythonic, qwen
 
 pytestmark = pytest.mark.tables

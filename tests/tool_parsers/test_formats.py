@@ -17,8 +17,8 @@ import yaml
 
 from mlx_server.tool_parsers import formats, tag_formats
 from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
-from mlx_server.tool_parsers.glm import GLM
-from mlx_server.tool_parsers.kimi_k3 import KIMI_K3
+from mlx_server.tool_parsers.elements import KIMI_K3
+from mlx_server.tool_parsers.keyed_calls import GLM
 from tests.families.goldens import FOLDER, tools
 
 OURS: dict[str, CallFormat] = {

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mlx_server.events import Repaired, ToolCallStarted
-from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.allowed import RepairPolicy
-from mlx_server.tool_parsers import glm
+from mlx_server.repair import RepairPolicy
+from mlx_server.tool_parsers import keyed_calls
 from mlx_server.tool_parsers.call_format import finished_calls, parse_calls
 from tests.tool_parsers.written_tools import TOOLS
 
@@ -38,7 +38,7 @@ def block(value: str) -> str:
     ],
 )  # fmt: skip
 def test_one_call(text: str, arguments: dict[str, Any]) -> None:
-    (call,) = parse_calls(glm.GLM, text, TOOLS)
+    (call,) = parse_calls(keyed_calls.GLM, text, TOOLS)
     assert (call["name"], call["arguments"]) == ("write", arguments)
 
 
@@ -47,7 +47,7 @@ def test_one_call(text: str, arguments: dict[str, Any]) -> None:
 )
 def test_no_call(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        parse_calls(glm.GLM, text, TOOLS)
+        parse_calls(keyed_calls.GLM, text, TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_same_call_again_is_made_as_often_as_is_allowed(
     context = ParseContext(tools=TOOLS, repair=RepairPolicy(repeats=repeats))
     for holds_calls in (False, True):
         parser = MarkupParser(
-            MarkupLayout(call_formats=(glm.GLM,)), replace(context, holds_calls=holds_calls)
+            MarkupLayout(call_formats=(keyed_calls.GLM,)), replace(context, holds_calls=holds_calls)
         )
         text = "".join(map(block, written))
         events = [event for letter in text for event in parser.feed(-1, letter)]

@@ -1,7 +1,7 @@
 """Calls whose events are held back: to their end, or while they repeat the call before."""
 
 from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.tool_parsers.held_calls import CompleteCall, RepeatedCall
+from mlx_server.tool_parsers.calls import CompleteCall, RepeatedCall
 
 STARTED, FINISHED = ToolCallStarted(0, 1, "x", "f"), ToolCallFinished(0, 1)
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import glm
+from mlx_server.tool_parsers import keyed_calls
 from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
-from mlx_server.tool_parsers.json_ahead import read_json
 from mlx_server.tool_parsers.source import Source, complete_source
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, SEED_OSS
+from mlx_server.tool_parsers.values import read_json
 
 TOOL = Tool("keep", parameters={"type": "object", "properties": {"it": {"type": "object"}}})
 ENDS = ("</parameter>", "</function>", "</tool_call>", "</seed:tool_call>", "\n", "'", "}", '"')
@@ -67,4 +67,4 @@ def test_strings_of_a_value_may_spell_every_delimiter(value: dict[str, Any]) -> 
     assert called(QWEN3_CODER, f"{tags}</tool_call>") == {"it": value}
     assert called(SEED_OSS, f"{tags}</seed:tool_call>") == {"it": value}
     pairs = f"keep\n<arg_key>it</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
-    assert called(glm.GLM, pairs) == {"it": value}
+    assert called(keyed_calls.GLM, pairs) == {"it": value}

@@ -8,7 +8,7 @@ import pytest
 from mlx_server.grammars.lark import Lark
 from mlx_server.schemas.values import ValueSchema
 from mlx_server.schemas.view import View
-from mlx_server.tool_parsers.json_rule import json_rule
+from mlx_server.tool_parsers.value_rules import json_rule
 from tests.walks import accepts
 
 pytestmark = pytest.mark.tables

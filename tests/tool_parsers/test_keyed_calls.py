@@ -6,9 +6,8 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.call_format import UncallableTool, parse_calls
 from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
-from mlx_server.tool_parsers.parameters import UncallableTool
 
 TOOLS = [
     Tool("now"),

@@ -6,9 +6,8 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import parse_calls
-from mlx_server.tool_parsers.kimi_k3 import KIMI_K3
-from mlx_server.tool_parsers.parameters import UncallableTool
+from mlx_server.tool_parsers.call_format import UncallableTool, parse_calls
+from mlx_server.tool_parsers.elements import KIMI_K3
 
 TOOLS = [
     Tool("now"),

@@ -6,10 +6,8 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.blocks import block_rule
-from mlx_server.tool_parsers.call_arguments import JSON, PYTHON, gemma_arguments
-from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
-from mlx_server.tool_parsers.named_calls import NamedCallFormat
+from mlx_server.tool_parsers.call_format import CallFormat, block_rule, parse_calls
+from mlx_server.tool_parsers.named_calls import JSON, PYTHON, NamedCallFormat, gemma_arguments
 from tests.walks import accepts
 
 TOOLS = (

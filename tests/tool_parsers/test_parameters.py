@@ -4,7 +4,7 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.parameters import UncallableTool
+from mlx_server.tool_parsers.call_format import UncallableTool
 from tests.tool_parsers.block_grammars import grammar_of, opening
 from tests.walks import accepts
 

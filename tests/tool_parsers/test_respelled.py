@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlx_server.tool_parsers.respelled import respelled, respelled_delimiter
+from mlx_server.tool_parsers.call_format import respelled, respelled_delimiter
 
 
 def test_a_delimiter_of_ordinary_characters_has_no_other_spelling() -> None:

@@ -10,8 +10,7 @@ from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.formats import LFM2
 from mlx_server.tool_parsers.source import Source, complete_source
-from mlx_server.tool_parsers.syntaxes import JSON, gemma_syntax
-from mlx_server.tool_parsers.values import Syntax
+from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
 from tests.tool_parsers.python_calls import TOOLS
 from tests.tool_parsers.values import PYTHON, arguments, read
 

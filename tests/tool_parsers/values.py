@@ -10,7 +10,7 @@ from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps
-from mlx_server.tool_parsers.syntaxes import JSON, python_syntax
+from mlx_server.tool_parsers.values import JSON, python_syntax
 
 TYPED = {"type": "object", "properties": {"s": {"type": "string"}, "t": {"type": "string"}}}
 """Values of `s` and `t` stream."""

@@ -4,8 +4,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.events import Event, TextDelta
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.parsers.text import TextParser
+from mlx_server.parsers.parse_context import ParseContext, TextParser
 from mlx_server.upstream.text_families import LeakedFormatParser
 from tests.upstream.playing import AnswerReader, PlayingServer
 from tests.upstream.quirks import PARIS, PARIS_JSON, Quirk, check, reads

@@ -29,15 +29,15 @@ from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.parsers.harmony.grammar import NEXT, REASONING
-from mlx_server.parsers.harmony.header import header_name
-from mlx_server.parsers.harmony.message import message_json
-from mlx_server.parsers.harmony.parser import (
+from mlx_server.parsers.harmony_grammar import NEXT, REASONING
+from mlx_server.parsers.harmony_parser import (
     BROWSER,
     CHANNELS,
     FUNCTIONS,
     PYTHON,
+    header_name,
     is_built_in,
+    message_json,
 )
 from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
 from mlx_server.prompts.harmony.text_pieces import WINDOW, long_words, text_pieces

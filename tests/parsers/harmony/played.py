@@ -14,7 +14,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony.parser import HarmonyParser
+from mlx_server.parsers.harmony_parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.harmony.vocabulary import encoding
 

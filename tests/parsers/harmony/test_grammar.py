@@ -11,9 +11,8 @@ from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, TextDelta, ToolCallStarted
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony.grammar import end_of_reasoning, grammar_after_reasoning
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.harmony_grammar import end_of_reasoning, grammar_after_reasoning
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families.goldens import goldens_of, tokenizer_of, tools

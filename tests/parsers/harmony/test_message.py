@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import TextDelta, ToolCallDelta
-from mlx_server.parsers.harmony.parser import HarmonyParser
+from mlx_server.parsers.harmony_parser import HarmonyParser
 from mlx_server.prompts.harmony.vocabulary import TOKENS, encoding
 from tests.parsers.harmony.played import CALL, PYTHON, content_of, heard, ids, parser, played
 

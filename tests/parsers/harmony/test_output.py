@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import Message, ToolCall
-from mlx_server.parsers.harmony.output import harmony_output
+from mlx_server.parsers.harmony_grammar import harmony_output
 from tests.parsers.harmony.played import heard
 
 A = ToolCall("1", "get_time", "{}")

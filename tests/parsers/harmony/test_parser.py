@@ -19,7 +19,7 @@ from mlx_server.events import (
 )
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony.parser import HarmonyParser
+from mlx_server.parsers.harmony_parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
 from tests.parsers.harmony.played import (

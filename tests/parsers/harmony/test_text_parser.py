@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_server.events import Event
 from mlx_server.messages import Tool
-from mlx_server.parsers.harmony.text_parser import DELIMITERS, LONGEST_HEADER, HarmonyTextParser
+from mlx_server.parsers.harmony_text import DELIMITERS, LONGEST_HEADER, HarmonyTextParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.harmony.vocabulary import encoding
 from tests.parsers.harmony.played import PIECES, TOOLS, content_of

@@ -15,7 +15,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import CallFormat

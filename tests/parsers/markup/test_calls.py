@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_server.events import TextDelta, ToolCallDelta
-from mlx_server.parsers.markup.parser import MarkupParser
+from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from tests.parsers.markup.played import (
     BARE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.markup.parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from tests.parsers.markup.played import (
     CLOSE,

@@ -8,9 +8,9 @@ import pytest
 
 from mlx_server.families.hermes import QWEN3
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import OutputSpec
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
-from mlx_server.tool_parsers.parameters import UncallableTool
+from mlx_server.tool_parsers.call_format import UncallableTool
 from tests.contract.pairs import KINDS
 from tests.families.goldens import tools
 from tests.families.walks import Way

@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_server.families import FAMILIES
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.reasoning_tags import THINK
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.parse_context import THINK
 
 TWO = MarkupLayout(reasoning=(THINK, ("<seed:think>", "</seed:think>"), ("[A]\n", "[/A]")))
 LAYOUTS = [pytest.param(each.layout_with(), id=each.name) for each in FAMILIES]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.markup.parser import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupLayout
 from tests.parsers.markup.played import CLOSE, CONTROL, reading
 
 pytestmark = pytest.mark.tables

@@ -9,8 +9,8 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.markup.output import MarkupOutput
+from mlx_server.parsers.markup_calls import MarkupOutput
+from mlx_server.parsers.markup_layout import MarkupLayout
 
 STARTED, FINISHED = ToolCallStarted(2, 0, "id", "f"), ToolCallFinished(2, 0)
 

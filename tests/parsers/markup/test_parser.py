@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.markup.parser import MarkupParser
+from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from tests.parsers.markup.played import (
     BARE,

@@ -6,7 +6,7 @@ import mlx_server
 from mlx_server.events import TextDelta
 from mlx_server.families import FAMILIES
 from mlx_server.families.markup import MarkupFamily
-from mlx_server.parsers.markup.turns import TURN_HEADERS
+from mlx_server.parsers.markup_layout import TURN_HEADERS
 from tests.families.prompts import GOLDEN
 
 WITHOUT_GOLDEN_PROMPT = {"<role>ASSISTANT</role>"}

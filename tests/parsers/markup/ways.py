@@ -17,7 +17,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Tool
-from mlx_server.parsers.output_spec import OutputSpec
+from mlx_server.parsers.parse_context import OutputSpec
 from mlx_server.requests import ToolChoice
 from tests.families.goldens import Golden, tools
 from tests.families.walks import Way

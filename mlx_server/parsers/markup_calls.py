@@ -1,23 +1,251 @@
-"""Reads the calls of an answer that delimiters or first words open; what is broken becomes text."""
+"""Reads the calls of an answer that delimiters or first words open; what is broken becomes text.
+
+A delimiter that the text only mentions opens nothing.
+"""
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from mlx_server.events import Event, RepairKind, ToolCallFinished, Violation
-from mlx_server.parsers.markup.delimiters import MarkupDelimiters
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.markup.mentions import Mentions
-from mlx_server.parsers.markup.output import MarkupOutput
+from mlx_server.events import (
+    Event,
+    ReasoningDelta,
+    Repaired,
+    RepairKind,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    Violation,
+)
+from mlx_server.parsers.markup_layout import QUOTES, MarkupDelimiters, MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.parsers.text_pieces import CodeFence, PieceSeparator, WhitespaceTrimmer
 from mlx_server.repair.model_json import Malformed, UnknownTool, json_range
-from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat
+from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat, mixed_block
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.mixed_blocks import mixed_block
-from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
+from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps, complete_source
 
+LINE = 80
+"""The characters of a line before a call that are looked at."""
+
+
+class MarkupOutput:
+    def __init__(self, layout: MarkupLayout, index: int) -> None:
+        self.texts, self.thoughts = PieceSeparator(), PieceSeparator()
+        self.whitespace = WhitespaceTrimmer(
+            trims=layout.trims and layout.trims_text, drop=self.texts.drop
+        )
+        self.in_text = False
+        """Whether there has been text since the last call or thought: then no thought may open."""
+        self.line_begun = False
+        """Whether there has been text since the last line break or delimiter."""
+        self.answered = False
+        """Whether there was any text or call, and not reasoning alone."""
+        self.space_before_call = ""
+        """White space before a call that has begun; it separates texts if the call is reported."""
+        self._index = index
+        self.line = ""
+        """The end of the line in which the text or the thought so far ends."""
+        self._events: list[Event] = []
+        self._held: list[Event] | None = None
+        """Events of calls that may turn out to be text."""
+        self._repairs: set[Repaired] = set()
+        self._reasoning: list[str] = []
+        self._fence = CodeFence()
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the text ends in a block of code."""
+        return bool(self._fence.open)
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def put_back(self, events: list[Event]) -> None:
+        self._events = events
+
+    def hold(self) -> None:
+        """Holds all events back until `release`."""
+        self._held = self._held or []
+
+    @property
+    def holds(self) -> bool:
+        return self._held is not None
+
+    def release(self, *, drops: bool = False) -> None:
+        """drops: whether the events that were held are not reported."""
+        held, self._held = self._held or [], None
+        for event in () if drops else held:
+            self.emit(event)
+
+    def add(self, piece: str) -> None:
+        """Adds a piece of text, whose white space may turn out to be next to a delimiter."""
+        *_, line = piece.rsplit("\n", 1)
+        self.line_begun = bool(line.strip()) or (self.line_begun and line == piece)
+        self.add_text(self.whitespace.feed(piece))
+
+    def add_text(self, text: str) -> None:
+        if text:
+            self.in_text = self.in_text or not text.isspace()
+            self.emit(TextDelta(self._index, text, separator=self.texts.before(text)))
+
+    def add_reasoning(self, text: str) -> None:
+        self.emit(ReasoningDelta(self._index, text, self.thoughts.before(text)))
+
+    def add_repair(self, what: RepairKind) -> None:
+        """Reports a repair of the text, once per kind."""
+        repair = Repaired(self._index, what, "content")
+        if repair not in self._repairs:
+            self._repairs.add(repair)
+            self.emit(repair)
+
+    def end_message(self, space: str) -> None:
+        """space: stands between the message's text and its end."""
+        self.texts.drop(space)
+        self.texts.interrupt()
+        self.line = ""
+
+    def begin_thought(self) -> None:
+        self.texts.interrupt()
+        self.thoughts.interrupt()
+        self.line = ""
+
+    def end_thought(self) -> None:
+        self.in_text = False
+        self.line = ""
+
+    def _add_to_line(self, text: str) -> None:
+        _, is_new, last = text.rpartition("\n")
+        self.line = last[-LINE:] if is_new else (self.line + last)[-LINE:]
+
+    def emit(self, event: Event) -> None:
+        if self._held is not None:
+            self._held.append(event)
+            return
+        match event:
+            case ReasoningDelta():
+                self._reasoning.append(event.separated)
+                self._add_to_line(event.separated)
+            case TextDelta():
+                self._add_to_line(event.separated)
+                self._fence.feed(event.separated)
+                self.answered = self.answered or bool(event.text.strip())
+            case ToolCallStarted():
+                self.answered = True
+            case ToolCallFinished():
+                self.in_text = False
+                self.line = ""
+                self.space_before_call = self.texts.drop(self.space_before_call)
+                self.texts.interrupt()
+        self._events.append(event)
+
+
+MARKS = "`*_>-#\"' \t"
+"""Characters around the words of a line."""
+SENTENCE_ENDS = frozenset(".!?。！？")
+CONTINUES = frozenset(",;:.)!?")
+"""The characters with which a sentence goes on after a call that is shown in it."""
+TICKS = re.compile("`+")
+CLOSING_FENCES = ("\n```", "\n~~~")
 BLANKS = re.compile(r"[ \t]+")
+ENDS_SENTENCE = re.compile(r"[\w.!?:。！？]")
+"""The last character of a thought that a closing tag may end within a line."""
+
+
+class Mentions:
+    def __init__(self, source: Source, delimiters: MarkupDelimiters, output: MarkupOutput) -> None:
+        self._source = source
+        self._delimiters = delimiters
+        self._output = output
+
+    def is_mentioned(self, delimiter: str, unclosed: str) -> Steps[bool]:
+        """Whether a delimiter that closes nothing is part of a text about delimiters. It then
+        stands in quotes or within a line, while one that ends a thought ends a line.
+
+        unclosed: the closing delimiter of a thought that another delimiter has ended.
+        """
+        output, delimiters = self._output, self._delimiters
+        if output.line_begun and delimiter in delimiters.closing_tags:
+            return delimiter != unclosed and not (yield from self._ends_thought())
+        if output.in_code and delimiter not in delimiters.closing_tags:
+            return True
+        if output.texts.last in QUOTES and not output.whitespace.holds:
+            return bool((yield from self._source.comes(*QUOTES)))
+        if not output.line_begun or delimiter in delimiters.tokens.values():
+            return False
+        ahead = self._source.lookahead()
+        yield from ahead.run(BLANKS)
+        begun = yield from self._source.after_space(*delimiters.all)
+        return not begun and (yield from ahead.peek()) not in ("", "\n")
+
+    def _ends_thought(self) -> Steps[bool]:
+        """Whether a closing tag within a line follows a sentence, and a call or an empty line
+        follows the tag: then the model has written a thought without an opening tag."""
+        output = self._output
+        if output.whitespace.holds or not ENDS_SENTENCE.fullmatch(output.texts.last):
+            return False
+        if (yield from self._source.comes(*self._delimiters.first_formats)):
+            return True
+        return (yield from self._source.comes("\n\n"))
+
+    def line_before(self, already: str) -> str:
+        """Returns the text on the line of a call. already: the call's beginning, and the white
+        space before it."""
+        begun = already.lstrip()
+        space = already[: len(already) - len(begun)]
+        return "" if "\n" in space else self._output.line + space
+
+    def is_prose(
+        self, before: str, ahead: Lookahead, *, lacks: bool = False, inline: bool = False
+    ) -> Steps[bool]:
+        """Whether a call that was just read is shown in a line of prose or in inline code, which
+        goes on after it. A call next to whole sentences is made.
+
+        before: the text on the line before the call. lacks: whether required arguments of the call
+        are missing: then text on one of its sides will do. inline: whether models write such calls
+        within a line.
+        """
+        words = before.strip(MARKS)
+        in_code = before.endswith("`") and bool((yield from ahead.run(TICKS)))
+        if before.endswith("`") and not (yield from ahead.peek()):
+            in_code = in_code or self._source.cut
+        yield from ahead.run(BLANKS)
+        following = ""
+        if not (yield from ahead.accept(*self._delimiters.all)):
+            following = (yield from ahead.peek()).strip()
+        if in_code:
+            return bool(words or following) or lacks
+        is_sentence = words[-1:] in SENTENCE_ENDS
+        if lacks:
+            return bool(following or (words and not is_sentence))
+        if inline:
+            return False
+        goes_on = following.islower() or following in CONTINUES
+        return bool(words and following) and (goes_on or not is_sentence)
+
+    def is_example(self, delimiter: str) -> Steps[bool]:
+        """Whether the call that a delimiter opens is shown in a block of code: one that is not all
+        of the block, or after which the answer goes on."""
+        call_format = self._delimiters.formats.get(delimiter)
+        if not (call_format and self._output.in_code):
+            return False
+        ahead = self._source.lookahead()
+        while (yield from ahead.up_to(*(call_format.closes or CLOSING_FENCES))):
+            yield from ahead.space()
+            if not (yield from ahead.accept(*call_format.opens)):
+                break
+        while (yield from ahead.accept("`", "~")):
+            pass
+        yield from ahead.space()
+        return bool((yield from ahead.peek())) and not self._source.cut
+
+
 RECIPIENT = re.compile(r"[\w.:/-]+")
 LONGEST_PROSE = 120
 """The characters of prose that may come before the JSON of a call between its delimiters."""

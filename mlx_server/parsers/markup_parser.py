@@ -11,17 +11,11 @@ from functools import partial
 from typing import Any
 
 from mlx_server.events import Event
-from mlx_server.parsers.code_fence import open_fence
-from mlx_server.parsers.markup.calls import MarkupCallReader
-from mlx_server.parsers.markup.delimiters import QUOTES, MarkupDelimiters
-from mlx_server.parsers.markup.layout import MarkupLayout
-from mlx_server.parsers.markup.mentions import Mentions
-from mlx_server.parsers.markup.output import MarkupOutput
-from mlx_server.parsers.markup.turns import TURN_HEADERS
+from mlx_server.parsers.markup_calls import MarkupCallReader, MarkupOutput, Mentions
+from mlx_server.parsers.markup_layout import QUOTES, TURN_HEADERS, MarkupDelimiters, MarkupLayout
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
-from mlx_server.parsers.parse_context import ParseContext, Section
-from mlx_server.parsers.reasoning_tags import THINK, is_tag
-from mlx_server.parsers.whitespace import WhitespaceTrimmer
+from mlx_server.parsers.parse_context import THINK, ParseContext, Section, is_tag
+from mlx_server.parsers.text_pieces import WhitespaceTrimmer, open_fence
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 

@@ -11,16 +11,16 @@ from mlx_server.errors import BadRequest
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.grammars.schema import arguments
-from mlx_server.messages import Tool
-from mlx_server.parsers.harmony.header import header_name
-from mlx_server.parsers.harmony.parser import (
+from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.parsers.harmony_parser import (
     FUNCTIONS,
     PYTHON,
     callable_tools,
+    header_name,
     is_built_in,
 )
-from mlx_server.parsers.output_spec import OutputSpec
-from mlx_server.repair.names import match_tool_name
+from mlx_server.parsers.parse_context import OutputSpec
+from mlx_server.repair.calls import match_tool_name
 from mlx_server.requests import NamedTool
 
 NEXT = "<|end|><|start|>assistant"
@@ -150,3 +150,22 @@ class _Grammar:
         if is_built_in(tool) and tool.name == PYTHON:
             return self._lark.anything()
         return arguments(tool.parameters, self._lark, strict=tool.strict)
+
+
+PREAMBLE = "<|channel|>commentary<|message|>"
+
+
+def harmony_output(answer: Message) -> str:
+    """Writes an answer's reasoning, text and calls as gpt-oss does."""
+    text = f"{PREAMBLE if answer.tool_calls else FINAL}{answer.content}"
+    messages = [
+        *([f"{REASONING}{answer.reasoning}"] if answer.reasoning else ()),
+        *([text] if answer.content else ()),
+        *map(_call, answer.tool_calls),
+    ]
+    return NEXT.join(messages)
+
+
+def _call(call: ToolCall) -> str:
+    header = f"<|channel|>commentary to={FUNCTIONS}{header_name(call.name)} <|constrain|>json"
+    return f"{header}<|message|>{call.arguments}"

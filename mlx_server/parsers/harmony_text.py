@@ -12,8 +12,14 @@ from functools import cache, partial
 from openai_harmony import HarmonyEncoding
 
 from mlx_server.events import Event
-from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START
-from mlx_server.parsers.harmony.parser import FUNCTIONS, HarmonyParser, control_ids
+from mlx_server.parsers.harmony_parser import (
+    CHANNEL,
+    CONSTRAIN,
+    FUNCTIONS,
+    START,
+    HarmonyParser,
+    control_ids,
+)
 from mlx_server.parsers.parse_context import DelegatingParser, ParseContext
 from mlx_server.tool_parsers.source import Source, Steps
 

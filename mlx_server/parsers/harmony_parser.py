@@ -6,22 +6,26 @@ to end or to start are ended and started here. In a header that it can't read, t
 to no header are text.
 """
 
+import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
 from openai_harmony import (
+    Author,
     HarmonyEncoding,
     HarmonyError,
     Role,
     StreamableParser,
+    TextContent,
     ToolNamespaceConfig,
 )
+from openai_harmony import Message as HarmonyMessage
 
 from mlx_server import limits
 from mlx_server.events import (
@@ -34,23 +38,192 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Phase, Tool
-from mlx_server.parsers.harmony.header import CHANNEL, CONSTRAIN, START, HarmonyHeader, parse_header
-from mlx_server.parsers.harmony.message import (
-    BuiltInSink,
-    HarmonyMessageReader,
-    ReadSink,
-    Sink,
-    code,
-    json_arguments,
-)
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
-from mlx_server.parsers.whitespace import PieceSeparator
-from mlx_server.repair.call_shapes import FoundCall
+from mlx_server.parsers.text_pieces import PieceSeparator
+from mlx_server.repair.calls import FoundCall
 from mlx_server.repair.model_json import Malformed, json_text, parsed, text_around_json
 from mlx_server.schemas.members import lists_properties
+from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.values import JSON
+
+START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
+
+_CHANNEL = r"(analysis\b|commentary\b|final\b)?\s*"
+_TYPE = r"(?:(?:json|code)\b\s*)?"
+_TO = rf"{_TYPE}to=(\S*)\s*{_TYPE}"
+HEADER_WORDS = {
+    # without a recipient, a channel's name may be the first word of a text
+    START: re.compile(rf"\s*(?:assistant\b)?\s*(?:{_CHANNEL}{_TO})?"),
+    CHANNEL: re.compile(rf"\s*{_CHANNEL}(?:{_TO})?"),
+    CONSTRAIN: re.compile(r"\s*(?:(?!to=)\w+)?\s*(?:to=(\S*))?\s*"),
+}
+"""Matches the words of a header after each control token, in the orders that models use."""
+
+
+@dataclass(frozen=True)
+class HarmonyHeader:
+    channel: str | None = None
+    recipient: str | None = None
+    rest: str = ""
+    """Text within the header that is not part of it."""
+    broken: bool = False
+    has_type: bool = False
+    """Whether it names a content type, as the header of a call does."""
+
+    def misplaced(self) -> tuple[RepairKind, ...]:
+        """Repairs to report for a function call in this message."""
+        in_reasoning: tuple[RepairKind, ...] = ("reasoning",) if self.channel == "analysis" else ()
+        return (*in_reasoning, "unmarked") if self.broken else in_reasoning
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the message's text; text for an unknown recipient is a final answer."""
+        is_preamble = self.channel == "commentary" and not self.recipient
+        return "commentary" if is_preamble else "final_answer"
+
+
+def header_name(name: str) -> str:
+    """Returns the name without characters that could end it within a header."""
+    return re.sub(r"[\s<|>]+", "_", name)
+
+
+def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
+    """Parses a header given as its control tokens, each with the text after it."""
+    channel = recipient = None
+    tokens, rest = [], []
+    for token, text in sections:
+        found = HEADER_WORDS[token].match(text)
+        assert found, "every part of it is optional"
+        *named, to = found.groups()
+        channel = next(filter(None, named), channel)
+        recipient = recipient or to
+        tokens.append(token)
+        rest.append(text[found.end() :])
+    # OpenAI's parser rejects a content type without a recipient, which models write
+    whole = tokens == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
+    return HarmonyHeader(
+        channel, recipient, "".join(rest), broken=not whole, has_type=CONSTRAIN in tokens
+    )
+
+
+class Sink:
+    def __init__(self, into: Into) -> None:
+        self.into = into
+
+    def end(self, *, cut: bool) -> None:
+        """Ends the message; `cut` if a limit ended the answer, not the model."""
+
+
+class ReadSink(Sink):
+    def __init__(self, read: Callable[[Source], Steps[None]]) -> None:
+        self._source = Source()
+        self._steps = read(self._source)
+        super().__init__(self._feed)
+
+    def _feed(self, piece: str) -> None:
+        self._source.feed(piece)
+        next(self._steps, None)
+
+    def end(self, *, cut: bool) -> None:
+        self._source.close(cut=cut)
+        next(self._steps, None)
+
+
+class BuiltInSink(Sink):
+    def __init__(self, index: int, tool: str, emit: Callable[[Event], None]) -> None:
+        self._index, self._tool, self._emit = index, tool, emit
+        self._pieces: list[str] = []
+        super().__init__(self._pieces.append)
+
+    def end(self, *, cut: bool) -> None:
+        text = "".join(self._pieces)
+        self._emit(BuiltInCall(self._index, self._tool, text, is_whole=not cut))
+
+
+class HarmonyMessageReader:
+    """Decodes the content of one message and feeds it to a sink."""
+
+    def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
+        self._parser = parser
+        self._sink = sink
+        self._header = header
+        self._length = 0
+        self._pieces: list[str] = []
+        self._read = HarmonyMessage(
+            author=Author(role=parser.current_role or Role.ASSISTANT),
+            channel=parser.current_channel,
+            recipient=parser.current_recipient,
+            content_type=parser.current_content_type,
+        )
+        """The message as parsed so far, without its content."""
+        if header.rest:
+            self._forward(header.rest)
+
+    def feed(self, token: int) -> None:
+        self._parser.process(token)
+        if piece := self._parser.last_content_delta:
+            self._length += len(piece)
+            self._forward(piece)
+
+    def end(self, *, cut: bool) -> None:
+        self._parser.process_eos()
+        (self._read,) = self._parser.messages
+        (content,) = self._read.content
+        assert isinstance(content, TextContent)
+        # Bytes that are no character are decoded only now. Those at the end begin one that was cut.
+        if rest := str(content.text)[self._length :].removesuffix("\ufffd"):
+            self._forward(rest)
+        self._sink.end(cut=cut)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the message so far, completed by what OpenAI's parser could not read in its
+        header."""
+        message = self._read.model_copy()
+        message.channel = message.channel or self._header.channel
+        message.recipient = message.recipient or self._header.recipient
+        message.content = [TextContent(text="".join(self._pieces))]
+        return message_json(message)
+
+    def _forward(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._sink.into(piece)
+
+
+def message_json(message: HarmonyMessage) -> dict[str, Any]:
+    """Returns the message as JSON values, without enumerations."""
+    found: dict[str, Any] = json.loads(message.to_json())
+    return found
+
+
+def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
+    yield from source.space()
+    if (yield from source.accept("{")):
+        call = calls.start(name)
+        yield from values.arguments(source, JSON, lambda: call)
+        yield from source.space()
+        while (yield from source.accept("}")):  # a surplus bracket
+            call.repaired()
+            yield from source.space()
+        if (yield from source.peek()):
+            raise Malformed("more than arguments")
+        call.finish()
+    elif (yield from source.peek()):
+        raise Malformed("arguments should be an object")
+    elif not source.cut:
+        calls.start(name).finish()
+
+
+def code(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
+    """Reads a program, which is the `code` argument of the call."""
+    call = calls.start(name)
+    yield from source.up_to(into=lambda piece: call.text("code", piece))
+    if not source.cut:
+        call.end_text("code")
+        call.finish()
+
 
 log = logging.getLogger("mlx_server.parsers")
 

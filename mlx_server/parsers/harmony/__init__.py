@@ -1,1 +1,0 @@
-"""Parses the Harmony format of gpt-oss."""

@@ -1,1 +1,0 @@
-"""Parses answers whose parts stand between delimiters, such as `<think>` and `</think>`."""

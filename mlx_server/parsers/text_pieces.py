@@ -1,0 +1,203 @@
+"""What is found in streamed text across its pieces: white space, code fences and stop strings."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mlx_server.events import TextDelta
+
+
+class WhitespaceTrimmer:
+    """Separates a text's own white space from that next to a delimiter.
+
+    White space that may be either is held back until the next text or delimiter. Without `trims`
+    all of it belongs to the text.
+    """
+
+    def __init__(
+        self, *, trims: bool, leading: bool = False, drop: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """drop: called with white space that follows a delimiter and is removed."""
+        self._trims = trims
+        self._leading = leading and trims
+        self._held: list[str] = []
+        self._drop = drop
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is white space between the text and what comes next."""
+        return any(self._held)
+
+    def feed(self, piece: str) -> str:
+        """Adds a piece; returns what is certain to be text."""
+        if not self._trims:
+            return piece
+        if self._leading:
+            text = piece.lstrip()
+            self._drop(piece[: len(piece) - len(text)])
+            piece = text
+            self._leading = not piece
+        text = piece.rstrip()
+        before = self.at_delimiter() if text else ""
+        self._held.append(piece[len(text) :])
+        return before + text
+
+    def at_delimiter(self) -> str:
+        """Ends the text at a delimiter; returns the white space before it."""
+        held, self._held = self._held, []
+        return "".join(held)
+
+    def after_delimiter(self) -> None:
+        """Drops white space that follows."""
+        self._leading = self._trims
+
+    def flush(self) -> str:
+        """Ends the text; returns the held white space, which belongs to it."""
+        return self.at_delimiter()
+
+
+class PieceSeparator:
+    """Finds the white space between the pieces of a text that calls or thoughts interrupt.
+
+    It is what the model wrote there, or a line break if it wrote none: pieces are never glued.
+    """
+
+    def __init__(self, *, by_line: bool = False) -> None:
+        """by_line: whether only a line break separates pieces."""
+        self.last = ""
+        """The last character of the text so far."""
+        self._separates: Callable[[str], bool] = "\n".__eq__ if by_line else str.isspace
+        self._dropped: list[str] = []
+        self._is_interrupted = False
+
+    def drop(self, space: str) -> str:
+        """Notes white space that is no part of the text; returns what is left of it."""
+        self._dropped.append(space)
+        return ""
+
+    def interrupt(self) -> None:
+        """Notes a call, a thought or the end of a message."""
+        self._is_interrupted = True
+
+    def before(self, text: str) -> str:
+        """Adds a text; returns what separates it from the text before."""
+        space = ""
+        if self._is_interrupted and self.last:
+            own = "" if self._separates(text[0]) else "".join(self._dropped)
+            separated = self._separates(self.last) or self._separates(text[0])
+            space = own or ("" if separated else "\n")
+        self.last, self._dropped, self._is_interrupted = text[-1], [], False
+        return space
+
+
+OPENING = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*")
+
+
+HEAD = 256
+"""The characters of a line that are looked at: no model writes a longer line to open or close a
+block."""
+
+
+def open_fence(text: str) -> str:
+    """Returns the fence that would close the block of code in which a text ends; empty if it ends
+    in none. A longer fence closes the block as well."""
+    fence = CodeFence()
+    fence.feed(text)
+    return fence.open
+
+
+class CodeFence:
+    """Finds the open fence of a text that is still being written. It keeps one line's beginning at
+    most."""
+
+    def __init__(self) -> None:
+        self._open = ""
+        """The fence that was open where the current line began."""
+        self._line = ""
+        """The beginning of the current line."""
+
+    def feed(self, piece: str) -> None:
+        *complete, last = piece.split("\n")
+        for line in complete:
+            self._add(line)
+            self._open, self._line = self.open, ""
+        self._add(last)
+
+    def _add(self, piece: str) -> None:
+        self._line += piece[: HEAD - len(self._line)]
+
+    @property
+    def open(self) -> str:
+        if not self._open:
+            opened = OPENING.match(self._line)
+            return opened[1] if opened else ""
+        closed = CLOSING.fullmatch(self._line)
+        return "" if closed and closed[1].startswith(self._open) else self._open
+
+
+class StopStrings:
+    """Passes text on as soon as it can no longer be the beginning of a stop string.
+
+    The match that is complete first counts, so that the result does not depend on chunk size.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held: list[TextDelta] = []
+        self.match: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def matched(self) -> bool:
+        return self.match is not None
+
+    def feed(self, delta: TextDelta) -> list[TextDelta]:
+        if self.matched:
+            return []
+        if not self._stops:
+            return [delta]
+        self._held.append(delta)
+        text = "".join(held.separated for held in self._held)
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, begin = min(found)
+            self.match = text[begin:end]
+            released = self._release(begin)
+            self._held = []
+            return released
+        return self._release(len(text) - self._undecided(text))
+
+    def finish(self) -> list[TextDelta]:
+        held, self._held = self._held, []
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest end of the text that may begin a stop string."""
+        return max(
+            size
+            for stop in self._stops
+            for size in range(min(len(stop) - 1, len(text)) + 1)
+            if text.endswith(stop[:size])
+        )
+
+    def _release(self, size: int) -> list[TextDelta]:
+        """Returns the first `size` characters. Log probabilities go with a delta's first
+        character."""
+        released: list[TextDelta] = []
+        kept: list[TextDelta] = []
+        for delta in self._held:
+            before, separator = len(delta.separator), delta.separator
+            taken = min(size, before + len(delta.text))
+            size -= taken
+            if taken <= before and delta.text:
+                size = taken = 0  # a separator is not released without its text
+            rest = delta.text[max(0, taken - before) :]
+            if rest or (kept and not taken):  # a delta without text keeps its place
+                logprobs = () if taken else delta.logprobs
+                separator = "" if taken else separator
+                kept.append(replace(delta, text=rest, logprobs=logprobs, separator=separator))
+            if taken or not (rest or kept):
+                released.append(replace(delta, text=delta.text[: max(0, taken - before)]))
+        self._held = kept
+        return released
