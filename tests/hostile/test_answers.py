@@ -100,7 +100,6 @@ def unharmed(client: TestClient) -> list[Reply]:
     return reported
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("part", ["_parser", "_text"], ids=["parser", "detokenizer"])

@@ -241,14 +241,12 @@ def assert_discreet(response: httpx.Response) -> None:
         assert_silent(said, WORD)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("changes", ANY_ROUTE, ids=str)
 @pytest.mark.parametrize("path", GOOD)
 def test_bodies_for_any_route(http: httpx.Client, path: str, changes: Json) -> None:
     assert_discreet(http.post(path, json={**GOOD[path], **changes}, params={WORD: WORD}))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(("path", "changes"), OWN_ROUTES, ids=range(len(OWN_ROUTES)))
 def test_bodies_for_one_route(http: httpx.Client, path: str, changes: Json) -> None:
     assert_discreet(http.post(path, json={**GOOD.get(path, {}), **changes}))
@@ -343,7 +341,7 @@ def test_an_engine_that_dies(server: LiveServer, http: httpx.Client) -> None:
 class Careless(wire.ScriptedEngine):
     """With an error that quotes what it was at, as many do; and which others caused."""
 
-    def _said(self, row: Any) -> Iterator[Any]:
+    def said(self, row: Any) -> Iterator[Any]:
         try:
             Path(f"/{PLACE}/{WORD}").read_text()
         except OSError as error:

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         yield found
 
 
-COLD = ("close", "reset", "half-close", "pipelined", "DELETE", "cancel")
+COLD = ("reset", "DELETE", "cancel")
 """Models that are loaded for the first time in the test that is named like them."""
 
 
@@ -178,9 +178,13 @@ def tools() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("state", [decoding, queued, not_yet_taken, loading, in_a_tool])
+@pytest.mark.parametrize(
+    ("state", "way"),
+    [
+        *((state, "reset") for state in (decoding, queued, not_yet_taken, loading, in_a_tool)),
+        *((decoding, way) for way in WAYS if way != "reset"),
+    ],
+)
 def test_a_client_that_leaves(
     server: Inside,
     state: Callable[[Inside, str], AbstractContextManager[list[socket.socket]]],

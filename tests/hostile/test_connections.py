@@ -141,7 +141,6 @@ UPGRADES = {
 }
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("upgrade", UPGRADES)
 def test_an_upgrade_that_is_none_is_refused(
     server: LiveServer, clients: ExitStack, upgrade: str

@@ -166,7 +166,6 @@ def test_nobody_notices(server: LiveServer, run: Run) -> None:
     assert all(got == run.before.tokens for got in run.meanwhile)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("attack", CORPUS, ids=str)
 def test_an_attack(run: Run, attack: Attack) -> None:
     outcome = run.outcomes[str(attack)]

@@ -189,7 +189,6 @@ def test_everyone_is_answered_and_nothing_is_left(
         assert "Traceback" not in server.log
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_it_at_once(
     tmp_path: Path,

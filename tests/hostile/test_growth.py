@@ -42,8 +42,8 @@ class Kept(NamedTuple):
     bytes: int
 
 
-FEW, MANY = 10, 40
-MAY_LEAVE = {FEW: Kept(20, 4096), MANY: Kept(1, 1024)}
+REQUESTS = 10
+MAY_LEAVE = Kept(20, 4096)
 """What each of so many requests may leave. After few of them there is much that still fills up to
 its limit, and a whole request that is kept is several hundred blocks."""
 
@@ -147,40 +147,36 @@ def kept(server: Inside) -> Kept:
     return Kept(sys.getallocatedblocks(), allocated())
 
 
-def ask(server: Inside, http: httpx.Client, requests: int) -> None:
+def ask(server: Inside, http: httpx.Client) -> None:
     """The same requests each time, which leave the same in memory."""
-    for seed in range(requests):
+    for seed in range(REQUESTS):
         Client(http, seed).send()
     eventually(server.is_free, "nothing is asked of it any more")
     eventually(lambda: is_unloaded("b", http), "it is unloaded")
 
 
-@pytest.mark.parametrize("requests", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
-def test_requests_of_all_shapes_leave_nothing_behind(
-    server: Inside, http: httpx.Client, requests: int
-) -> None:
-    ask(server, http, requests)
+def test_requests_of_all_shapes_leave_nothing_behind(server: Inside, http: httpx.Client) -> None:
+    ask(server, http)
     were_open, seen = opened(server), [kept(server)]
     while len(seen) <= ROUNDS:
-        ask(server, http, requests)
+        ask(server, http)
         eventually(lambda: opened(server).is_within(were_open), "all is closed again")
         seen.append(kept(server))
-        if is_quiet(seen, requests):
+        if is_quiet(seen):
             return
     pytest.fail(str([(b.blocks - a.blocks, b.bytes - a.bytes) for a, b in pairwise(seen)]))
 
 
-def is_quiet(seen: list[Kept], requests: int) -> bool:
+def is_quiet(seen: list[Kept]) -> bool:
     """What fills up to a limit ends to do so; a leak goes on."""
     if len(seen) <= QUIET:
         return False
     before, now = seen[-1 - QUIET], seen[-1]
-    blocks, bytes = (QUIET * requests * most for most in MAY_LEAVE[requests])
+    blocks, bytes = (QUIET * REQUESTS * most for most in MAY_LEAVE)
     return now.blocks - before.blocks < blocks and now.bytes - before.bytes < bytes
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.soak)])
-def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client, times: int) -> None:
+def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client) -> None:
     """Refused, damaged and answered ones."""
     text = "x" * LARGE
     large = {"model": "a", "messages": [{"role": "user", "content": text}]}
@@ -196,7 +192,7 @@ def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client, tim
 
     send()
     before = kept(server)
-    for _ in range(times):
+    for _ in range(2):
         send()
     # an answer has come before its request is forgotten
     eventually(lambda: kept(server).bytes - before.bytes < LARGE, "no body is kept")

@@ -159,7 +159,6 @@ def test_an_engine_that_is_killed(place: Place) -> None:
         is_told_and_serves_again(place, reported)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("how", ["raise", "block"])
 def test_a_step_that_fails_or_does_not_end(place: Place, how: str) -> None:
     with waiting(place.server) as reported:
@@ -167,7 +166,6 @@ def test_a_step_that_fails_or_does_not_end(place: Place, how: str) -> None:
         is_told_and_serves_again(place, reported)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(("where", "body"), [("load", TO_LOAD), ("compile", TO_COMPILE)])
 def test_a_deadlock_while_something_is_prepared(
     place: Place, where: str, body: dict[str, Any]

@@ -126,7 +126,6 @@ def first_token(server: LiveServer, model: str) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("model", [TINY, ROOMY])
 def test_a_body_costs_less_than_ten_times_its_size(

@@ -241,7 +241,6 @@ def posted(watch: Watch, url: str, path: str, body: Body) -> httpx.Response:
     return response
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", BODIES)
 def test_the_loop_goes_on(watch: Watch, url: str, name: str) -> None:
     path, asked, (status, code) = BODIES[name]
@@ -252,7 +251,6 @@ def test_the_loop_goes_on(watch: Watch, url: str, name: str) -> None:
         assert response.json()["error"]["code"] == code
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_loop_goes_on_whatever_field_is_large(watch: Watch, url: str, name: str) -> None:
     path, asked = TEXTS[name]

@@ -81,6 +81,9 @@ def collections() -> dict[int, Any]:
     return {id(one): one for one in found if type(one) in sized}
 
 
+TIMES = 8
+
+
 def sizes() -> dict[int, int]:
     return {id: len(found) for id, found in collections().items()}
 
@@ -90,21 +93,19 @@ def is_of_a_database(found: Any) -> bool:
     return any(isinstance(each, sqlite3.Connection) for each in gc.get_referrers(found))
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(24, marks=pytest.mark.soak)])
 @pytest.mark.alone  # what measures coverage has collections that grow
 def test_no_collection_grows_with_the_names_that_clients_send(
-    client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, times: int
+    client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "COMPILED_SCHEMAS", WARM)  # it is full before the sizes are taken
-    first = 1000 * times  # no case sends another one's names
-    for number in range(first, first + WARM):
+    for number in range(WARM):
         send(client, number)
     before = sizes()
-    for number in range(first + WARM, first + WARM + times):
+    for number in range(WARM, WARM + TIMES):
         send(client, number)
     engine.taken.clear()
     after = collections()
-    grown = [id for id in after.keys() & before if len(after[id]) >= before[id] + times // 2]
+    grown = [id for id in after.keys() & before if len(after[id]) >= before[id] + TIMES // 2]
     grown = [id for id in grown if getattr(after[id], "maxlen", None) is None]
     grown = [id for id in grown if not is_of_a_database(after[id])]
     shown = [repr(after[id])[:300] for id in grown]

@@ -200,7 +200,6 @@ def asking(server: LiveServer) -> Asking:
     return Asking(server)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("path", "case"),
     [
@@ -217,7 +216,6 @@ def test_it_changes_the_answer(asking: Asking, path: str, case: Case) -> None:
     assert case.sees(given) != case.sees(without)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("model", "setting"),
     [

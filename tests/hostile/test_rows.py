@@ -187,7 +187,6 @@ POISONS = {
 }
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
 def test_a_row_that_goes_wrong_ends_alone(

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +89,14 @@ def failing(folder: Path, failure: Failure, *flags: str) -> Iterator[tuple[int, 
         end(process)
 
 
-def at_levels() -> Iterator[Any]:
-    """The level at which most is said, and the others."""
-    first, *others = LEVELS
-    yield from ((name, first) for name in FAILURES)
-    for level, name in product(others, FAILURES):
-        yield pytest.param(name, level, marks=pytest.mark.tables)
+AT_LEVELS = [
+    *((name, LEVELS[0]) for name in FAILURES),
+    *zip(FAILURES, LEVELS[1:], strict=False),
+]
+"""Each at the level at which most is said, and each other level once."""
 
 
-@pytest.mark.parametrize(("name", "level"), [*at_levels()])
+@pytest.mark.parametrize(("name", "level"), AT_LEVELS)
 def test_it_says_why_and_not_where(tmp_path: Path, name: str, level: str) -> None:
     style = ("--log-format", "json") if level == "info" else ()
     with failing(tmp_path / PLACE, FAILURES[name], "--log-level", level, *style) as (code, said):

@@ -221,27 +221,16 @@ def test_names_of_tools_are_among_them() -> None:
     assert ("tools", 0, "name") in free("MCP", SHORT)
 
 
-EVERY = len(BODIES)
-"""Each family has one in so many bodies, since nothing between the wire and a conversation depends
-on the family."""
-
-
-def turn(name: str) -> int:
-    """Every eighth family has another one too."""
-    number = NAMES.index(name)
-    return (number + number // 8) % EVERY
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("name", NAMES)
-def test_no_text_of_a_body_is_control(name: str) -> None:
+@pytest.mark.parametrize(("body", "name"), [*zip(BODIES, NAMES, strict=False)])
+def test_no_text_of_a_body_is_control(body: str, name: str) -> None:
+    """Each body has a family of its own, since nothing between the wire and a conversation depends
+    on the family; test_text.py has them all."""
     prompted = checkpoint_of(name)
     for text, length in attacks(name):
-        bodies = [*BODIES][turn(name) :: EVERY] if length == LONG else ["MCP"]
-        for each in bodies:
-            reader, body, _ = BODIES[each]
-            found, harmless = (
-                control(name, prompted, reader(filled(body, free(each, length), said)))
-                for said in (text, twin(text))
-            )
-            assert found == harmless, (each, text)
+        each = body if length == LONG else "MCP"
+        reader, sent, _ = BODIES[each]
+        found, harmless = (
+            control(name, prompted, reader(filled(sent, free(each, length), said)))
+            for said in (text, twin(text))
+        )
+        assert found == harmless, (each, text)

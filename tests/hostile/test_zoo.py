@@ -148,7 +148,6 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
     engine.handle(UnloadModel("zoo"))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("beast", zoo.TEMPLATES)
 def test_templates_that_are_no_templates(
     monkeypatch: pytest.MonkeyPatch, cage: Path, beast: str
@@ -184,7 +183,6 @@ ENDLESS = {
 }
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_stopped_once(
     cage: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -258,7 +256,6 @@ def asked(server: LiveServer, model: str) -> httpx.Response:
         return http.post("/v1/completions", json=body)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("beast", BEASTS)
 def test_a_server_outlives_it(server: LiveServer, unharmed: Unharmed, beast: str) -> None:
     """As its owner would meet it: listed, and asked for."""

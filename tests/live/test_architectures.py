@@ -95,33 +95,20 @@ def save(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LiveServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("architectures")
-    wanted = {item.name for item in request.session.items}
-    sources = {
-        name: {"source": str(save(folder / name, name))}
-        for name in ARCHITECTURES
-        if name != LARGE or f"test_everything_together[{name}]" in wanted
-    }
+    sources = {name: {"source": str(save(folder / name, name))} for name in NAMES}
     with serving(folder, {"models": sources}) as server:
         yield server
         assert "Traceback" not in server.log
         assert " ERROR " not in server.log
 
 
-LARGE = "gpt_oss"
+NAMES = [name for name in ARCHITECTURES if name != "gpt_oss"]
 """Its vocabulary of 200,000 tokens takes longer than all others together."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(LARGE, marks=pytest.mark.soak),
-        *(name for name in ARCHITECTURES if name != LARGE),
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_everything_together(server: LiveServer, name: str) -> None:
     async def all_of_it() -> None:
         # the first requests wait for a vocabulary of 200,000 tokens and its grammars

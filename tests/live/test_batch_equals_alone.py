@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 from openai import OpenAI, Stream
-from openai.types import CompletionChoice
 from openai.types.chat import ChatCompletionChunk
 
-from tests.live.server import SHALLOW, TINY
+from tests.live.server import SHALLOW
 
 PROMPTS = (
     "The capital of France is",
@@ -33,20 +32,6 @@ class Step:
     """The likeliest tokens at this place."""
 
 
-@pytest.mark.soak
-def test_prompts_of_one_request(client: OpenAI) -> None:
-    """All eight are in one batch from the first step to the last."""
-
-    def answers(prompts: list[str]) -> list[CompletionChoice]:
-        return client.completions.create(
-            model=TINY, prompt=prompts, temperature=0, max_tokens=8 * TOKENS, logprobs=5
-        ).choices
-
-    alone = [steps_of_choice(choice) for prompt in PROMPTS for choice in answers([prompt])]
-    together = [steps_of_choice(choice) for choice in answers(list(PROMPTS))]
-    all_the_same(alone, together)
-
-
 def test_requests_that_run_together(client: OpenAI) -> None:
     """They join and leave at different steps."""
 
@@ -66,17 +51,6 @@ def test_requests_that_run_together(client: OpenAI) -> None:
         streams = [stack.enter_context(closing(asked(prompt))) for prompt in PROMPTS]
         together = [steps_of_stream(stream) for stream in streams]
     all_the_same(alone, together)
-
-
-def steps_of_choice(choice: CompletionChoice) -> list[Step]:
-    found = choice.logprobs
-    assert found
-    tokens, logprobs, tops = (
-        found.tokens or [],
-        found.token_logprobs or [],
-        found.top_logprobs or [],
-    )
-    return [Step(*step) for step in zip(tokens, logprobs, tops, strict=True)]
 
 
 def steps_of_stream(chunks: Iterable[ChatCompletionChunk]) -> list[Step]:

@@ -79,7 +79,6 @@ def streamed(client: OpenAI, **asked: Any) -> Json:
     return assert_stream(events, is_open=False)
 
 
-@pytest.mark.tables
 @EVERYWHERE
 @pytest.mark.parametrize("text", ["look", "dots", "bare"])
 def test_a_tool_of_a_namespace_is_called(client: OpenAI, model: str, text: str) -> None:

@@ -129,12 +129,10 @@ def converse(client: OpenAI, model: str, ask: Ask) -> None:
     assert answers == ANSWERS
 
 
-@pytest.mark.tables
 def test_one_by_one(client: OpenAI, model: str) -> None:
     converse(client, model, partial(client.responses.create, model=model, tools=[TOOL]))
 
 
-@pytest.mark.tables
 def test_streamed(client: OpenAI, model: str) -> None:
     def ask(**asked: Any) -> Response:
         stream: Any = client.responses.create(model=model, tools=[TOOL], stream=True, **asked)
@@ -146,7 +144,6 @@ def test_streamed(client: OpenAI, model: str) -> None:
     converse(client, model, ask)
 
 
-@pytest.mark.tables
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager")  # it does not
 @pytest.mark.parametrize("store", [True, False])
 def test_over_a_websocket(client: OpenAI, model: str, store: bool) -> None:

@@ -130,13 +130,11 @@ def completed(found: Found) -> Completion:
     return found
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 def test_every_pair_of_what_may_be_asked_holds_at_once(run: Run, row: Row) -> None:
     row.check(completed(run.together[row.name]))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("row", SEEDED, ids=lambda row: row.name)
 def test_an_answer_with_a_seed_is_the_same_by_itself(run: Run, row: Row) -> None:
     together, alone = completed(run.together[row.name]), completed(run.alone[row.name])

@@ -14,13 +14,11 @@ RICHEST = "nested, enums, $refs"
 CASES = [RICHEST, *(case for case in SCHEMAS if case not in (RICHEST, "40 properties"))]
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_is_valid_and_comes_to_its_end(server: LiveServer, case: str) -> None:
     check(server, case, 0)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("number", [0, 2])
 def test_calls_are_valid_and_come_to_their_end(server: LiveServer, number: int) -> None:
     check(server, CALLS, number)

@@ -78,10 +78,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     link.remove()
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize(
-    ("stage", "mode"), [("decode", "tensor"), ("load", "tensor"), ("prefill", "tensor")]
-)
+@pytest.mark.parametrize(("stage", "mode"), [("decode", "tensor")])
 @asynchronous
 async def test_a_cut_link_is_an_error_and_leaves_nothing_running(
     stage: str, mode: Mode, link: Link, tmp_path: Path

@@ -88,7 +88,6 @@ def refused(http: httpx.Client, **asked: Any) -> Json:
     return found
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("model", [EMBEDS, MEAN, CONVERTED])
 @pytest.mark.parametrize("format", [None, "float", "base64"])
 def test_they_are_those_of_a_plain_computation(

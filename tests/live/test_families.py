@@ -17,19 +17,17 @@ from typing import Any
 import pytest
 import yaml
 from anthropic.types import Message
-from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from mlx_server.families import FAMILIES
 from tests.api.strict import assert_strict
-from tests.contract.pairs import KINDS
+from tests.contract.pairs import KINDS, PAIRED
 from tests.live.server import LiveServer, serving
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
-NAMES = [family.name for family in FAMILIES]
-SAMPLE, LEAST = 4, 2
-"""Cases of a family, or up to twice as many: LEAST if another family of its kind has SAMPLE."""
+NAMES = KINDS
+"""The first family of each kind: tests/families reads the outputs of all."""
+MOST = 4
 TOGETHER = 8
 CHAT, MESSAGES = "chat completions", "messages"
 
@@ -40,7 +38,7 @@ def cases(family: str) -> list[Case]:
     found: list[Case] = yaml.load(
         (GOLDEN / family / "outputs.yaml").read_text("utf-8"), yaml.CSafeLoader
     )
-    return found[:: max(1, len(found) // (SAMPLE if family in KINDS else LEAST))]
+    return found[:: max(1, len(found) // MOST)]
 
 
 def entry(case: Case) -> dict[str, Any]:
@@ -165,8 +163,7 @@ def in_form(family: str, endpoint: str) -> Iterator[tuple[Case, bool]]:
             yield case, form[1]
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
         places = asyncio.Semaphore(TOGETHER)
@@ -183,14 +180,6 @@ def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str)
             await asyncio.gather(*starmap(one, in_form(family, CHAT)))
 
     asyncio.run(all_of_them())
-
-
-@pytest.mark.tables
-@pytest.mark.parametrize("family", KINDS)
-def test_streamed_alone(client: OpenAI, family: str) -> None:
-    longest = max(cases(family), key=lambda case: len(case["output"]))
-    chunks: Any = client.chat.completions.create(stream=True, **asked(family, longest))
-    check(longest, streamed(list(chunks)))
 
 
 # Anthropic's Messages
@@ -230,8 +219,7 @@ def asked_messages(family: str, case: Case) -> dict[str, Any]:
     return {**asked(family, case), "tools": tools}
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", PAIRED)
 def test_messages_whole_or_streamed(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
         places = asyncio.Semaphore(TOGETHER)

@@ -38,7 +38,6 @@ def four(client: OpenAI, model: str) -> list[str]:
     return [choice.message.content or "" for choice in found.choices]
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("model", [DEMO, TINY])
 def test_four_answers_to_one_seed(client: OpenAI, model: str) -> None:
     answers = four(client, model)

@@ -51,7 +51,6 @@ def test_tools_are_in_the_prompt_and_nothing_is_ignored(client: OpenAI) -> None:
     assert raw.parse().usage.prompt_tokens > without + 80  # type: ignore[union-attr]
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]

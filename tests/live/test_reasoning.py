@@ -176,7 +176,6 @@ def test_the_owner_may_turn_it_off(server: LiveServer, client: OpenAI) -> None:
     assert led_on(server, NOT_LED) == 0
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_what_is_led_on_is_held_to_what_was_asked_for(
@@ -205,7 +204,6 @@ def test_a_budget_holds_for_both_parts_together(server: LiveServer, client: Open
     assert led_on(server, LED) == before + 1
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("limit", [{"thinking_budget": 3}, {"reasoning_effort": "none"}])
 @pytest.mark.parametrize("model", [HARMONY, HELD_HARMONY])

@@ -28,11 +28,7 @@ def forked(model: Path, other: Path | None) -> Iterator[Target]:
         yield Target(live.url, OWN)
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize(
-    ("model", "rounds", "interruption"),  # windows with calls, and states without
-    [("gpt_oss", 1, "restart"), ("qwen3_5", 0, "swap")],
-)
+@pytest.mark.parametrize(("model", "rounds", "interruption"), [("qwen3_5", 0, "swap")])
 def test_what_a_restart_or_another_model_costs(
     model: str, rounds: int, interruption: Interruption
 ) -> None:
@@ -69,7 +65,6 @@ def computed_ahead(live: LiveServer, tokens: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("model", KINDS)
 def test_only_the_new_message_is_left_for_the_next_turn(
     model: str, every_kind: LiveServer, demo_path: Path

@@ -21,7 +21,6 @@ def serve(folder: Path, *named: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("named", "reason"),
     [

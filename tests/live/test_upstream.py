@@ -63,7 +63,6 @@ def said(client: OpenAI, model: str, text: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("text", ["capital", "weather"])
 def test_the_same_answer(text: str, servers: tuple[LiveServer, LiveServer]) -> None:
     upstream, gateway = servers
