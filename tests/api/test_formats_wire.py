@@ -26,7 +26,7 @@ from mlx_server.requests import (
     RegexFormat,
 )
 from tests.api import wire
-from tests.api.wire import Json, ScriptedEngine, error, ok
+from tests.api.wire import Json, ScriptedEngine, ok
 
 CHAT: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT: Json = {"model": wire.MODEL, "prompt": "hi"}
@@ -133,117 +133,6 @@ def test_the_prompt_describes_every_format_but_a_grammar() -> None:
     assert reported(structured_outputs={"choice": ["a", "b"]}) == {"choice": ["a", "b"]}
     assert reported(guided_grammar='root ::= "a"') is None
     assert reported() is None
-
-
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"response_format": {}}, "response_format"),
-        ({"response_format": "json_object"}, "response_format"),
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"response_format": {"type": None}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "it"}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {}, "strict": "yes"},
-                }
-            },
-            "response_format.json_schema.strict",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {}, "name": "x" * 65},
-                }
-            },
-            "response_format.json_schema.name",
-        ),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
-        ({"structured_outputs": []}, "structured_outputs"),
-        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": '{"a": NaN}'}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": '{"a":' * 100}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
-        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"grammar": ["a"]}}, "structured_outputs.grammar"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
-        ({"guided_json": True}, "guided_json"),
-        ({"guided_json": '{"a": 1, "a": 2}'}, "guided_json"),
-        ({"guided_json": " " * (257 << 10)}, "guided_json"),
-        ({"guided_regex": 5}, "guided_regex"),
-        ({"guided_choice": [5]}, "guided_choice[0]"),
-        ({"guided_choice": ["a", None]}, "guided_choice[1]"),
-        ({"guided_grammar": {}}, "guided_grammar"),
-        ({"json_schema": []}, "json_schema"),
-        ({"json_schema": "true"}, "json_schema"),
-        ({"json_schema": '{"a":' * 100}, "json_schema"),
-        ({"json_schema": " " * (257 << 10)}, "json_schema"),
-        ({"grammar": ["root"]}, "grammar"),
-        ({"grammar": {"root": "a"}}, "grammar"),
-    ],
-)
-def test_formats_that_are_refused(
-    client: TestClient, path: str, body: Json, asked: Json, param: str
-) -> None:
-    found = error(client.post(f"/v1/{path}", json={**body, **asked}))
-    assert found["param"] == param
-    assert param in found["message"]
-
-
-def of_schema(schema: Json, *, strict: bool = True) -> Json:
-    asked = {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
-    return {"response_format": asked}
-
-
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])
-@pytest.mark.parametrize(
-    ("asked", "param", "said"),
-    [
-        (of_schema({"type": "strng"}), PLACE, "strng"),
-        (of_schema({"properties": {"a": {"uniqueItems": True}}}), PLACE, "#/properties/a"),
-        (of_schema({"$ref": "http://evil.example/schema"}, strict=False), PLACE, "$ref"),
-        (of_schema({"minLength": 10**9}, strict=False), PLACE, "minLength"),
-        ({"guided_json": {"minItems": 10**6}}, "guided_json", "minItems"),
-        ({"guided_regex": "a" * 2001}, "guided_regex", "pattern"),
-        ({"guided_regex": "(?<=a)b"}, "guided_regex", "pattern"),
-        ({"guided_choice": ["a", ""]}, "guided_choice", "empty"),
-        ({"structured_outputs": {"choice": ["a"] * 10_001}}, "structured_outputs.choice", "10001"),
-        ({"guided_grammar": "x" * 200_000}, "guided_grammar", "grammar"),
-        ({"json_schema": {"minItems": 10**6}}, "json_schema", "minItems"),
-        ({"json_schema": {"type": "strng"}}, "json_schema", "strng"),
-        ({"grammar": "root ::= " + "(" * 5000}, "grammar", "grammar"),
-        ({"grammar": 'root ::= "a'}, "grammar", "grammar"),
-    ],
-)
-@pytest.mark.parametrize("stream", [True, False])
-def test_formats_that_can_not_be_used(
-    client: TestClient, path: str, body: Json, asked: Json, param: str, said: str, stream: bool
-) -> None:
-    found = error(client.post(f"/v1/{path}", json={**body, **asked, "stream": stream}))
-    assert (found["param"], found["code"]) == (param, "invalid_json_schema")
-    assert said in found["message"]
-    assert len(found["message"]) < 400
 
 
 @BOTH

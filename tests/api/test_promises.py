@@ -99,7 +99,7 @@ ENDPOINTS = (
     Endpoint(
         "/v1/completions",
         CompletionBody,
-        {"model": MODEL, "prompt": "hi", "max_tokens": 100},
+        {"model": MODEL, "prompt": "ab", "max_tokens": 100},
         long={"prompt": LONG},
         text=lambda body: body["choices"][0]["text"],
         usage=openai_usage,
@@ -109,7 +109,7 @@ ENDPOINTS = (
     Endpoint(
         "/v1/responses",
         ResponsesBody,
-        {"model": MODEL, "input": [HI]},
+        {"model": MODEL, "input": "hi"},
         long={"input": LONG},
         text=lambda body: body["output"][0]["content"][0]["text"],
         usage=newer_usage,
@@ -176,6 +176,12 @@ COUNTING = (
     Endpoint("/api/show", WireModel, {"model": MODEL}, said=ollama_error),
 )
 """These load no model."""
+BY_PATH = {each.path: each for each in (*ENDPOINTS, *COUNTING)}
+REFUSALS: list[Json] = [
+    json.loads(line)
+    for line in Path(__file__).with_name("refusals.jsonl").read_text("utf-8").splitlines()
+]
+"""What is set in a body, and what the error names; 200 where the value is just within its limit."""
 WITH_TEXT = tuple(each for each in ENDPOINTS if each.text)
 STREAMING = tuple(each for each in ENDPOINTS if each.delta)
 BOTH_WAYS = [
@@ -318,6 +324,30 @@ def test_a_failure_in_mid_stream_is_its_last_event(
     assert "".join(map(endpoint.delta, events)) == TEXT[:3]
     assert message in str(endpoint.stream_error(last))
     assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("path", BY_PATH)
+def test_values_are_refused_by_their_name_or_taken(client: TestClient, path: str) -> None:
+    endpoint, wrong = BY_PATH[path], list[tuple[Json, str]]()
+    for row in (each for each in REFUSALS if each["to"] == path):
+        body = {**endpoint.body, **row["set"]}
+        for name in row.get("without", ()):
+            del body[name]
+        response = client.post(path, json=body)
+        if not is_answered_as(endpoint, row, response):
+            wrong.append((row, response.text[:300]))
+    assert wrong == []
+
+
+def is_answered_as(endpoint: Endpoint, row: Json, response: httpx2.Response) -> bool:
+    if row["status"] == 200 or response.status_code != row["status"]:
+        return bool(response.status_code == row["status"])
+    message = endpoint.said(response, row["status"])
+    if endpoint.said is not said_by_openai:
+        return len(message) < 400 and row["param"] in message
+    error = wire.error(response, row["status"])
+    named = (error["param"], error["code"]) == (row["param"], row.get("code"))
+    return named and len(message) < 400
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)

@@ -64,40 +64,6 @@ def test_choices_that_need_no_tools(choice: str | None) -> None:
     assert to_request(ChatBody.model_validate({**BODY, "tool_choice": choice})).prompts
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "param"),
-    [
-        (None, "required", "tool_choice"),
-        ([], "required", "tool_choice"),
-        (None, named("f"), "tool_choice"),
-        (TOOLS, named("h"), "tool_choice"),
-        (TOOLS, allowed("auto", "f", "h"), "tool_choice"),
-        (None, allowed("required", "f"), "tool_choice"),
-        (TOOLS, "any", "tool_choice"),
-        (TOOLS, "f", "tool_choice"),
-        (TOOLS, "", "tool_choice"),
-        (TOOLS, True, "tool_choice"),
-        (TOOLS, ["auto"], "tool_choice"),
-        (TOOLS, {}, "tool_choice"),
-        (TOOLS, {"name": "f"}, "tool_choice"),
-        (TOOLS, {"type": "custom", "custom": {"name": "f"}}, "tool_choice"),
-        (TOOLS, {"type": "function"}, "tool_choice.function"),
-        (TOOLS, {"type": "function", "name": "f"}, "tool_choice.function"),
-        (TOOLS, named(""), "tool_choice.function.name"),
-        (TOOLS, named(None), "tool_choice.function.name"),
-        (TOOLS, named(["f"]), "tool_choice.function.name"),
-        (TOOLS, allowed("auto"), "tool_choice.allowed_tools.tools"),
-        (TOOLS, allowed("none", "f"), "tool_choice.allowed_tools.mode"),
-        (TOOLS, allowed("auto", *["f"] * 129), "tool_choice.allowed_tools.tools"),
-        (TOOLS, {"type": "allowed_tools"}, "tool_choice.allowed_tools"),
-    ],
-)
-def test_choices_that_are_refused(client: TestClient, tools: Any, choice: Any, param: str) -> None:
-    asked = {**BODY, "tools": tools, "tool_choice": choice}
-    found = error(client.post("/v1/chat/completions", json=asked))
-    assert found["param"] == param
-
-
 def test_a_long_name_is_not_said_back_in_full(client: TestClient) -> None:
     asked = {**BODY, "tools": TOOLS, "tool_choice": named("x" * 10_000)}
     assert len(error(client.post("/v1/chat/completions", json=asked))["message"]) < 300

@@ -88,7 +88,6 @@ GOOD: dict[str, Json] = {
         **OWN,
     },
 }
-TEXT_FORMAT = {"name": NAME, "schema": SCHEMA}
 LONG = WORD * 500
 """More than the model's context."""
 

@@ -1,6 +1,5 @@
 """One connection's trouble is its own: at the end of the server, in a handshake, with the clock."""
 
-import asyncio
 import json
 import socket
 import time
@@ -11,7 +10,6 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from mlx_server.api.responses.web_socket import Socket
 from mlx_server.config.settings import Settings, validated
 from tests.hostile.inside import request, serving
 from tests.live.server import eventually
@@ -19,7 +17,6 @@ from tests.live.server import eventually
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MODEL = "said"
 HOUR = 3600.0
-CLOSED = b""
 UPGRADE = (
     f"GET {RESPONSES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
     "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -86,30 +83,6 @@ def broken_unless_busy(kind: type[H11Protocol], broken: Any) -> Any:
             broken(self)
 
     return shut
-
-
-def test_a_handshake_that_the_app_does_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(self: Socket) -> None:
-        await asyncio.sleep(HOUR)
-
-    monkeypatch.setattr(Socket, "serve", never)
-    with serving(settings(tmp_path, receive_seconds=0.3)) as server:
-        line = server.connect()
-        line.sendall(UPGRADE)
-        assert line.recv(1 << 16) == CLOSED
-        server.within(lambda: [task.cancel() for task in server.server.server_state.tasks])
-
-
-def test_a_handshake_that_is_complete_has_no_deadline(tmp_path: Path) -> None:
-    with serving(settings(tmp_path, receive_seconds=0.3)) as server:
-        line = server.connect()
-        line.sendall(UPGRADE)
-        until(line, b"\r\n\r\n")
-        line.settimeout(1)
-        with pytest.raises(TimeoutError):
-            line.recv(1)
 
 
 @pytest.fixture(params=[-10 * 365 * 24 * HOUR, 10 * 365 * 24 * HOUR])

@@ -25,7 +25,6 @@ from mlx_server.api import security
 from mlx_server.api.ollama.router import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
-from mlx_server.page.files import INDEX, PREFIX, page_files
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
 
@@ -255,22 +254,6 @@ def test_a_slash_behind_health_opens_health_alone(server: LiveServer) -> None:
         health, with_slash = http.get("/health"), http.get("/health/")
         assert (with_slash.status_code, with_slash.json()) == (200, health.json())
         assert http.post("/health/").status_code == http.post("/health").status_code == 405
-
-
-def test_every_route_but_health_and_the_files_of_the_page_wants_a_key(server: LiveServer) -> None:
-    asked = {"Host": "localhost", "Connection": "close"}
-    upgrade = {**asked, "Connection": "Upgrade", **UPGRADE}
-    found = {
-        (method, path): head_of(
-            server,
-            request("GET", path, upgrade) if method == "WS" else request(method, path, asked),
-        )[0]
-        for method, path in ROUTES
-    }
-    open_to_all = {path for (_, path), status in found.items() if status == 200}
-    files = {file.path for file in page_files()} - {f"{PREFIX}/{INDEX}"}
-    assert open_to_all == {"/health", *files}
-    assert set(found.values()) == {200, 401}
 
 
 CARRIERS: Mapping[str, Callable[[str], dict[str, str]]] = {

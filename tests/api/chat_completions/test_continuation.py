@@ -6,8 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.api import wire
-from tests.api.chat_completions.asking import TOOL, USER, asked, calling
-from tests.api.wire import Json, error, ok
+from tests.api.chat_completions.asking import USER, asked
+from tests.api.wire import Json, ok
 
 pytestmark = pytest.mark.usefixtures("_as_before")
 
@@ -31,31 +31,6 @@ BEGUN: Json = {"role": "assistant", "content": "It is in"}
 )
 def test_the_wish_to_continue_a_message(given: Json, continues: bool) -> None:
     assert asked(messages=[USER, BEGUN], **given)[1].continue_final_message is continues
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
-        (
-            {"continue_final_message": False, "add_generation_prompt": False},
-            "continue_final_message",
-        ),
-        ({"continue_final_message": True, "messages": [USER]}, "messages[0].role"),
-        (
-            {"continue_final_message": True, "messages": [USER, calling("f")]},
-            "messages[1].tool_calls",
-        ),
-        (
-            {"continue_final_message": True, "tools": [TOOL], "tool_choice": "required"},
-            "tool_choice",
-        ),
-    ],
-)
-def test_what_can_not_be_continued_is_refused(client: TestClient, given: Json, param: str) -> None:
-    body = {"model": wire.MODEL, "messages": [USER, BEGUN], **given}
-    found = error(client.post("/v1/chat/completions", json=body))
-    assert found["param"] == param
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import ValidationError
-from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.output import ChatOutput, FunctionCallOutput
 from mlx_server.api.chat_completions.protocol import ChatBody
@@ -24,7 +23,7 @@ from mlx_server.requests import NamedTool, SamplingParams
 from tests.api import wire
 from tests.api.chat_completions.asking import FUNCTION, TOOL, USER, asked, calling, messages
 from tests.api.folding import body_of, chunks_of
-from tests.api.wire import Json, error
+from tests.api.wire import Json
 
 pytestmark = pytest.mark.usefixtures("_as_before")
 
@@ -79,23 +78,6 @@ def test_functions_are_tools_of_which_one_is_called(choice: Any, expected: Any) 
     request, conversation = asked(functions=[FUNCTION], function_call=choice)
     assert (request.tool_choice, request.parallel_calls) == (expected, False)
     assert conversation.tools == asked(tools=[TOOL])[1].tools
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"functions": [FUNCTION], "tools": [TOOL]}, "tools"),
-        ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
-        ({"function_call": "auto", "tools": [TOOL]}, "tools"),
-        ({"functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call"),
-        ({"function_call": {"name": "g" * 10_000}}, "function_call"),
-    ],
-)
-def test_what_contradicts_is_refused(client: TestClient, given: Json, param: str) -> None:
-    body = {"model": wire.MODEL, "messages": [USER], **given}
-    found = error(client.post("/v1/chat/completions", json=body))
-    assert found["param"] == param
-    assert len(found["message"]) < 300
 
 
 @pytest.mark.parametrize(

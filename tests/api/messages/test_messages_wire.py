@@ -103,13 +103,6 @@ def test_no_tokens_fill_the_cache_and_answer_nothing(
     assert engine.taken[-1].max_tokens == 1
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "messages", "model"])
-def test_what_is_required(client: TestClient, name: str) -> None:
-    body = {field: value for field, value in BODY.items() if field != name}
-    response = client.post(PATH, json=body)
-    assert name in error(response, 400, "invalid_request_error")
-
-
 def test_the_query_and_the_headers_of_betas_change_nothing(client: TestClient) -> None:
     headers = {"anthropic-beta": "a,b", "anthropic-version": "2023-06-01"}
     response = client.post(f"{PATH}?beta=true", json=BODY, headers=headers)
@@ -138,11 +131,6 @@ def test_what_is_not_done_is_listed(client: TestClient) -> None:
     }
     found = post(client, **given).headers[IGNORED].split(", ")
     assert sorted(found) == ["context_management", "output_config.task_budget", "speed"]
-
-
-def test_what_is_refused_by_name(client: TestClient) -> None:
-    assert "mcp_servers" in refused(client, mcp_servers=[{"type": "url", "name": "a", "url": "b"}])
-    assert "chat_template" in refused(client, chat_template="{{ messages }}")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ollama import ListResponse, ProcessResponse, ShowResponse
@@ -133,11 +132,6 @@ def test_fields_without_effect_are_listed_at_every_depth(client: TestClient) -> 
 def test_what_a_raw_prompt_or_a_template_does_not_read_is_listed(client: TestClient) -> None:
     assert post(client, GENERATE, raw=True, think=True).headers[IGNORED] == "think"
     assert post(client, CHAT, think=True).headers[IGNORED] == "think"
-
-
-@BOTH
-def test_unsupported_options_are_refused(client: TestClient, path: str) -> None:
-    assert "chat_template" in refused(post(client, path, options={"chat_template": "x"}))
 
 
 def test_a_context_of_tokens_is_listed(client: TestClient) -> None:
@@ -285,45 +279,6 @@ def test_no_client_changes_the_machine(
 ) -> None:
     said = refused(client.request(method, path, json={"model": MODEL}), 403)
     assert command in said
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"options": {"temperature": "hot"}}, "`options.temperature`"),
-        ({"options": {"num_predict": 10**30}}, "`options.num_predict`"),
-        ({"options": {"num_predict": -3}}, "`options.num_predict`"),
-        ({"options": {"stop": [""]}}, "`options.stop"),
-        ({"options": {"repeat_penalty": 1.1, "repetition_penalty": 1.1}}, "two names"),
-        ({"options": []}, "`options`"),
-        ({"think": "a lot"}, "`think`"),
-        ({"think": 1}, "`think`"),
-        ({"format": "xml"}, "`format`"),
-        ({"format": {"type": "no such"}}, "The schema can't be used"),
-        ({"keep_alive": "soon"}, "`keep_alive`"),
-        ({"keep_alive": "9" * 10_000}, "`keep_alive`"),
-        ({"keep_alive": {}}, "`keep_alive`"),
-        ({"stream": "yes"}, "`stream`"),
-        ({"model": ""}, "`model`"),
-        ({"model": 5}, "`model`"),
-        ({"top_logprobs": 3}, "`top_logprobs` needs"),
-        ({"logprobs": True, "top_logprobs": 1000}, "`top_logprobs`"),
-    ],
-)
-@BOTH
-def test_wrong_values_are_named(client: TestClient, path: str, asked: Json, said: str) -> None:
-    assert said in refused(post(client, path, **asked))
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        (5, "`messages[0]`"),
-        (None, "`messages[0]`"),
-    ],
-)  # fmt: skip
-def test_wrong_messages_are_named(client: TestClient, message: Any, said: str) -> None:
-    assert said in refused(post(client, CHAT, messages=[message]))
 
 
 def test_an_overflow_has_its_exact_number(client: TestClient) -> None:

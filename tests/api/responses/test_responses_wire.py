@@ -59,19 +59,6 @@ REQUESTS: dict[str, Json] = {
     "tools of others": {"tools": [{"type": "web_search"}, FUNCTION]},
 }
 
-# (least, most) that are taken, and what is just outside
-NUMBERS: dict[str, tuple[list[float], list[float]]] = {
-    "temperature": ([0, 2], [-0.001, 2.001]),
-    "top_p": ([0.001, 1], [0, 1.001]),
-    "seed": ([-(2**63), 2**63 - 1], [2**63, 2**70]),
-    "max_output_tokens": ([1, 2**53 - 1], [0, -1, 2**53, 10**30]),
-    "max_response_tokens": ([1, 2**53 - 1], [0, 2**53]),
-    "max_tool_calls": ([1, 2**53 - 1], [0, 2**53]),
-    "thinking_budget": ([0, 2**53 - 1], [-1, 2**53]),
-    "top_logprobs": ([0, 20], [-1, 21]),
-}
-NO_NUMBERS: list[Any] = ["1", "", True, [], [1], {}]
-
 
 pytestmark = pytest.mark.usefixtures("_as_before")
 
@@ -185,20 +172,6 @@ def test_a_failure_in_the_middle_is_told_in_the_stream(
     assert response["error"] == {"code": "server_error", "message": "It died."}
 
 
-@pytest.mark.parametrize("name", ResponsesBody.UNSUPPORTED)
-def test_what_belongs_elsewhere_is_refused_by_name(client: TestClient, name: str) -> None:
-    assert refused(client, **{name: "x"})["param"] == name
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-def test_numbers(client: TestClient, name: str) -> None:
-    inside, outside = NUMBERS[name]
-    for value in inside:
-        assert ok(post(client, **{name: value}))
-    for wrong in [*outside, *NO_NUMBERS]:
-        assert refused(client, **{name: wrong})["param"] == name
-
-
 NAMESPACE: Json = {"type": "namespace", "name": "n", "tools": [{"type": "web_search"}, FUNCTION]}
 
 
@@ -255,55 +228,6 @@ def test_the_header_names_what_was_sent(
     response = post(client, **offered, **asked)
     assert response.status_code == 200, response.text
     assert response.headers.get(IGNORED) == ignored
-
-
-def test_options_of_a_stream_need_one(client: TestClient) -> None:
-    assert refused(client, stream_options={})["param"] == "stream_options"
-
-
-USER: Json = {"role": "user", "content": "hi"}
-WRONG: list[tuple[Json, str]] = [
-    ({"model": None}, "model"),
-    ({"input": 5}, "input"),
-    ({"input": {}}, "input"),
-    ({"input": [5]}, "input[0]"),
-    ({"input": [None]}, "input[0]"),
-    ({"input": [{}]}, "input[0]"),
-    ({"input": [{"type": ["message"]}]}, "input[0]"),
-    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
-    ({"instructions": ["x"]}, "instructions"),
-    ({"metadata": {"a": 1}}, "metadata.a"),
-    ({"metadata": {"a": "b" * 513}}, "metadata.a"),
-    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-    ({"include": ["x"]}, "include[0]"),
-    ({"truncation": "some"}, "truncation"),
-    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "x"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "x"}}, "text.verbosity"),
-    ({"text": {"format": {"type": "x"}}}, "text.format"),
-    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-    (
-        {"text": {"format": {"type": "json_schema", "schema": {"type": 5}, "strict": True}}},
-        "text.format.schema",
-    ),
-    ({"tools": [{}]}, "tools[0].type"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),
-    ({"tools": [{"type": "mcp"}]}, "tools[0].server_label"),
-    ({"tools": [FUNCTION] * 1025}, "tools"),
-    ({"tool_choice": {}}, "tool_choice.type"),
-    ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.name"),
-    ({"tool_choice": "x"}, "tool_choice"),
-    ({"stream": "true"}, "stream"),
-    ({"store": 1}, "store"),
-    ({"conversation": {}}, "conversation.id"),
-]
-
-
-@pytest.mark.parametrize(("asked", "param"), WRONG)
-def test_what_is_wrong_is_named(client: TestClient, asked: Json, param: str) -> None:
-    assert refused(client, **asked)["param"] == param
 
 
 def test_nesting_in_content(client: TestClient) -> None:

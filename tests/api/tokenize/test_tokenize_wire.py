@@ -163,36 +163,6 @@ def test_tools_count(client: TestClient) -> None:
     assert tooled > bare
 
 
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": "x", "messages": [HI]}, "messages"),
-        ({"prompt": "x", "content": "x"}, "content"),
-        ({"content": ["x"]}, "content"),
-        ({"content": "x", "with_pieces": 1}, "with_pieces"),
-        ({"messages": []}, "messages"),
-        ({"messages": [HI], "chat_template": "{{ messages }}"}, "chat_template"),
-        (
-            {"messages": [HI], "continue_final_message": True, "add_generation_prompt": True},
-            "add_generation_prompt",
-        ),
-        ({"messages": [HI], "continue_final_message": True}, "messages[0].role"),
-        ({"prompt": ["x"]}, "prompt"),
-        ({"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
-    ],
-)
-def test_what_is_refused(client: TestClient, asked: Json, param: str) -> None:
-    assert refused(client, asked)["param"] == param
-
-
-@pytest.mark.parametrize(
-    "tokens", [[-1], [2**31], [259], [319], [True], ["1"], "1", None, [[1]], [1.0]]
-)
-def test_what_is_no_token(client: TestClient, tokens: Any) -> None:
-    assert str(refused(client, {"tokens": tokens}, "/detokenize")["param"]).startswith("tokens")
-
-
 def test_fields_without_effect_are_listed(client: TestClient) -> None:
     body = {"model": wire.MODEL, "prompt": "x", "tools": [TOOL], "add_generation_prompt": False}
     answer = client.post("/tokenize", json={**body, "frobnicate": 1})

@@ -67,23 +67,3 @@ def test_the_head_of_a_refusal_does_not_end_the_deadline(admission: Admission) -
     asyncio.run(made.send(start))
     loop.pass_time(SECONDS)
     assert transport.is_aborted
-
-
-def test_the_place_is_free_once_the_connection_is_lost(admission: Admission) -> None:
-    loop = Loop()
-    made, transport = opened(loop, admission)
-    assert not admission.enter("another", "10.0.0.1")
-    made.connection_lost(None)
-    assert admission.enter("another", "10.0.0.1")
-    loop.pass_time(2 * SECONDS)
-    assert not transport.is_aborted
-
-
-def test_a_shutdown_that_fails_aborts_the_connection(
-    admission: Admission, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, transport = opened(Loop(), admission)
-    transport.close = lambda: 1 / 0  # type: ignore[assignment]
-    made.shutdown()
-    assert transport.is_aborted
-    assert "could not be closed cleanly" in caplog.text

@@ -94,22 +94,6 @@ def test_bytes_that_are_no_http_abort_an_answer_that_has_begun(
     assert transport.sent == answer
 
 
-def test_one_connection_too_many_is_refused(loop: Loop, admission: Admission) -> None:
-    for _ in range(2):
-        made, _ = connected(loop, admission)
-        made.data_received(REQUEST)
-    _, transport = connected(loop, admission)
-    assert transport.refusal() == (503, "The server has too many connections. Try again later.")
-    made.connection_lost(None)
-    assert not connected(loop, admission)[1].is_closed
-
-
-def test_an_idle_connection_is_aborted_for_a_new_one(loop: Loop, admission: Admission) -> None:
-    idle = [connected(loop, admission)[1] for _ in range(2)]
-    assert not connected(loop, admission)[1].is_closed
-    assert [transport.is_aborted for transport in idle] == [True, False]
-
-
 @pytest.mark.parametrize("begun", [b"", REQUEST[:9], b"POST / HTTP/1.1\r\nHost: a\r\n"])
 def test_a_request_must_arrive_in_time_however_its_bytes_are_spread(
     loop: Loop, admission: Admission, begun: bytes
@@ -151,16 +135,6 @@ def test_only_some_bytes_may_come_before_the_answer(
     assert transport.reads != bool(more), "else it would not see that the client leaves"
 
 
-@pytest.mark.parametrize("key", [b"", b"Sec-WebSocket-Key: x\r\n", KEY * 2])
-def test_an_invalid_websocket_handshake_is_refused(
-    loop: Loop, admission: Admission, key: bytes
-) -> None:
-    made, transport = connected(loop, admission)
-    made.data_received(UPGRADE + key + b"\r\n")
-    assert transport.refusal() == (400, "The request is not a valid WebSocket handshake.")
-    assert transport.get_protocol() is made
-
-
 def test_a_websocket_has_no_deadline_of_http_and_keeps_its_place(
     loop: Loop, admission: Admission
 ) -> None:
@@ -172,26 +146,3 @@ def test_a_websocket_has_no_deadline_of_http_and_keeps_its_place(
     assert not transport.is_closed
     assert len(admission) == 1
     assert not admission.close_one()
-
-
-def test_another_protocol_is_not_upgraded_to(
-    loop: Loop, admission: Admission, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, transport = connected(loop, admission)
-    made.data_received(UPGRADE.replace(b"websocket", b"h2c") + b"\r\n")
-    loop.run_tasks()
-    assert transport.sent.startswith(b"HTTP/1.1 200")
-    assert not caplog.records
-
-
-def test_a_shutdown_that_fails_aborts_the_connection(
-    loop: Loop, admission: Admission, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, transport = connected(loop, admission)
-    made.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n")
-    loop.run_tasks()
-    made.cycle.response_complete = True
-    transport.close = lambda: 1 / 0  # type: ignore[assignment]
-    made.shutdown()
-    assert transport.is_aborted
-    assert "could not be closed cleanly" in caplog.text
