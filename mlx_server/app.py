@@ -19,12 +19,10 @@ from starlette.middleware import Middleware
 
 from mlx_server import __version__, limits
 from mlx_server.api import (
-    adapters,
     completions,
     conversations,
     embeddings,
     errors,
-    health,
     metrics,
     models,
     native,
@@ -33,20 +31,15 @@ from mlx_server.api import (
     tokenize,
 )
 from mlx_server.api import pool as pool_api
-from mlx_server.api.access_log import AccessLog
-from mlx_server.api.base_paths import BasePaths
-from mlx_server.api.body import describe_bodies
-from mlx_server.api.chat_completions import router as chat_completions
-from mlx_server.api.handlers import json_response
-from mlx_server.api.lifespan import DiscreetLifespan
-from mlx_server.api.messages import router as messages
-from mlx_server.api.ollama import router as ollama
-from mlx_server.api.responses import router as responses
+from mlx_server.api.chat_completions import routes as chat_completions
+from mlx_server.api.handlers import describe_bodies, json_response
+from mlx_server.api.messages import routes as messages
+from mlx_server.api.middleware import AccessLog, BasePaths, DiscreetLifespan
+from mlx_server.api.ollama import routes as ollama
+from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.security import SecurityMiddleware, authorise
-from mlx_server.api.signatures import Signer, secret_key
-from mlx_server.api.transport.admission import Admission
-from mlx_server.api.transport.handshake import handshaking
+from mlx_server.api.security import SecurityMiddleware, Signer, authorise, secret_key
+from mlx_server.api.transport.admission import Admission, handshaking
 from mlx_server.api.transport.http import http
 from mlx_server.api.transport.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.api.transport.web_sockets import web_sockets
@@ -132,7 +125,7 @@ def create_app(
     if server.page:
         app.router.routes.extend(page_routes())
     app.include_router(_keyed_routes(server, pool))
-    app.include_router(health.router)
+    app.include_router(pool_api.health_router)
     return app
 
 
@@ -179,11 +172,11 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
         keyed.include_router(router.router)
     for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
         keyed.include_router(router.router)
-    keyed.include_router(health.keyed)
+    keyed.include_router(pool_api.keyed)
     if server.page:
         keyed.include_router(page.router)
     if server.adapter_dirs:
-        keyed.include_router(adapters.router)
+        keyed.include_router(pool_api.adapters_router)
     if pool.models.replays:
         keyed.include_router(replay.router)
     keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)

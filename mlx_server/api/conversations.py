@@ -10,15 +10,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.body import documented, read
 from mlx_server.api.fields import Items, WireModel, ignored_header
-from mlx_server.api.handlers import json_response
+from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
-from mlx_server.api.responses.create import room_of
+from mlx_server.api.responses.create import page_body, room_of, stored_items
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.router import After, Limit, Sorted, included
-from mlx_server.api.responses.state import page_body, stored_items
+from mlx_server.api.responses.routes import After, Limit, Sorted, included
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ConversationRecord, ItemRecord, Store
 

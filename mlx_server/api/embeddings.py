@@ -11,10 +11,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.body import documented, read
 from mlx_server.api.completions import TokenId
 from mlx_server.api.fields import Items, WireModel, ignored_header
-from mlx_server.api.handlers import json_response, while_connected
+from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.api.metrics import Metrics
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed

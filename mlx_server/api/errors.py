@@ -15,17 +15,17 @@ import pydantic
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 from starlette.types import Scope
 
 from mlx_server import limits
-from mlx_server.api.messages.errors import error_body, is_anthropic
-from mlx_server.api.ollama import errors as ollama
 from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
     BadRequest,
+    ContextTooLong,
     Forbidden,
     MethodNotAllowed,
     NotFound,
@@ -35,6 +35,7 @@ from mlx_server.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
+from mlx_server.generation.plan import PromptOverflow
 
 Loc = tuple[int | str, ...]
 Problem = Mapping[str, Any]
@@ -91,9 +92,9 @@ def error_response(
 
 
 def _body(error: ServerError, scope: Scope, status: int | None) -> dict[str, Any]:
-    if ollama.is_ollama(scope):
-        return ollama.error_body(error)
-    return error_body(error, scope, status) if is_anthropic(scope) else error.body()
+    if is_ollama(scope):
+        return ollama_error(error)
+    return anthropic_error(error, scope, status) if is_anthropic(scope) else error.body()
 
 
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
@@ -213,7 +214,7 @@ def _served_paths(app: FastAPI) -> list[str]:
     paths = sorted(
         {str(route.path).partition("/{")[0] for route in iter_route_contexts(app.routes)}
     )
-    others = ("/", *ollama.REFUSED)
+    others = ("/", *OLLAMA_REFUSED)
     paths = [path for path in paths if path not in others and not path.startswith("/page/")]
     return [path for path in paths if not any(path.startswith(f"{each}/") for each in paths)]
 
@@ -252,3 +253,115 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     headers = {**state.get("response_headers", {}), "connection": "close"}
     failure = ServerError(message, code="internal_error")
     return error_response(failure, request.scope, headers=headers)
+
+
+def messages_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"This model's maximum context length is {overflow.context} tokens. However, your messages "
+        f"resulted in {tokens} tokens. Please reduce the length of the messages.",
+        param="messages",
+    )
+
+
+def prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    answer = overflow.request.max_tokens or 0
+    return ContextTooLong(
+        f"This model's maximum context length is {overflow.context} tokens, however you requested "
+        f"{tokens + answer} tokens ({tokens} in your prompt; {answer} for the completion). Please "
+        "reduce your prompt.",
+        param="prompt",
+    )
+
+
+def input_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        "Your input exceeds the context window of this model. Please adjust your input and try "
+        f"again. This model's maximum context length is {overflow.context} tokens. However, your "
+        f"input resulted in {tokens} tokens.",
+        param="input",
+    )
+
+
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header by which Anthropic's clients are known on routes that are also OpenAI's."""
+
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's tool runner knows that it has to send whole conversations."""
+
+TOO_LONG = "prompt is too long"
+"""The words by which agents know that they have to shorten."""
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Error types by status. Other statuses below 500 are `invalid_request_error`, the rest
+`api_error`."""
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether the request is in Anthropic's form."""
+    path = scope.get("path", "")
+    is_route = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+    return is_route or ANTHROPIC_VERSION in Headers(scope=scope)
+
+
+def anthropic_error(error: ServerError, scope: Scope, status: int | None = None) -> dict[str, Any]:
+    """The body for one error; `status` overrides the error's own."""
+    found = status or error.status
+    kind = ANTHROPIC_TYPES.get(found, "invalid_request_error" if found < 500 else "api_error")
+    message = error.body()["error"]["message"]
+    if isinstance(error, ContextTooLong) and TOO_LONG not in message:
+        message = f"{TOO_LONG}: {message}"  # as for an upstream, which says so in words of its own
+    details = {"details": {"error_code": NO_THREADS}} if error.code == NO_THREADS else {}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message, **details},
+        "request_id": scope.get("state", {}).get("request_id"),
+    }
+
+
+def anthropic_prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    """The overflow in Anthropic's words."""
+    most = overflow.context - 1
+    return ContextTooLong(f"{TOO_LONG}: {tokens} tokens > {most} maximum", param="messages")
+
+
+OLLAMA_PREFIX = "/api/"
+
+OLLAMA_REFUSED = frozenset(
+    f"{OLLAMA_PREFIX}{name}" for name in ("copy", "create", "delete", "pull", "push")
+)
+"""Routes that only say why they do nothing."""
+
+
+def is_ollama(scope: Scope) -> bool:
+    path: str = scope.get("path", "")
+    return path.startswith(OLLAMA_PREFIX)
+
+
+def ollama_error(error: ServerError) -> dict[str, Any]:
+    return {"error": error.body()["error"]["message"]}
+
+
+def ollama_prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooLong:
+    """The overflow in Ollama's words, by which its clients know that they have to shorten, with the
+    numbers that it leaves out."""
+    numbers = messages_too_long(overflow, tokens)
+    return ContextTooLong(
+        "the prompt is longer than the context length currently available to the model. "
+        f"{numbers.message}",
+        param=numbers.param,
+    )
+
+
+def ollama_input_too_long(error: ContextTooLong) -> ContextTooLong:
+    """The same for a text to embed."""
+    return ContextTooLong(
+        f"the input length exceeds the context length. {error.message}", param=error.param
+    )

@@ -5,8 +5,8 @@ OpenAI's clients send null for fields that are not set, so null always means uns
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeGuard, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypedDict, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic import (
@@ -20,8 +20,9 @@ from pydantic import (
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
+from mlx_server.messages import Role, Tool
 from mlx_server.prompts.reasoning_effort import EFFORTS
-from mlx_server.requests import SamplingChoices
+from mlx_server.requests import NamedTool, SamplingChoices, ToolChoice
 
 MAX_ADAPTER_SCALE = 4
 IGNORED_HEADER = "x-mlx-server-ignored"
@@ -359,3 +360,189 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header that lists ignored fields; names are a client's, so they are quoted and cut."""
     value = ", ".join(quote(name[: limits.IGNORED_NAME_CHARACTERS], safe="._-") for name in names)
     return {IGNORED_HEADER: value[: limits.IGNORED_HEADER_CHARACTERS]} if value else {}
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "ipython": "tool",
+}
+"""`function` is the older name of `tool`, and `ipython` the name that Llama's templates use."""
+
+UNKNOWN_ROLE: Final = "unknown"
+"""The role of a message without one. It is reported as any unknown one is."""
+
+RoleName = Annotated[str, Field(min_length=1, json_schema_extra={"examples": [*ROLES]})]
+
+
+def role_of(name: str) -> Role:
+    """The role of this name. A text of an unknown one is shown to the model as the user's."""
+    return ROLES.get(name, "user")
+
+
+class ContinuationBody(WireModel):
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def continues(self) -> bool:
+        """Whether the answer continues the last message. Raises BadRequest for a contradiction."""
+        begins, continues = self.add_generation_prompt, self.continue_final_message
+        if begins and continues:
+            raise BadRequest(
+                "`continue_final_message: true` continues the last message, and "
+                "`add_generation_prompt: true` begins a new one: send only one of them.",
+                param="add_generation_prompt",
+            )
+        if begins is False and continues is False:
+            raise BadRequest(
+                "`add_generation_prompt: false` needs `continue_final_message: true`: an answer "
+                "either begins a message or continues one.",
+                param="continue_final_message",
+            )
+        return bool(continues) or begins is False
+
+
+SOME_EFFORT = "medium"
+"""The effort of a request that turns thinking on and sets no effort."""
+
+
+class ThinkingParam(WireModel):
+    """Anthropic's `thinking`, which other APIs have adopted."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    """The model decides itself how long it thinks, unless there is a budget: the first three are
+    the same here."""
+    budget_tokens: ThinkingTokens | None = None
+
+
+class ThinkingBody(WireModel):
+    thinking: ThinkingParam | None = None
+    enable_thinking: bool | None = None
+    """The name that Qwen's own services use."""
+    thinking_budget: ThinkingTokens | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def budget(self) -> int | None:
+        """The thinking budget in tokens. Raises BadRequest if it is set under two names."""
+        found = self.budgets()
+        if len(found) > 1:
+            one, other, *_ = found
+            raise BadRequest(
+                f"`{one}` and `{other}` both set the thinking budget: send only one of them.",
+                param=other,
+            )
+        return next(iter(found.values()), None)
+
+    def budgets(self) -> dict[str, int]:
+        """The budgets that the client set, by their names."""
+        given = {
+            "thinking_budget": self.thinking_budget,
+            "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
+            "chat_template_kwargs.thinking_budget": self._templates_budget(),
+        }
+        return {name: budget for name, budget in given.items() if budget is not None}
+
+    def template_kwargs(self, effort: str | None, param: str) -> dict[str, Any]:
+        """Variables for the chat template: the effort, the budget and those of the client.
+
+        `param` is the name of the effort in this endpoint's body.
+        """
+        ours = {"reasoning_effort": self._effort(effort, param), "thinking_budget": self.budget()}
+        given = {name: value for name, value in ours.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})}
+
+    def param_names(self, effort: str | None, param: str) -> dict[str, str]:
+        """The client's names for the variables that `template_kwargs` sets. The arguments are as
+        there."""
+        own = self.chat_template_kwargs or {}
+        sent = {
+            "reasoning_effort": param if effort else next(iter(self.switches()), None),
+            "thinking_budget": next(iter(self.budgets()), None),
+        }
+        return {
+            f"chat_template_kwargs.{variable}": name
+            for variable, name in sent.items()
+            if name and variable not in own
+        }
+
+    def implied_sampling(self, effort: str | None) -> frozenset[str]:
+        """Names of template variables that the client did not ask for: the effort of a request that
+        turns thinking on and sets only a budget."""
+        explicit = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
+        wants_budget = any(self.switches().values()) and self.budget() is not None
+        return frozenset({"reasoning_effort"} if wants_budget and not explicit else ())
+
+    def _templates_budget(self) -> int | None:
+        """The budget as templates of Qwen and Seed-OSS name it. Special values of a template, such
+        as -1, are not a budget for the engine."""
+        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
+        return budget if type(budget) is int and 0 <= budget < 2**53 else None
+
+    def _effort(self, effort: str | None, param: str) -> str | None:
+        switches = self.switches()
+        if not switches:
+            return effort
+        (switch, is_on), *others = switches.items()
+        efforts = {param: effort != "none"} if effort else {}
+        for name, wants in [*others, *efforts.items()]:
+            if wants != is_on:
+                raise BadRequest(
+                    f"`{switch}` and `{name}` contradict each other: send only one of them.",
+                    param=name,
+                )
+        return effort or (SOME_EFFORT if is_on else "none")
+
+    def switches(self) -> dict[str, bool]:
+        """Whether the client wants thinking, by the names under which it says so."""
+        found: dict[str, bool] = {}
+        if self.thinking:
+            found["thinking.type"] = self.thinking.type != "disabled"
+            if not found["thinking.type"] and self.thinking.budget_tokens is not None:
+                raise BadRequest(
+                    "`thinking.budget_tokens` needs `thinking.type: enabled`.",
+                    param="thinking.budget_tokens",
+                )
+        if self.enable_thinking is not None:
+            found["enable_thinking"] = self.enable_thinking
+        return found
+
+
+def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
+    if choice == "required" and not tools:
+        raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")
+    if isinstance(choice, NamedTool):
+        check_offered(choice.name, tools)
+
+
+def check_usable(unknown: Sequence[str]) -> None:
+    """Raises BadRequest for tools of which none can be offered. unknown: their types, empty if
+    there are no tools. If there are others too, such tools are only reported."""
+    if kinds := list(dict.fromkeys(unknown)):
+        names = ", ".join(repr(kind[:64]) for kind in kinds[: limits.IGNORED_NAMES])
+        raise BadRequest(
+            f"None of the `tools` can be offered: this server has no {names}. Leave `tools` out, "
+            "or send tools with a schema of their own.",
+            param="tools",
+        )
+
+
+def check_offered(name: str, tools: Sequence[Tool]) -> None:
+    if name not in {tool.name for tool in tools}:
+        raise BadRequest(
+            f"`tool_choice` names {name[:64]!r}, which is not among the `tools`.",
+            param="tool_choice",
+        )
+
+
+SUMMARIZE = (
+    "Our conversation has become too long. Summarise all of it for somebody who will go on with "
+    "it and can't read it: what was asked for, what was found out, decided and done, with the "
+    "names, numbers, paths and results that matter, and what is left to do. Write only the summary."
+)

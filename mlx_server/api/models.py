@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from mlx_server.api.errors import is_anthropic
 from mlx_server.api.handlers import json_response
-from mlx_server.api.messages.errors import is_anthropic
-from mlx_server.api.messages.router import model_info, page
-from mlx_server.errors import AdapterNotFound, served_names
+from mlx_server.api.messages.routes import model_info, page
+from mlx_server.errors import AdapterNotFound, ModelNotFound, served_names
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities, Task
 
@@ -135,3 +135,13 @@ async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:
         "adapters": await pool.adapter_names(id),
         **described(await pool.capabilities(id)),
     }
+
+
+async def model_or_default(pool: Pool, requested: str | None) -> str:
+    """The requested model, or the first of models.yaml that generates text."""
+    if requested:
+        return requested
+    for spec in pool.models.specs:
+        if spec.upstream or (await pool.prepared(spec.id)).task == "generate":
+            return spec.id
+    raise ModelNotFound("No model is listed in models.yaml that generates text.", param="model")

@@ -9,16 +9,20 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api import formats, strict_json
 from mlx_server.api.accumulator import Accumulator
-from mlx_server.api.body import documented, read
-from mlx_server.api.chat_completions.input import messages
-from mlx_server.api.chat_completions.protocol import FunctionName, MessageParam
-from mlx_server.api.continuation import ContinuationBody
-from mlx_server.api.default_model import model_or_default
-from mlx_server.api.fields import Items, ResponseTokens, SamplingBody, ThinkingTokens, WireModel
+from mlx_server.api.chat_completions.input import FunctionName, MessageParam, messages
+from mlx_server.api.fields import (
+    ContinuationBody,
+    Items,
+    ResponseTokens,
+    SamplingBody,
+    ThinkingTokens,
+    WireModel,
+    check_choice,
+)
 from mlx_server.api.formats import ResponseFormat
-from mlx_server.api.handlers import respond_buffered, while_connected
+from mlx_server.api.handlers import documented, read, respond_buffered, while_connected
 from mlx_server.api.histories import MENDED
-from mlx_server.api.tool_choice import check_choice
+from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families.base import ModelFamily

@@ -4,23 +4,29 @@ Any web page can make the browser on this machine send requests to a local serve
 has a foreign Host (DNS rebinding) or a foreign Origin.
 """
 
+import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
+import os
 import re
+import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
-from mlx_server.api.errors import error_response
-from mlx_server.api.messages.errors import is_anthropic
-from mlx_server.api.signatures import Signer
+from mlx_server.api.errors import error_response, is_anthropic
 from mlx_server.api.strict_json import quoted
 from mlx_server.api.transport.admission import source_of
 from mlx_server.errors import (
@@ -35,16 +41,85 @@ from mlx_server.errors import (
 from mlx_server.fair_queue import Programs
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import HOPS_HEADER, GenerateRequest
+from mlx_server.system.files import open_regular, own_path, write_private
 from mlx_server.system.logs import RequestLogContext, request_context
 
+SIGNED, SEALED = "mlx1.", "mlx3."
+"""Beginnings of a signature of a thought, and of a sealed text."""
+
+
+class Signer:
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        # the same text has the same seal, in each event of a stream that shows it
+        self._cipher = AESSIV(hmac.digest(key, SEALED.encode(), hashlib.sha512))
+
+    def of(self, owner: str) -> "Signer":
+        """The signer for one API key: what it seals can be opened with this key only.
+
+        owner: made from the key; empty without keys, where all clients share one signer.
+        """
+        return Signer(hmac.digest(self._key, b"owner:" + owner.encode(), hashlib.sha256))
+
+    def sign(self, thought: str) -> str:
+        return SIGNED + _encoded(self._mac(_bytes(thought)))
+
+    def seal(self, text: str) -> str:
+        """Encrypts a thought or a summary, for the client to send back."""
+        return SEALED + _encoded(self._cipher.encrypt(_bytes(text), None))
+
+    def is_own(self, thought: str, signature: str) -> bool:
+        """Whether the thought was written for this API key and is unchanged."""
+        if signature.startswith(SEALED):
+            return self.opened(signature) == thought
+        raw = _decoded(signature, SIGNED)
+        return raw is not None and hmac.compare_digest(raw, self._mac(_bytes(thought)))
+
+    def opened(self, sealed: str) -> str | None:
+        """Decrypts a text of `seal`; None if it was not made for this API key."""
+        raw = _decoded(sealed, SEALED)
+        if raw is None:
+            return None
+        try:
+            return self._cipher.decrypt(raw, None).decode()
+        except (InvalidTag, ValueError):  # ValueError: too short for a tag
+            return None
+
+    def _mac(self, raw: bytes) -> bytes:
+        return hmac.digest(self._key, raw, hashlib.sha256)
+
+
+def _bytes(thought: str) -> bytes:
+    return thought.encode(errors="replace")
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _decoded(signature: str, kind: str) -> bytes | None:
+    if not signature.startswith(kind):
+        return None
+    try:
+        return base64.b64decode(signature.removeprefix(kind), validate=True)
+    except ValueError:
+        return None
+
+
 METHODS = "GET, POST, DELETE, OPTIONS"
+
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
+
 EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
+
 OWN_SITES = {"same-origin", "none"}
+
 PREFLIGHT_SECONDS = "600"
+
 POLICY_VIOLATION = 1008
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
+
 THIS_MACHINE = "127.0.0.1"
 
 CLIENT_HEADER = "x-mlx-server-client"
@@ -53,12 +128,18 @@ CLIENT_HEADER = "x-mlx-server-client"
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?::[0-9]{1,5})?")
+
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s:*@?#]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
 REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
+
 # int() refuses more than 4300 digits
 HOPS = re.compile(r"[0-9]{1,3}")
+
 LENGTH = re.compile(r"[0-9]{1,4000}")
+
 UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
 """Content types of a body to which the client gave none: aiohttp sends the second."""
 
@@ -414,3 +495,53 @@ async def _refuse(error: ServerError, scope: Scope, receive: Receive, send: Send
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         return
     await error_response(error, scope)(scope, receive, send)
+
+
+KEY_FILE = "secret.key"
+
+KEY_BYTES = 32
+
+log = logging.getLogger("mlx_server")
+
+
+def secret_key(folder: Path | None) -> bytes:
+    """The key in this folder, made on first use and readable by the owner only.
+
+    Without a folder, or where none can be written, the key is new each time: signatures of an
+    earlier server are then unknown.
+    """
+    if folder is None:
+        return secrets.token_bytes(KEY_BYTES)
+    path = folder / KEY_FILE
+    try:
+        _create(path)
+        with open_regular(own_path(path), is_own=True) as file:
+            found = file.read(KEY_BYTES + 1)
+    except OSError as error:
+        log.warning(
+            "%s in the data directory can't be used, so this server signs with a new key: %s",
+            KEY_FILE,
+            error.strerror,
+        )
+        return secrets.token_bytes(KEY_BYTES)
+    if len(found) != KEY_BYTES:
+        log.warning(
+            "%s in the data directory is damaged: delete it, and the server makes a new one",
+            KEY_FILE,
+        )
+        return secrets.token_bytes(KEY_BYTES)
+    return found
+
+
+def _create(path: Path) -> None:
+    """Writes a new key unless there is one. It appears whole, also if two servers start at once."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        write_private(draft, secrets.token_bytes(KEY_BYTES))
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -8,14 +8,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.body import documented, read
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.protocol import ChatBody, MessageParam, ToolParam
+from mlx_server.api.chat_completions.input import ChatBody, MessageParam, ToolParam, to_request
 from mlx_server.api.completions import TokenId
-from mlx_server.api.default_model import model_or_default
 from mlx_server.api.fields import Items, WireModel, ignored_header
-from mlx_server.api.handlers import json_response
+from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
+from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tokenization import chat_tokens, literal_tokens, text_of, text_tokens
 from mlx_server.messages import Conversation, media_places

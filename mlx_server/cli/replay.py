@@ -17,10 +17,9 @@ import yaml
 from pydantic import ValidationError
 
 from mlx_server import limits
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.api.errors import validation_error
-from mlx_server.api.transcript_recorder import (
+from mlx_server.api.replay import (
     Entry,
     TranscriptRecorder,
     conditions,

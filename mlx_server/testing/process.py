@@ -25,7 +25,7 @@ def main() -> None:
     from mlx_server.engine.engine_process import EarlyProcess
 
     early = EarlyProcess()  # it imports MLX while the app is imported here
-    from mlx_server.api import given_answers
+    from mlx_server.api.replay import install_given
     from mlx_server.app import create_app, run_app
     from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
     from mlx_server.families import FAMILIES
@@ -46,7 +46,7 @@ def main() -> None:
     given = GivenAnswers()
     app = create_app(settings, recordings=dict.fromkeys(models, given))
     app.state.pool.make_engine = _engines(early)
-    given_answers.install(app, given, key)
+    install_given(app, given, key)
     gc.freeze()
     gc.enable()
     # while the engine's process starts; without the vocabulary the first answer of gpt-oss waits

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.messages.input import to_request as of_messages
 from mlx_server.api.messages.protocol import MessagesBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.signatures import Signer
+from mlx_server.api.security import Signer
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from mlx_server.api.access_log import AccessLog
+from mlx_server.api.middleware import AccessLog
 from mlx_server.system import logs
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine
@@ -187,7 +187,7 @@ def test_responses_over_a_websocket_are_told_one_by_one(client: TestClient, line
 def test_other_lines_have_the_id_too(
     tiny_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScriptedEngine, "_said", None)
+    monkeypatch.setattr(ScriptedEngine, "said", None)
     monkeypatch.setattr(caplog.handler, "formatter", logs.PlainFormatter())
     with wire.client(tiny_path, ScriptedEngine()) as client:
         client.post("/v1/completions", json=COMPLETION, headers=OWN_ID)

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api.adapters import LOAD, UNLOAD
+from mlx_server.api.pool import LOAD, UNLOAD
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from tests.api import wire

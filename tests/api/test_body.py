@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from mlx_server.api import body, errors
+from mlx_server.api import errors, handlers
 from mlx_server.api.fields import WireModel
 from mlx_server.request_threads import in_thread
 
@@ -23,7 +23,7 @@ def post(content: dict[str, Any]) -> httpx.Response:
 
     @app.post("/echo")
     async def echo(http: Request) -> int:
-        return len((await body.read(http, Echo)).text)
+        return len((await handlers.read(http, Echo)).text)
 
     async def answer() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
@@ -42,7 +42,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(raw))
         return await in_thread(function, raw, wire_type)
 
-    monkeypatch.setattr(body, "in_thread", watched)
+    monkeypatch.setattr(handlers, "in_thread", watched)
     return sizes
 
 
@@ -52,11 +52,11 @@ def test_only_large_bodies_are_parsed_in_a_thread(threads: list[int]) -> None:
     threads.clear()
     assert post({"text": "x"}).json() == 1
     assert threads == []
-    assert post({"text": "x" * body.LARGE_BYTES}).json() == body.LARGE_BYTES
+    assert post({"text": "x" * handlers.LARGE_BYTES}).json() == handlers.LARGE_BYTES
     assert len(threads) == 1
 
 
-@pytest.mark.parametrize("padding", [0, body.LARGE_BYTES])
+@pytest.mark.parametrize("padding", [0, handlers.LARGE_BYTES])
 def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
     answer = post({"text": 5, "padding": "x" * padding})
     assert answer.status_code == 400
@@ -69,7 +69,7 @@ def test_the_bytes_of_a_body_are_not_kept_for_its_answer() -> None:
 
     @app.post("/echo")
     async def echo(http: Request) -> None:
-        await body.read(http, Echo)
+        await handlers.read(http, Echo)
         kept.append(any(isinstance(held, bytes) for held in vars(http).values()))
 
     async def send() -> None:

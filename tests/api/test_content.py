@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from mlx_server.api.chat_completions.protocol import MessageParam
+from mlx_server.api.chat_completions.input import MessageParam
 from mlx_server.api.content import Content, parts_of, thoughts_of
 from mlx_server.messages import Media, content_of
 

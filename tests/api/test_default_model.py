@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.default_model import model_or_default
+from mlx_server.api.models import model_or_default
 from mlx_server.errors import ModelNotFound
 
 pytestmark = pytest.mark.anyio

@@ -42,22 +42,22 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
 
 from mlx_server.api import conversations
-from mlx_server.api.chat_completions.protocol import ChatBody
-from mlx_server.api.chat_completions.router import PATH as CHAT
-from mlx_server.api.chat_completions.router import filter_of
-from mlx_server.api.chat_completions.router import router as chat_router
+from mlx_server.api.chat_completions.input import ChatBody
+from mlx_server.api.chat_completions.routes import PATH as CHAT
+from mlx_server.api.chat_completions.routes import filter_of
+from mlx_server.api.chat_completions.routes import router as chat_router
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import PATH as CONVERSATIONS
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import WireModel
-from mlx_server.api.given_answers import GivenBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.replay import GivenBody
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.router import PATH as RESPONSES
-from mlx_server.api.responses.router import included
-from mlx_server.api.responses.router import router as responses_router
+from mlx_server.api.responses.routes import PATH as RESPONSES
+from mlx_server.api.responses.routes import included
+from mlx_server.api.responses.routes import router as responses_router
 from mlx_server.errors import BadRequest
 from tests.hostile.routes import ROUTES
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.messages import Conversation

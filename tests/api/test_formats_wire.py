@@ -11,8 +11,8 @@ from openai import OpenAI
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.completions import to_request as of_completions
 from mlx_server.errors import BadRequest

@@ -1,7 +1,7 @@
 """What the server of a test run keeps of its requests."""
 
 from mlx_server import limits
-from mlx_server.api.given_answers import RecordedRequests
+from mlx_server.api.replay import RecordedRequests
 
 
 def test_the_oldest_requests_are_dropped() -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
-from mlx_server.api.lifespan import DiscreetLifespan
+from mlx_server.api.middleware import DiscreetLifespan
 from mlx_server.errors import ModelUnusable
 
 SECRET = "/home/me/secret"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api import media
-from mlx_server.api.media import of_data, of_part, of_url
+from mlx_server.api import content
+from mlx_server.api.content import of_data, of_part, of_url
 
 WIDE, HIGH = 640, 480
 
@@ -120,7 +120,7 @@ def test_only_the_beginning_of_a_picture_is_decoded(monkeypatch: pytest.MonkeyPa
         decoded.append(len(data))
         return base64.b64decode(data)
 
-    monkeypatch.setattr(media, "decode", counted)
+    monkeypatch.setattr(content, "decode", counted)
     endless = jpeg()[:8] + b"\xff\xe0\x00\x02" * (4 << 20)
     assert of_url("image", url(endless, "image/jpeg"), "p").about == "image/jpeg"
     assert sum(decoded) < 1 << 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.models import ABILITY_PARAMS, GENERATION_PARAMS, described
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.pool.prepare import Capabilities

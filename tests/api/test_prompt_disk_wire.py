@@ -5,19 +5,18 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.completions import to_request as of_completions
 from mlx_server.api.messages.input import to_request as of_messages
 from mlx_server.api.messages.protocol import MessagesBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.native import to_request as of_native
-from mlx_server.api.ollama.input import generate_request
-from mlx_server.api.ollama.protocol import GenerateBody
+from mlx_server.api.ollama.input import GenerateBody, generate_request
 from mlx_server.api.responses import input as responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.signatures import Signer
+from mlx_server.api.security import Signer
 from mlx_server.families import family_named
 from mlx_server.requests import GenerateRequest
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.samples import SECONDS, Samples
+from mlx_server.api.metrics import SAMPLE_SECONDS, Samples
 from mlx_server.engine.messages import StepOutput, Token
 
 
@@ -12,7 +12,7 @@ def step(tokens: int) -> StepOutput:
 
 
 class Clock:
-    now = 1_000_000.0 * SECONDS
+    now = 1_000_000.0 * SAMPLE_SECONDS
 
     def __call__(self) -> float:
         return self.now
@@ -29,7 +29,7 @@ def test_speed_counts_the_time_in_which_tokens_came() -> None:
     samples.first_token(1.0)
     samples.first_token(3.0)
     found = samples.columns()
-    assert found["at"] == [1_000_000 * SECONDS]
+    assert found["at"] == [1_000_000 * SAMPLE_SECONDS]
     assert found["tokens_per_second"] == [pytest.approx(40, rel=0.01)]
     assert found["first_token_seconds"] == [2.0]
 
@@ -40,13 +40,13 @@ def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_hap
     samples.memory(100)
     samples.memory(900)
     samples.memory(500)
-    clock.now += 40 * SECONDS
+    clock.now += 40 * SAMPLE_SECONDS
     samples.memory(500)
     samples.memory(200)
     found = samples.columns()
     assert found["memory"] == [900, 500]
     assert found["memory_now"] == 200
-    assert [at - found["at"][0] for at in found["at"]] == [0, 40 * SECONDS]
+    assert [at - found["at"][0] for at in found["at"]] == [0, 40 * SAMPLE_SECONDS]
 
 
 def test_samples_are_bounded_in_number_and_in_time() -> None:
@@ -54,7 +54,7 @@ def test_samples_are_bounded_in_number_and_in_time() -> None:
     samples = Samples(clock)
     for number in range(most + 50):
         samples.memory(number + 1)
-        clock.now += SECONDS
+        clock.now += SAMPLE_SECONDS
     assert len(samples.columns()["at"]) == most
-    clock.now += SECONDS * (most - 10)
+    clock.now += SAMPLE_SECONDS * (most - 10)
     assert len(samples.columns()["at"]) == 10

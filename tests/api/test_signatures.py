@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from mlx_server.api.signatures import Signer, secret_key
+from mlx_server.api.security import Signer, secret_key
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import StoreSettings
 from tests.api import wire

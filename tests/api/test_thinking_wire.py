@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.api.responses import input as responses
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.messages import Conversation

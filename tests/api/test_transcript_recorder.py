@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_server.api.transcript_recorder import TranscriptRecorder
+from mlx_server.api.replay import TranscriptRecorder
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message

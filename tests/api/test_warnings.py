@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from mlx_server.api.chat_completions.output import ChatOutput
+from mlx_server.api.chat_completions.answer import ChatOutput
 from mlx_server.api.completions import CompletionOutput
 from mlx_server.api.metrics import Metrics
 from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Violation

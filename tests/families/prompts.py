@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.messages import Conversation

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.api.adapters import Load, Unload
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
-from mlx_server.api.ollama import protocol as ollama
+from mlx_server.api.ollama import input as ollama
+from mlx_server.api.pool import Load, Unload
 from mlx_server.api.replay import Reset
 from mlx_server.api.rerank import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody

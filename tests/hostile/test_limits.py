@@ -21,18 +21,17 @@ from tokenizers import models, normalizers
 
 from mlx_server import limits
 from mlx_server.api import fields, security, strict_json
-from mlx_server.api.adapters import Load
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody
 from mlx_server.api.formats import JsonSchemaParam
+from mlx_server.api.pool import Load
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import EventLog, Runs
 from mlx_server.api.responses.tools import McpTool
 from mlx_server.api.responses.web_socket import UnstoredContext
-from mlx_server.api.transport.byte_budget import ByteBudget
-from mlx_server.api.transport.framing import StrictConnection
-from mlx_server.api.transport.slow_clients import SlowClientGuard
+from mlx_server.api.transport.http import SlowClientGuard, StrictConnection
+from mlx_server.api.transport.web_sockets import ByteBudget
 from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.checkpoints.weights_files import BadHeader, read_header_of
 from mlx_server.engine.messages import Generate, Grammar, Thinking

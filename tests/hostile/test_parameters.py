@@ -14,13 +14,10 @@ from pydantic import BaseModel
 
 from mlx_server.api import native
 from mlx_server.api.completions import CompletionBody
-from mlx_server.api.continuation import ContinuationBody
-from mlx_server.api.fields import GenerationBody, SamplingBody
+from mlx_server.api.fields import ContinuationBody, GenerationBody, SamplingBody, ThinkingBody
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.responses.input import select_tools
-from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.response import new_response
-from mlx_server.api.thinking import ThinkingBody
+from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.config.models_yaml import spec_named
 from mlx_server.lora.catalog import AdapterLocation
 from mlx_server.pool.prepare import prepare

@@ -14,8 +14,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody

@@ -15,15 +15,15 @@ import pytest
 from mcp import types
 from pydantic import ValidationError
 
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
-from mlx_server.api.chat_completions.protocol import ChatBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.native import to_request as of_native
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.signatures import SEALED, Signer
+from mlx_server.api.security import SEALED, Signer
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ServerTools

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.api.signatures import KEY_BYTES, KEY_FILE, secret_key
+from mlx_server.api.security import KEY_BYTES, KEY_FILE, secret_key
 from mlx_server.cli import app
 from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection
 from mlx_server.clients.connect.writing import changes, write

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from mlx_server.api.given_answers import GIVEN
+from mlx_server.api.replay import GIVEN
 from mlx_server.testing import MlxReplay, call, raw, say, think, tokens
 from mlx_server.testing.server import TestRunServer
 from tests.live.server import PLAIN

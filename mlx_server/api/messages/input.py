@@ -4,16 +4,22 @@ Messages of one role in a row are one turn, however their blocks are divided: te
 request and as a string in the next gives the same prompt, and so is found in the prompt cache.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_server.api import formats, media
-from mlx_server.api.compaction_prompt import SUMMARIZE
-from mlx_server.api.content import OtherPart, path_to
-from mlx_server.api.files import FileData, content_of_data, content_of_file
+from mlx_server.api import formats
+from mlx_server.api.content import (
+    FileData,
+    OtherPart,
+    content_of_data,
+    content_of_file,
+    kind_of,
+    of_part,
+    path_to,
+)
+from mlx_server.api.fields import SOME_EFFORT, SUMMARIZE, check_offered, check_usable
 from mlx_server.api.formats import FormatChoice, the_only_format
-from mlx_server.api.messages.effort import effort_of, only_has_results
 from mlx_server.api.messages.protocol import (
     AnthropicMessageParam,
     AnthropicThinking,
@@ -47,9 +53,7 @@ from mlx_server.api.messages.protocol import (
     ToolSearchBlock,
     ToolUseBlock,
 )
-from mlx_server.api.signatures import Signer
-from mlx_server.api.thinking import SOME_EFFORT
-from mlx_server.api.tool_choice import check_offered, check_usable
+from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,
@@ -336,8 +340,8 @@ class Turns:
 
 
 def _medium(block: MediaBlock, where: str) -> Media:
-    kind = media.kind_of(block.type) or "file"
-    return media.of_part(kind, block.model_extra or {}, path_to(where, block.type))
+    kind = kind_of(block.type) or "file"
+    return of_part(kind, block.model_extra or {}, path_to(where, block.type))
 
 
 def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
@@ -499,3 +503,26 @@ def _formats(body: PromptBody) -> Iterator[FormatChoice]:
         if found:
             json = JsonFormat(found.schema_, strict=True)
             yield {"format": json, "format_param": f"{name}.schema"}
+
+
+def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
+    """The one that is in effect for the answer.
+
+    A message that directly follows new input of the user sets the effort of the answer to that
+    input, and any other from the next input on. Results of tools are not new input.
+    """
+    current = coming = None
+    follows_input = False
+    for message in messages:
+        if message.speaker != "system":
+            follows_input = message.speaker == "user" and not only_has_results(message)
+            current = coming if follows_input else current
+        elif message.output_config and message.output_config.effort:
+            coming = message.output_config.effort
+            current = coming if follows_input else current
+    return current
+
+
+def only_has_results(message: AnthropicMessageParam) -> bool:
+    content = message.content
+    return isinstance(content, list) and all(block.type == "tool_result" for block in content)

@@ -6,22 +6,23 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
-from mlx_server.api import media
-from mlx_server.api.content import OtherPart, as_parts
+from mlx_server.api.content import OtherPart, as_parts, kind_of
+from mlx_server.api.errors import NO_THREADS
 from mlx_server.api.fields import (
     REPORTED_ELSEWHERE,
+    UNKNOWN_ROLE,
     WHOLE,
     Arguments,
     Items,
+    RoleName,
     SamplingBody,
     StopStrings,
     Text,
     ThinkingTokens,
     WireModel,
+    role_of,
 )
 from mlx_server.api.histories import MENDED
-from mlx_server.api.messages.errors import NO_THREADS
-from mlx_server.api.roles import UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.errors import BadRequest
 
 Name = Annotated[str, Field(min_length=1)]
@@ -130,7 +131,7 @@ def _kind_of_block(known: Container[str], value: Any) -> str:
     kind = _type_of(value)
     if not isinstance(kind, str) or kind in known:
         return ""
-    return "<media>" if media.kind_of(kind) else "<other>"
+    return "<media>" if kind_of(kind) else "<other>"
 
 
 def _kind_of_content(value: Any) -> str:

@@ -1,23 +1,32 @@
-"""Converts the bodies of `/api/chat` and `/api/generate` to a `GenerateRequest`."""
+"""`/api/chat`, `/api/generate` and `/api/show` on the wire, as Ollama documents them."""
 
+import math
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from mlx_server.api import formats, media
-from mlx_server.api.content import parts_of
-from mlx_server.api.formats import FormatChoice
-from mlx_server.api.ollama.protocol import (
-    AnswerBody,
-    CalledFunction,
-    GenerateBody,
-    OllamaChatBody,
-    OllamaMessageParam,
-    Options,
-    ToolCallParam,
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api import formats
+from mlx_server.api.content import Content, of_data, parts_of
+from mlx_server.api.embeddings import Dimensions
+from mlx_server.api.fields import (
+    ROLES,
+    SOME_EFFORT,
+    UNKNOWN_ROLE,
+    WHOLE,
+    Arguments,
+    Items,
+    RoleName,
+    SamplingBody,
+    Text,
+    WireModel,
+    role_of,
 )
-from mlx_server.api.roles import role_of
-from mlx_server.api.thinking import SOME_EFFORT
+from mlx_server.api.formats import FormatChoice
+from mlx_server.api.histories import MENDED
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,
@@ -29,7 +38,227 @@ from mlx_server.messages import (
     content_of,
     media_parts,
 )
-from mlx_server.requests import GenerateRequest, JsonFormat, Prompt
+from mlx_server.requests import GenerateRequest, JsonFormat, Prompt, SamplingChoices
+
+PARAM = "keep_alive"
+MOST_CHARACTERS = 40
+MOST_SECONDS = 1e9
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+NUMBER = re.compile(r"-?[0-9]+\.?[0-9]*")
+
+KeepAlive = int | float | str
+
+
+def seconds_of(given: KeepAlive) -> float:
+    """Infinite for a negative duration, which means that the model stays until memory is needed."""
+    # a whole number may be too large for a float
+    found = _parsed(given) if isinstance(given, str) else max(-1, min(given, 2 * MOST_SECONDS))
+    return math.inf if found < 0 or found > MOST_SECONDS else found
+
+
+def _parsed(text: str) -> float:
+    if len(text) <= MOST_CHARACTERS:
+        if NUMBER.fullmatch(text):
+            return float(text)
+        duration = text.removeprefix("-")
+        if duration and not PART.sub("", duration):
+            parts = PART.findall(duration)
+            total = sum(float(number) * SECONDS[unit] for number, unit in parts)
+            return -total if text.startswith("-") else total
+    raise BadRequest(
+        f"`{PARAM}` should be a number of seconds or a duration such as 5m or 1h30m; it is "
+        f"{text[:MOST_CHARACTERS]!r}.",
+        param=PARAM,
+    )
+
+
+Name = Annotated[str, Field(min_length=1)]
+Think = bool | Literal["low", "medium", "high", "max"]
+Format = Literal["", "json"] | dict[str, Any]
+Images = Items[str]
+
+
+class Options(SamplingBody):
+    """Ollama's names of the sampling parameters, besides those of the other endpoints."""
+
+    num_predict: Annotated[int, Field(ge=-2, lt=2**53), WHOLE] | None = None
+    """A value that is not positive stands for as many tokens as fit the context."""
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+    def choices(self) -> SamplingChoices:
+        found = super().choices()
+        if self.repeat_penalty is not None and self.repetition_penalty is not None:
+            raise BadRequest(
+                "`repeat_penalty` and `repetition_penalty` are two names of one parameter: send "
+                "only one of them.",
+                param="options.repetition_penalty",
+            )
+        if self.repeat_penalty is not None:
+            found["repetition_penalty"] = self.repeat_penalty
+        return found
+
+    @property
+    def chosen_seed(self) -> int | None:
+        """None for a negative seed, which asks for a random one."""
+        return self.seed if self.seed is not None and self.seed >= 0 else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+
+class AnswerBody(WireModel):
+    """The fields that `/api/chat` and `/api/generate` share."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
+    """Fields that are refused unless they are empty, with the reason."""
+
+    model: Name
+    stream: bool | None = None
+    """Unlike elsewhere, an answer is streamed by default."""
+    format: Format | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """The seconds for which the model is kept; None leaves that to models.yaml."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+
+    @property
+    def unloads(self) -> bool:
+        return self.keep_seconds is not None and math.isclose(self.keep_seconds, 0)
+
+    def ignored(self) -> list[str]:
+        """Paths of the fields without effect. Raises BadRequest for a field in `UNSUPPORTED`, also
+        in `options`."""
+        given = self.model_extra or {}
+        for name, reason in self.UNSUPPORTED.items():
+            if given.get(name):
+                raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
+        if self.options:
+            self.options.refuse_unsupported()
+        return super().ignored()
+
+
+class CalledFunction(WireModel):
+    ACCEPTED = frozenset({"index"})
+
+    name: Text = None
+    arguments: Arguments = None
+
+
+class ToolCallParam(WireModel):
+    ACCEPTED = frozenset({"type"})
+
+    id: Text = None
+    function: CalledFunction | None = None
+
+
+READ_BY_ROLE = {
+    "assistant": ("thinking", "tool_calls"),
+    "tool": ("tool_name", "tool_call_id"),
+}
+"""The fields of a message that have an effect, besides its content."""
+
+
+class OllamaMessageParam(WireModel):
+    role: RoleName = UNKNOWN_ROLE
+    content: Content | None = None
+    thinking: Text = None
+    images: Images | None = None
+    tool_calls: Items[ToolCallParam] | None = None
+    tool_name: Text = None
+    tool_call_id: Text = None
+
+    def unused(self) -> Iterable[str]:
+        if self.role not in ROLES:
+            yield "role"
+        used = READ_BY_ROLE.get(role_of(self.role), ())
+        for name in ("thinking", "tool_calls", "tool_name", "tool_call_id"):
+            if name not in used and getattr(self, name):
+                yield name
+
+
+class OllamaFunctionParam(WireModel):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolParam(WireModel):
+    type: Literal["function"] | None = None
+    function: OllamaFunctionParam
+
+
+class OllamaChatBody(AnswerBody):
+    messages: Annotated[Items[OllamaMessageParam], MENDED] | None = None
+    """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
+
+
+class GenerateBody(AnswerBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "template": "the model's owner sets it in models.yaml",
+        "suffix": "these models can't insert text before a suffix",
+    }
+    ACCEPTED = frozenset(UNSUPPORTED)
+    """Empty ones ask for nothing."""
+
+    prompt: str | None = None
+    """Without one, the model is loaded, or unloaded if `keep_alive` is 0."""
+    system: str | None = None
+    raw: bool | None = None
+    """Whether the prompt is continued as it is, and not answered as a message."""
+    images: Images | None = None
+
+    def unused(self) -> Iterable[str]:
+        for name in ("think", "images") if self.raw else ():
+            if getattr(self, name) is not None:
+                yield name
+
+
+class ShowBody(WireModel):
+    model: Name | None = None
+    name: Name | None = None
+    """The older name of `model`."""
+
+
+class EmbedBody(WireModel):
+    """`/api/embed`. The options that have an effect on an embedding are none."""
+
+    model: Name
+    input: str | Items[str] | None = None
+    truncate: bool | None = None
+    """Whether inputs that are too long are cut, which they are by default."""
+    dimensions: Dimensions | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
+
+class OlderEmbedBody(WireModel):
+    """`/api/embeddings`, which takes one text."""
+
+    model: Name
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
 
 EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "xhigh"}
 """Ollama's words for an effort that the families know by another one."""
@@ -152,4 +381,4 @@ class _UnansweredCalls:
 
 
 def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
-    return (media.of_data("image", image, "", place) for image in images or ())
+    return (of_data("image", image, "", place) for image in images or ())

@@ -10,7 +10,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.content import parts_of, thoughts_of
-from mlx_server.api.fields import check_stream_options
+from mlx_server.api.fields import check_choice, check_stream_options, check_usable, role_of
 from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.responses.items import (
     AdditionalToolsItem,
@@ -53,8 +53,6 @@ from mlx_server.api.responses.tools import (
     tool_table,
     without_use,
 )
-from mlx_server.api.roles import role_of
-from mlx_server.api.tool_choice import check_choice, check_usable
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,

@@ -10,9 +10,17 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mlx_server import limits
 from mlx_server.api.content import Content, OtherPart, TextPart, as_parts, unused_thoughts
-from mlx_server.api.fields import Arguments, Items, Text, WireModel
+from mlx_server.api.fields import (
+    ROLES,
+    UNKNOWN_ROLE,
+    Arguments,
+    Items,
+    RoleName,
+    Text,
+    WireModel,
+    role_of,
+)
 from mlx_server.api.responses.tools import ToolParam
-from mlx_server.api.roles import ROLES, UNKNOWN_ROLE, RoleName, role_of
 from mlx_server.messages import Phase
 
 Wire = dict[str, Any]

@@ -6,16 +6,22 @@ The events have no `sequence_number` yet: the response adds it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from mlx_server.api.accumulator import arguments_object
+from mlx_server.api.freeform import FreeformInput
 from mlx_server.api.responses.items import Seal, Wire, new_id
+from mlx_server.api.responses.tools import HostedTools, OfferedTool
 from mlx_server.events import (
     ApprovalRequested,
+    BuiltInCall,
     ListedTool,
     McpCallFinished,
     McpCallStarted,
     TokenLogprob,
+    ToolCallStarted,
     ToolsListed,
 )
 from mlx_server.messages import EXTRA_CONTENT, Phase
+from mlx_server.repair.model_json import parsed
 
 Events = Iterator[Wire]
 End = Literal["completed", "incomplete", "failed"]
@@ -287,3 +293,167 @@ def _listed(tool: ListedTool) -> Wire:
 
 def _token(token: TokenLogprob) -> Wire:
     return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+class ClientCall(StreamedCall):
+    def __init__(
+        self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
+    ) -> None:
+        super().__init__(output_index)
+        self._call_id = call.id
+        self._name = called.name if called else call.name
+        self._namespace = called.namespace if called else None
+        self._extra = call.extra_content
+
+    def wire(self) -> Wire:
+        namespace = {"namespace": self._namespace} if self._namespace else {}
+        named = {"call_id": self._call_id, "name": self._name, **namespace}
+        extra = {EXTRA_CONTENT: self._extra} if self._extra else {}
+        return {**self._head(), **named, **self._final_fields(), **extra}
+
+
+class StreamedFunctionCall(ClientCall):
+    kind, arguments = "function_call", "function_call_arguments"
+
+
+class StreamedCustomCall(ClientCall):
+    """A call of a tool whose input is free text."""
+
+    kind, arguments = "custom_tool_call", "custom_tool_call_input"
+
+    def __init__(
+        self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
+    ) -> None:
+        super().__init__(output_index, call, called)
+        self._input = FreeformInput()
+
+    def add(self, arguments: str) -> Events:
+        yield from self._delta(self._input.feed(arguments))
+
+    def end(self, status: End) -> Events:
+        if status == "completed":
+            yield from self._delta(self._input.finish())
+        yield from super().end(status)
+
+    def _delta(self, text: str) -> Events:
+        if text:
+            yield self._event(f"{self.arguments}.delta", delta=text)
+
+    def _final_fields(self) -> Wire:
+        return {"input": self._input.text}
+
+
+class StreamedToolSearch(ClientCall):
+    """A search for tools, which the client runs. It has no events for its arguments."""
+
+    kind = "tool_search_call"
+
+    def wire(self) -> Wire:
+        called = {"call_id": self._call_id, "execution": "client"}
+        return {**self._head(), **called, "arguments": self._arguments()}
+
+    def add(self, arguments: str) -> Events:
+        self._pieces.append(arguments)
+        yield from ()
+
+    def finished_events(self) -> Events:
+        yield from ()
+
+    def _arguments(self) -> object:
+        return arguments_object("".join(self._pieces)) if self.status == "completed" else {}
+
+
+CLIENT_CALLS: dict[str, type[ClientCall]] = {
+    "function": StreamedFunctionCall,
+    "custom": StreamedCustomCall,
+    "tool_search": StreamedToolSearch,
+}
+
+
+def client_call(call: ToolCallStarted, called: OfferedTool | None, output_index: int) -> ClientCall:
+    """The item for a call; `called` is the tool, None if the request did not list it."""
+    return CLIENT_CALLS[called.kind if called else "function"](output_index, call, called)
+
+
+NO_CONTAINER = "auto"
+"""OpenAI's value for a container that does not exist yet; `container_id` is required."""
+
+
+class StreamedWebSearchCall(OutputItem):
+    kind = "web_search_call"
+
+    def __init__(self, output_index: int, action: Wire) -> None:
+        super().__init__(output_index)
+        self._action = action
+
+    def wire(self) -> Wire:
+        return {**self._head(), "action": self._action}
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        yield self._event("web_search_call.in_progress")
+
+
+class StreamedCodeInterpreterCall(OutputItem):
+    kind = "code_interpreter_call"
+
+    def __init__(self, output_index: int, code: str) -> None:
+        super().__init__(output_index)
+        self._code = code
+
+    def wire(self) -> Wire:
+        code = "" if self.status == "in_progress" else self._code
+        return {**self._head(), "code": code, "container_id": NO_CONTAINER, "outputs": None}
+
+    def begin(self) -> Events:
+        yield from super().begin()
+        yield self._event("code_interpreter_call.in_progress")
+
+    def end(self, status: End) -> Events:
+        if self._code:
+            yield self._event("code_interpreter_call_code.delta", delta=self._code)
+        yield self._event("code_interpreter_call_code.done", code=self._code)
+        yield from super().end(status)
+
+
+def built_in_call(call: BuiltInCall, output_index: int, offered: HostedTools) -> OutputItem | None:
+    """The item for a call; None if the call belongs into the reasoning, as that of a tool does
+    that the client did not list."""
+    if offered.searches and (action := action_of(call)):
+        return StreamedWebSearchCall(output_index, action)
+    if offered.interprets and not call.tool.startswith("browser"):
+        return StreamedCodeInterpreterCall(output_index, call.text)
+    return None
+
+
+def action_of(call: BuiltInCall) -> Wire | None:
+    """The action of a browser call; None for other tools and for invalid arguments."""
+    arguments = _arguments(call)
+    if arguments is None:
+        return None
+    match call.tool:
+        case "browser.search":
+            return {"type": "search", **_only_texts(query=arguments.get("query"))}
+        case "browser.open":  # the id is a URL or the number of a link
+            return {"type": "open_page", **_only_texts(url=arguments.get("id"))}
+        case "browser.find":  # the URL of the page is not in the arguments
+            pattern = _only_texts(pattern=arguments.get("pattern"))
+            return {"type": "find_in_page", "pattern": "", "url": "", **pattern}
+    return None
+
+
+def _arguments(call: BuiltInCall) -> Wire | None:
+    try:
+        found = parsed(call.text or "{}")
+    except ValueError:
+        return None if call.is_whole else {}
+    return found if isinstance(found, dict) else None
+
+
+def _only_texts(**given: object) -> Wire:
+    """The values that are text. Lone surrogates, which a model may write, are replaced."""
+    return {
+        name: value.encode(errors="replace").decode()
+        for name, value in given.items()
+        if isinstance(value, str)
+    }

@@ -14,17 +14,15 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from mlx_server import limits
-from mlx_server.api import access_log, strict_json
-from mlx_server.api.body import LARGE_BYTES
+from mlx_server.api import middleware, strict_json
 from mlx_server.api.errors import validation_error
-from mlx_server.api.responses.create import create
+from mlx_server.api.handlers import LARGE_BYTES
+from mlx_server.api.responses.answer import BROKEN
+from mlx_server.api.responses.create import as_stored, create
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.responses.output import BROKEN
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import Run, Runs, log
-from mlx_server.api.responses.state import as_stored
-from mlx_server.api.transport.byte_budget import ByteBudget
-from mlx_server.api.transport.web_sockets import ReceivedMessage
+from mlx_server.api.transport.web_sockets import ByteBudget, ReceivedMessage
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.store import ItemRecord
@@ -182,7 +180,7 @@ class Socket:
         try:
             status = await self._status(frame)
         finally:
-            access_log.note(access_log.SOCKET, self._websocket.scope, status, began)
+            middleware.note(middleware.SOCKET, self._websocket.scope, status, began)
 
     async def _status(self, frame: ReceivedMessage) -> int:
         """Answers a frame. Returns the status that the answer would have over HTTP."""

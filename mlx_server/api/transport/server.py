@@ -17,8 +17,8 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import ServerState
 
-from mlx_server.api.transport.last_words import let_last_words_out
 from mlx_server.errors import ShuttingDown
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task
@@ -153,3 +153,31 @@ class LoopErrors:
         elif loop.time() >= self._next_time:  # asyncio retries, so there may be many a second
             self._next_time = loop.time() + SILENCE_SECONDS
             log.error("new connections can't be accepted for now: %s", error.strerror)
+
+
+UNREAD_SECONDS = 0.25
+"""How long a client may take to read its last event."""
+
+WORKING_SECONDS = 2.0
+"""How long answers may take to end, store what they have and write their last event."""
+
+UNREAD_POLL_SECONDS = 0.02
+
+
+async def let_last_words_out(state: ServerState) -> None:
+    """Returns when all answers have ended and are sent, or their clients don't read them."""
+    clock = asyncio.get_running_loop().time
+    began = working = clock()
+    while clock() - began < WORKING_SECONDS and clock() - working < UNREAD_SECONDS:
+        unread = sum(map(_is_unread, state.connections))
+        if len(state.tasks) > unread:
+            working = clock()
+        elif not unread:
+            return
+        await asyncio.sleep(UNREAD_POLL_SECONDS)
+
+
+def _is_unread(connection: object) -> bool:
+    """Whether the client has not yet read all that was sent to it."""
+    transport = getattr(connection, "transport", None)
+    return bool(transport and transport.get_write_buffer_size())

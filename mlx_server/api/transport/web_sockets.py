@@ -1,8 +1,8 @@
-"""uvicorn's WebSocket protocol with limits on buffered messages, and with fixes."""
+"""A limit on bytes that many connections share."""
 
 import asyncio
 import select
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
@@ -12,11 +12,51 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from mlx_server import limits
-from mlx_server.api.transport.byte_budget import ByteBudget
-from mlx_server.api.transport.slow_clients import SlowClientGuard
+from mlx_server.api.transport.http import SlowClientGuard
 from mlx_server.errors import Overloaded
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
+
+
+class ByteBudget:
+    """First come, first served. A request over the whole budget is granted when nothing is used."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.used = 0
+        self._most_bytes = most_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def take(self, size: int) -> bool:
+        """Takes the bytes without waiting. Returns whether they were free."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.used += size
+        return True
+
+    def reserve(self, size: int) -> asyncio.Future[None]:
+        """A future that is done when the bytes are taken. Cancelling it gives up the wait."""
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, taken))
+        self._serve()
+        return taken
+
+    def give_back(self, size: int) -> None:
+        self.used -= size
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            size, taken = self._waiting[0]
+            if not taken.cancelled():
+                if not self._fits(size):
+                    return
+                self.used += size
+                taken.set_result(None)
+            self._waiting.popleft()
+
+    def _fits(self, size: int) -> bool:
+        return self.used == 0 or self.used + size <= self._most_bytes
+
 
 T = TypeVar("T")
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest
 from tests.api import wire

@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.input import ChatBody
 from tests.api import wire
 from tests.api.chat_completions.bodies import BODY, CALL, HI, PATH, post
 from tests.api.strict import assert_strict

@@ -7,9 +7,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import ValidationError
 
-from mlx_server.api.chat_completions.input import to_request
-from mlx_server.api.chat_completions.output import ChatOutput
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.answer import ChatOutput
+from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Event,

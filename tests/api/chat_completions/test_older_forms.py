@@ -7,8 +7,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import ValidationError
 
-from mlx_server.api.chat_completions.output import ChatOutput, FunctionCallOutput
-from mlx_server.api.chat_completions.protocol import ChatBody
+from mlx_server.api.chat_completions.answer import ChatOutput, FunctionCallOutput
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.events import (
     Event,
     Finished,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.api.compaction_prompt import SUMMARIZE
+from mlx_server.api.fields import SUMMARIZE
 from mlx_server.messages import Conversation, Message
 from tests.api.messages.bodies import (
     HI,

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.messages.router import model_info, page
+from mlx_server.api.messages.routes import model_info, page
 
 MODELS = [{"id": f"m{i}"} for i in range(50)]
 

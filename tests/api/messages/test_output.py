@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.messages.output import MessagesOutput, OutputOptions
-from mlx_server.api.signatures import Signer
+from mlx_server.api.messages.answer import MessagesOutput, OutputOptions
+from mlx_server.api.security import Signer
 from mlx_server.events import (
     Event,
     Finished,

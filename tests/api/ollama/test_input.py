@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.ollama.input import chat_request, generate_request
-from mlx_server.api.ollama.protocol import GenerateBody, OllamaChatBody
+from mlx_server.api.ollama.input import GenerateBody, OllamaChatBody, chat_request, generate_request
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import GenerateRequest, JsonFormat
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import read_items, wire
-from mlx_server.api.responses.output import ResponseOutput
-from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.response import new_response
+from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.events import (
     Event,

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.items import read_items
-from mlx_server.api.responses.output import ResponseOutput
-from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.response import new_response
+from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.api.responses.runs import NullRunStore, Run, RunRecord
-from mlx_server.api.signatures import Signer
+from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,

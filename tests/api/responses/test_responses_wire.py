@@ -5,8 +5,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.response import new_response
+from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.errors import EngineDied
 from tests.api import wire
 from tests.api.responses_schema import assert_response, assert_stream, timeless

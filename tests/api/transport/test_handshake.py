@@ -8,8 +8,7 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from mlx_server.api.transport.admission import Admission
-from mlx_server.api.transport.handshake import Handshake, handshaking
+from mlx_server.api.transport.admission import Admission, Handshake, handshaking
 from tests.api.transport.faked import Loop, Transport
 
 SECONDS = 30.0

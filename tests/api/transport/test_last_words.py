@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 from uvicorn.server import ServerState
 
-from mlx_server.api.transport import last_words
-from mlx_server.api.transport.last_words import let_last_words_out
+from mlx_server.api.transport import server
+from mlx_server.api.transport.server import let_last_words_out
 
 HANG = 20.0
 
@@ -27,8 +27,8 @@ def answering(state: ServerState, ends: asyncio.Event) -> asyncio.Task[Any]:
 def test_answers_that_are_still_being_stored_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(last_words, "WORKING_SECONDS", HANG)
-    monkeypatch.setattr(last_words, "UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr(server, "WORKING_SECONDS", HANG)
+    monkeypatch.setattr(server, "UNREAD_SECONDS", 0.05)
 
     async def run() -> bool:
         state, ends = ServerState(), asyncio.Event()
@@ -42,7 +42,7 @@ def test_answers_that_are_still_being_stored_are_waited_for(
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "WORKING_SECONDS", 3600.0)
+    monkeypatch.setattr(server, "WORKING_SECONDS", 3600.0)
 
     async def run() -> bool:
         state = ServerState()
@@ -55,7 +55,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch: pytest.Monke
 
 
 def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "WORKING_SECONDS", 0.1)
+    monkeypatch.setattr(server, "WORKING_SECONDS", 0.1)
 
     async def run() -> bool:
         state = ServerState()

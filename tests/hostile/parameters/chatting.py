@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import content, continuation, fields, files, formats, native, thinking
-from mlx_server.api.chat_completions import protocol as chat
+from mlx_server.api import content, fields, formats, native
+from mlx_server.api.chat_completions import input as chat
 from mlx_server.api.completions import CompletionBody
 from tests.hostile.parameters.case import (
     ADAPTER,
@@ -250,16 +250,16 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "mode": Case(allowed("required", "f"), {**TWO, **allowed("auto", "f")}),
         "tools": Case(allowed("required", "g"), {**TWO, **allowed("required", "f")}),
     },
-    continuation.ContinuationBody: {
+    fields.ContinuationBody: {
         "add_generation_prompt": Case({"add_generation_prompt": False}, BEGUN),
         "continue_final_message": Case({"continue_final_message": True}, BEGUN),
     },
-    thinking.ThinkingBody: {
+    fields.ThinkingBody: {
         "enable_thinking": Case({"enable_thinking": False}),
         "thinking_budget": f"{CONTRACT}::test_a_budget_of_reasoning_is_kept_to_the_token",
         "chat_template_kwargs": Case({"chat_template_kwargs": {"color": "red"}}),
     },
-    thinking.ThinkingParam: {
+    fields.ThinkingParam: {
         "type": Case({"thinking": {"type": "disabled"}}),
         "budget_tokens": Case(
             {"thinking": {"type": "enabled", "budget_tokens": 2}},
@@ -279,7 +279,7 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         ),
     },
     content.FilePart: {"file": f"{FILES}::test_text_is_read"},
-    files.FileData: {
+    content.FileData: {
         "filename": f"{FILES}::test_text_is_read",
         "file_data": f"{FILES}::test_text_is_read",
         "file_id": f"{FILES}::test_a_line_says_that_anything_else_is_not_shown",

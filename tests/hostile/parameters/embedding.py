@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 
 from mlx_server.api import embeddings
-from mlx_server.api.ollama import protocol as ollama
+from mlx_server.api.ollama import input as ollama
 from tests.hostile.parameters.case import Shown
 
 LIVE = "tests/live/test_embeddings.py"

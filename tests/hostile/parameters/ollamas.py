@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from mlx_server.api.ollama import protocol
+from mlx_server.api.ollama import input as ollama
 from tests.hostile.parameters.case import Shown
 
 INPUT = "tests/api/ollama/test_input.py"
@@ -18,12 +18,12 @@ SCORED = f"{WIRE}::test_a_stream_is_the_answer_in_pieces"
 PICTURES = "tests/api/test_histories.py::test_a_history_is_answered"
 
 OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    protocol.Options: {
+    ollama.Options: {
         "num_predict": f"{WIRE}::test_num_predict",
         "repeat_penalty": f"{WIRE}::test_options_reach_the_sampler",
         "top_k": f"{WIRE}::test_options_reach_the_sampler",
     },
-    protocol.AnswerBody: {
+    ollama.AnswerBody: {
         "model": f"{WIRE}::test_no_such_model",
         "stream": SCORED,
         "format": f"{INPUT}::test_a_format_is_held_and_described",
@@ -32,9 +32,9 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "logprobs": f"{WIRE}::test_log_probabilities",
         "top_logprobs": f"{WIRE}::test_log_probabilities",
     },
-    protocol.CalledFunction: {"name": CALLS, "arguments": CALLS},
-    protocol.ToolCallParam: {"id": CALLS},
-    protocol.OllamaMessageParam: {
+    ollama.CalledFunction: {"name": CALLS, "arguments": CALLS},
+    ollama.ToolCallParam: {"id": CALLS},
+    ollama.OllamaMessageParam: {
         "role": CALLS,
         "content": CALLS,
         "thinking": CALLS,
@@ -42,16 +42,16 @@ OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "tool_name": RESULTS,
         "tool_call_id": RESULTS,
     },
-    protocol.OllamaFunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
-    protocol.ToolParam: {"type": TOOLS},
-    protocol.OllamaChatBody: {"messages": LOADED},
-    protocol.GenerateBody: {
+    ollama.OllamaFunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
+    ollama.ToolParam: {"type": TOOLS},
+    ollama.OllamaChatBody: {"messages": LOADED},
+    ollama.GenerateBody: {
         "prompt": LOADED,
         "system": f"{WIRE}::test_a_system_prompt",
         "raw": f"{WIRE}::test_a_raw_prompt_is_not_rendered",
         "images": PICTURES,
     },
-    protocol.ShowBody: {
+    ollama.ShowBody: {
         "model": f"{WIRE}::test_a_model_is_described",
         "name": f"{WIRE}::test_a_model_is_described",
     },

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlx_server.api import adapters, conversations, fields, freeform, replay
+from mlx_server.api import conversations, fields, freeform, pool, replay
 from mlx_server.api.responses import items, tools
 from mlx_server.api.responses import protocol as responses
 from tests.hostile.parameters.case import (
@@ -282,10 +282,10 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "metadata": f"{CONVERSATION}::test_one_is_made_found_changed_and_deleted",
     },
     conversations.ItemsBody: {"items": f"{CONVERSATION}::test_items_are_added_found_and_deleted"},
-    adapters.Unload: {
+    pool.Unload: {
         "lora_name": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
         "model": f"{ADAPTERS}::test_load_and_unload_while_it_runs",
     },
     replay.Reset: {"model": "tests/live/test_recordings.py::test_entries_in_turn_are_reset"},
-    adapters.Load: {"lora_path": f"{ADAPTERS}::test_load_and_unload_while_it_runs"},
+    pool.Load: {"lora_path": f"{ADAPTERS}::test_load_and_unload_while_it_runs"},
 }

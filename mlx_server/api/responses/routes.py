@@ -1,8 +1,9 @@
 """The routes of `/v1/responses`."""
 
 import re
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -10,22 +11,23 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response, WebSocket
 
 from mlx_server import limits
-from mlx_server.api.body import documented, read
-from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import json_response, while_connected
-from mlx_server.api.responses import compaction
-from mlx_server.api.responses.create import CreatedResponse, create, read_all
-from mlx_server.api.responses.items import Seal, Wire
-from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody
+from mlx_server.api.fields import SUMMARIZE, ignored_header
+from mlx_server.api.handlers import documented, json_response, read, while_connected
+from mlx_server.api.responses.answer import ResponseOutput
+from mlx_server.api.responses.create import CreatedResponse, create, events_of, page_body, read_all
+from mlx_server.api.responses.input import ParsedResponsesRequest
+from mlx_server.api.responses.items import Seal, Wire, new_id
+from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody, new_response
 from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
-from mlx_server.api.responses.state import page_body
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.api.security import signer_of
 from mlx_server.api.sse import EventStream
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
+from mlx_server.messages import Conversation, Message, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest, McpTools
 from mlx_server.store import ItemRecord, Store
 
 After = Annotated[str | None, Query(description="Id after which the list starts.")]
@@ -161,9 +163,9 @@ async def connect(websocket: WebSocket) -> None:
 
 @router.post(COMPACT, openapi_extra=documented(COMPACT, ResponsesBody))
 async def compact(http: Request) -> Response:
-    body = await read(http, ResponsesBody)
-    compacted, ignored = await while_connected(http, compaction.compact(http, body))
-    return json_response(compacted, ignored_header(ignored))
+    parsed = await read(http, ResponsesBody)
+    body, ignored = await while_connected(http, compacted(http, parsed))
+    return json_response(body, ignored_header(ignored))
 
 
 @router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
@@ -277,3 +279,50 @@ async def input_items(
 def _runs(connection: Request | WebSocket) -> Runs:
     found: Runs = connection.app.state.runs
     return found
+
+
+async def compacted(http: Request, body: ResponsesBody) -> tuple[Wire, list[str]]:
+    """The shortened conversation, and the names of what has no effect."""
+    found = await read_all(http, body)
+    output = ResponseOutput(new_response(body, "", stored=False))
+    async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
+        async for event in events:
+            output.add(event)
+    response = output.response
+    summary = "".join(_message_texts(response["output"])).strip()
+    if not summary:
+        raise BadRequest(
+            "The model wrote no summary. Allow more output tokens, or use another model.",
+            param="model",
+        )
+    users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
+    sealed = signer_of(http).seal(summary)
+    short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed}
+    compacted = {
+        "id": new_id("response"),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*users, short],
+        "usage": response["usage"],
+    }
+    unseen = dict.fromkeys(media_places(found.parsed.request.prompts))
+    return compacted, [*found.parsed.ignored, *unseen]
+
+
+def _asking(request: GenerateRequest) -> ParsedResponsesRequest:
+    """The request for the summary: the conversation without tools or an output format."""
+    (conversation,) = request.prompts
+    assert isinstance(conversation, Conversation)
+    messages = (*conversation.messages, Message("user", SUMMARIZE))
+    prompt = Conversation(messages, template_kwargs=conversation.template_kwargs)
+    text_only = replace(request, prompts=(prompt,), format=None, tool_choice="auto")
+    return ParsedResponsesRequest(text_only, McpTools(), ())
+
+
+def _is_users(item: Wire) -> bool:
+    return (item["type"], item.get("role")) == ("message", "user")
+
+
+def _message_texts(output: Sequence[Wire]) -> list[str]:
+    messages = [item for item in output if item["type"] == "message"]
+    return [part["text"] for message in messages for part in message["content"]]

@@ -4,6 +4,7 @@ Path segments that are not part of a route may hold a client's text, so they are
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterable
 from functools import lru_cache
@@ -13,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
+from mlx_server.errors import ServerError
 from mlx_server.system.logs import ACCESS, RequestLogContext, request_context
 
 log = logging.getLogger(ACCESS)
@@ -88,3 +90,83 @@ def _route_words(app: Starlette) -> frozenset[str]:
     """The literal segments of the paths of the app's routes."""
     paths: Iterable[str] = (str(route.path) for route in iter_route_contexts(app.routes))
     return frozenset(part for path in paths for part in path.split("/") if "{" not in part)
+
+
+VERSION = "/v1"
+ONE_TOO_MANY = (f"{VERSION}{VERSION}/", f"{VERSION}/api/")
+"""What Anthropic's and Ollama's clients ask for, given a base URL with `/v1`."""
+
+VERSIONED = {
+    "chat",
+    "completions",
+    "conversations",
+    "embeddings",
+    "messages",
+    "models",
+    "rerank",
+    "responses",
+}
+"""The first segments of paths that OpenAI's and Anthropic's APIs have below `/v1`."""
+
+SLASHES = re.compile("/{2,}")
+MONITORED = re.compile("/health|/metrics|/v1/models(/.*)?")
+"""HEAD of these paths is answered as GET is, and the body is left out as it is sent."""
+
+
+class BasePaths:
+    """ASGI middleware in front of all that looks at a request's path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in {"http", "websocket"}:
+            scope["path"] = served_path(scope["path"])
+        if scope.get("method") == "HEAD" and MONITORED.fullmatch(scope["path"]):
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+def served_path(path: str) -> str:
+    """The path of the route that was meant."""
+    path = SLASHES.sub("/", path)
+    path = path.rstrip("/") or path[:1]
+    if path.startswith(ONE_TOO_MANY):
+        return path.removeprefix(VERSION)
+    first = path.removeprefix("/").partition("/")[0]
+    return VERSION + path if first in VERSIONED else path
+
+
+server_log = logging.getLogger("mlx_server")
+
+FAILURES = {
+    "lifespan.startup.failed": "the server could not start",
+    "lifespan.shutdown.failed": "the server could not shut down cleanly",
+}
+
+
+class DiscreetLifespan:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        failure = ""
+
+        async def send_without_text(message: Message) -> None:
+            nonlocal failure
+            failure = FAILURES.get(message["type"], failure)
+            await send({"type": message["type"]})
+
+        try:
+            await self._app(scope, receive, send_without_text)
+        except Exception as error:
+            if isinstance(error, ServerError):
+                server_log.critical("%s: %s", failure, error.message)
+            else:
+                server_log.critical("%s", failure, exc_info=error)
+            raise

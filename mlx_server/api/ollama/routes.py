@@ -1,20 +1,19 @@
 """Ollama's routes. Those that would change the machine say which command does it."""
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from mlx_server import __version__
-from mlx_server.api.body import documented, read
-from mlx_server.api.embeddings import checked, embedded
+from mlx_server.api.embeddings import checked as checked_inputs
+from mlx_server.api.embeddings import embedded
+from mlx_server.api.errors import ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import json_response, respond, while_connected
-from mlx_server.api.ollama import models
-from mlx_server.api.ollama.errors import input_too_long, prompt_too_long
-from mlx_server.api.ollama.input import chat_request, generate_request
-from mlx_server.api.ollama.output import (
+from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
+from mlx_server.api.ollama.answer import (
     OllamaOutput,
     Shape,
     chat_shape,
@@ -22,19 +21,24 @@ from mlx_server.api.ollama.output import (
     generate_shape,
     loaded,
     older_embed_answer,
+    rfc3339,
 )
-from mlx_server.api.ollama.protocol import (
+from mlx_server.api.ollama.input import (
     AnswerBody,
     EmbedBody,
     GenerateBody,
     OlderEmbedBody,
     OllamaChatBody,
     ShowBody,
+    chat_request,
+    generate_request,
     seconds_of,
 )
-from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
+from mlx_server.errors import AdapterNotFound, BadRequest, ContextTooLong, Forbidden, served_names
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
+from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import Capabilities
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
@@ -79,7 +83,7 @@ async def _answer(
 ) -> Response:
     pool: Pool = http.app.state.pool
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
-    name = models.own_name(pool, body.model)
+    name = own_name(pool, body.model)
     request = await in_thread(to_request, body, name)
     output = OllamaOutput(model=name, shape=shape, has_body=not body.streams)
     if seconds is not None and not _may_keep(http, name):
@@ -91,7 +95,7 @@ async def _answer(
         stream=body.streams,
         ignored=ignored,
         frames=output.frames(),
-        overflow=prompt_too_long,
+        overflow=ollama_prompt_too_long,
     )
     if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.models.spec(pool.models.split(name)[0]).id, seconds)
@@ -103,8 +107,8 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     pool: Pool = http.app.state.pool
     _check_runtime_models(http)
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
-    name = models.own_name(pool, body.model)
-    id = await models.checked(pool, name)
+    name = own_name(pool, body.model)
+    id = await checked(pool, name)
     if not body.unloads:
         await while_connected(http, pool.load(id, http.state.client))
     elif _is_pinned(pool, name):
@@ -136,14 +140,12 @@ def _is_pinned(pool: Pool, name: str) -> bool:
 
 @router.get("/api/tags")
 async def tags(http: Request) -> Response:
-    return json_response(
-        {"models": await models.listed(http.app.state.pool, http.app.state.started)}
-    )
+    return json_response({"models": await listed(http.app.state.pool, http.app.state.started)})
 
 
 @router.get("/api/ps")
 async def ps(http: Request) -> Response:
-    return json_response({"models": await models.running(http.app.state.pool)})
+    return json_response({"models": await running(http.app.state.pool)})
 
 
 @router.post(SHOW, openapi_extra=documented(SHOW, ShowBody))
@@ -152,9 +154,9 @@ async def show(http: Request) -> Response:
     if not (wanted := body.model or body.name):
         raise BadRequest("`model` is missing: it names the model to describe.", param="model")
     pool: Pool = http.app.state.pool
-    id = await models.checked(pool, models.own_name(pool, wanted))
-    described = await models.described(pool, id, http.app.state.started)
-    return json_response(described, ignored_header(body.ignored()))
+    id = await checked(pool, own_name(pool, wanted))
+    description = await described(pool, id, http.app.state.started)
+    return json_response(description, ignored_header(body.ignored()))
 
 
 @router.get("/api/version")
@@ -166,9 +168,9 @@ async def version() -> Response:
 @router.head("/api/tags", include_in_schema=False)
 @router.head("/", include_in_schema=False)
 @router.get("/")
-async def running() -> Response:
+async def is_running() -> Response:
     """Answers the request by which clients find out whether a server runs."""
-    return Response("mlx-server is running", media_type="text/plain")
+    return Response("mlx-server is is_running", media_type="text/plain")
 
 
 @router.post(EMBED, openapi_extra=documented(EMBED, EmbedBody))
@@ -199,18 +201,19 @@ async def _embedded(
     """None without inputs: such a request loads the model."""
     pool: Pool = http.app.state.pool
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
-    name = models.own_name(pool, body.model)
+    name = own_name(pool, body.model)
     client = http.state.client
     found = None
     if inputs:
-        request = EmbedRequest(name, checked(inputs), dimensions, truncate=truncate, client=client)
+        texts = checked_inputs(inputs)
+        request = EmbedRequest(name, texts, dimensions, truncate=truncate, client=client)
         try:
             found = await embedded(http, request)
         except ContextTooLong as error:
-            raise input_too_long(error) from None
+            raise ollama_input_too_long(error) from None
     else:
         _check_runtime_models(http)
-        await while_connected(http, pool.load(await models.checked(pool, name), client))
+        await while_connected(http, pool.load(await checked(pool, name), client))
     if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.models.spec(name).id, seconds)
     return found
@@ -218,7 +221,7 @@ async def _embedded(
 
 def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
     pool: Pool = http.app.state.pool
-    name = models.own_name(pool, body.model)
+    name = own_name(pool, body.model)
     is_unused = body.keep_alive is not None and not _may_keep(http, name)
     return ignored_header([*body.ignored(), *(["keep_alive"] if is_unused else [])])
 
@@ -231,3 +234,106 @@ def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
 async def refuse(http: Request) -> Response:
     what = COMMANDS[http.url.path]
     raise Forbidden(f"No client may change the models of this server. Its owner can: {what}.")
+
+
+Wire = dict[str, Any]
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
+NEVER = "9999-12-31T23:59:59Z"
+"""The expiry of a model that is only unloaded if memory is needed."""
+
+ABILITIES = {"tools": "tools", "reasoning": "thinking"}
+"""Fields of `Capabilities`, and what Ollama calls them."""
+
+
+def own_name(pool: Pool, name: str) -> str:
+    """The name by which the pool knows the model, with its adapter."""
+    is_tagged = name.endswith(LATEST) and name not in pool.models
+    return name.removesuffix(LATEST) if is_tagged else name
+
+
+async def checked(pool: Pool, name: str) -> str:
+    """The id of the model with this name. Raises ModelNotFound or AdapterNotFound."""
+    base, adapter = pool.models.split(name)
+    id = pool.models.spec(base).id
+    if adapter and adapter not in (names := await pool.adapter_names(id)):
+        sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
+        raise AdapterNotFound(sentence, param="model")
+    return id
+
+
+async def listed(pool: Pool, started: float) -> list[Wire]:
+    """Every model, and each with its adapters as `model:adapter`."""
+    return [
+        {**await _model(pool, view, name), "modified_at": rfc3339(started)}
+        for view in pool.views()
+        for name in (view.spec.id, *await _with_adapters(pool, view.spec.id))
+    ]
+
+
+async def running(pool: Pool) -> list[Wire]:
+    views = (view for view in pool.views() if view.state == "ready")
+    return [
+        {
+            **await _model(pool, view, view.spec.id),
+            "expires_at": NEVER if view.stale_at is None else rfc3339(view.stale_at),
+            "size_vram": view.nbytes,
+            "context_length": pool.models[view.spec.id].context_length,
+        }
+        for view in views
+    ]
+
+
+async def described(pool: Pool, id: str, started: float) -> Wire:
+    found = await pool.capabilities(id)
+    family = found.family if found else ""
+    length = found.context_length if found else None
+    context = {f"{family}.context_length": length} if length else {}
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "modified_at": rfc3339(started),
+        "details": _details(found),
+        "model_info": {"general.architecture": family, "general.basename": id, **context},
+        "capabilities": _abilities(found),
+    }
+
+
+async def _with_adapters(pool: Pool, id: str) -> list[str]:
+    return [f"{id}:{adapter}" for adapter in await pool.adapter_names(id)]
+
+
+async def _model(pool: Pool, view: ModelView, name: str) -> Wire:
+    spec = view.spec
+    entry = f"{name}\n{spec.source}\n{spec.revision}"
+    return {
+        "name": name,
+        "model": name,
+        "size": view.nbytes,
+        # of the entry in models.yaml: clients only compare it
+        "digest": hashlib.sha256(entry.encode()).hexdigest(),
+        "details": _details(await pool.capabilities(spec.id)),
+    }
+
+
+def _details(found: Capabilities | None) -> Wire:
+    """Each is empty while the model's files are not on this machine."""
+    family = found.family if found else ""
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": (found and found.quantization) or "",
+    }
+
+
+def _abilities(found: Capabilities | None) -> list[str]:
+    if found and found.task != "generate":
+        return ["embedding"] if found.task == "embed" else []
+    abilities = [name for field, name in ABILITIES.items() if found and getattr(found, field)]
+    return ["completion", *abilities]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api.accumulator import Accumulator, arguments_object
-from mlx_server.api.signatures import Signer
+from mlx_server.api.security import Signer
 from mlx_server.events import (
     Event,
     Finished,

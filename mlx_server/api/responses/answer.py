@@ -12,7 +12,7 @@ from mlx_server.api.accumulator import (
     tool_output_tokens,
     warnings_body,
 )
-from mlx_server.api.responses import built_in, client_calls, stream
+from mlx_server.api.responses import stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
 from mlx_server.api.responses.tools import NO_TABLE, NOT_OFFERED, HostedTools, ToolTable
@@ -44,8 +44,8 @@ NO_ANSWER = (
     stream.StreamedReasoning,
     stream.StreamedMcpCall,
     stream.StreamedMcpListTools,
-    built_in.StreamedWebSearchCall,
-    built_in.StreamedCodeInterpreterCall,
+    stream.StreamedWebSearchCall,
+    stream.StreamedCodeInterpreterCall,
 )
 """Types of items that do not count as an answer, so a message must follow them."""
 
@@ -160,7 +160,7 @@ class ResponseOutput:
                 yield from self._add_reasoning(event)
             case ToolCallStarted(_, call):
                 called = self._table.called(event.name)
-                item = client_calls.item_of(event, called, self._next_output_index)
+                item = stream.client_call(event, called, self._next_output_index)
                 yield from self._open(call, item)
             case McpCallStarted(_, call):
                 yield from self._open(call, stream.StreamedMcpCall(self._next_output_index, event))
@@ -240,7 +240,7 @@ class ResponseOutput:
         return kind(self._next_output_index, self._seal)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
-        item = built_in.item_of(event, self._next_output_index, self._offered)
+        item = stream.built_in_call(event, self._next_output_index, self._offered)
         if item:
             yield from self._whole(item, "failed" if event.is_whole else "incomplete")
         elif event.text:

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import Scope
 
-from mlx_server.api.body import documented, read
+from mlx_server.api.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
 from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import json_response, respond
-from mlx_server.api.messages.errors import PATH, prompt_too_long
+from mlx_server.api.handlers import documented, json_response, read, respond
+from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
 from mlx_server.api.messages.input import to_request
-from mlx_server.api.messages.output import MessagesOutput, OutputOptions
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
-from mlx_server.api.messages.stream import frames
 from mlx_server.api.security import signer_of
+from mlx_server.api.sse import Frames, event
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, ServerError
 from mlx_server.generation.plan import count_prompt
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
@@ -79,12 +79,12 @@ async def count(pool: Pool, request: GenerateRequest) -> int:
     return await in_thread(count_prompt, prepared, request, model=prepared.id)
 
 
-COUNT_PATH = f"{PATH}/count_tokens"
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
 router = APIRouter()
 
 
-@router.post(PATH, openapi_extra=documented(PATH, MessagesBody))
+@router.post(MESSAGES_PATH, openapi_extra=documented(MESSAGES_PATH, MessagesBody))
 async def messages(http: Request) -> Response:
     body = await read(http, MessagesBody)
     pool: Pool = http.app.state.pool
@@ -105,7 +105,7 @@ async def messages(http: Request) -> Response:
         stream=bool(body.stream),
         ignored=list(parsed.ignored),
         frames=frames(http.scope),
-        overflow=prompt_too_long,
+        overflow=anthropic_prompt_too_long,
     )
 
 
@@ -116,3 +116,10 @@ async def count_tokens(http: Request) -> Response:
     tokens = await count(http.app.state.pool, parsed.request)
     ignored = dict.fromkeys((*parsed.ignored, *media_places(parsed.request.prompts)))
     return json_response({"input_tokens": tokens}, ignored_header(ignored))
+
+
+def frames(scope: Scope) -> Frames:
+    def error_frame(error: ServerError) -> Mapping[str, Any]:
+        return anthropic_error(error, scope)
+
+    return Frames(keep_alive=event(PING), end=b"", error=error_frame)

@@ -10,7 +10,7 @@ import msgspec
 
 from mlx_server.api.accumulator import Accumulator, Timing, arguments_object
 from mlx_server.api.embeddings import numbers
-from mlx_server.api.ollama.errors import error_body
+from mlx_server.api.errors import ollama_error
 from mlx_server.api.sse import Frames
 from mlx_server.events import (
     Event,
@@ -89,7 +89,7 @@ class OllamaOutput:
         return Frames(
             keep_alive=line(self._chunk(Piece())),
             end=b"",
-            error=error_body,
+            error=ollama_error,
             encode=line,
             media_type="application/x-ndjson",
         )

@@ -14,23 +14,21 @@ from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from mlx_server import limits
-from mlx_server.api.body import documented, read
-from mlx_server.api.chat_completions.input import echoed, to_request
-from mlx_server.api.chat_completions.output import (
+from mlx_server.api.chat_completions.answer import (
     REASONING_FIELDS,
     ChatOutput,
     FunctionCallOutput,
     Wire,
 )
-from mlx_server.api.chat_completions.protocol import ChatBody, MessageParam
+from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import Store as Storing
-from mlx_server.api.handlers import json_response, respond
+from mlx_server.api.handlers import documented, json_response, read, respond
+from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.router import After, Limit, Sorted
-from mlx_server.api.responses.state import page_body
+from mlx_server.api.responses.routes import After, Limit, Sorted
 from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.generation.tokenization import dry_run
 from mlx_server.pool.pool import Pool
