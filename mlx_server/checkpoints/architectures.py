@@ -64,6 +64,8 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
         return why_not_encoded(config)
     if module_of(config):
         return None
+    if "model_type" not in config:
+        return "its config.json has no `model_type`. Copy it from the original."
     return (
         f"mlx-lm {version('mlx-lm')} does not support its model type "
         f"{str(config.get('model_type'))[:100]!r}. Update mlx-server and mlx-lm, or choose another "

@@ -39,6 +39,7 @@ KINDS = (
     (re.compile(rb"(?i)\s*<(?:!doctype\s+html|html|head|body|!--)"), PAGE),
     (re.compile(rb"\s*<(?:\?xml|[Ee]rror)"), f"is an error that a server sent as XML. {AGAIN}"),
     (re.compile(rb"GGUF"), GGUF),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), "is UTF-16 text. Save it as UTF-8"),
     (re.compile(rb"PK\x03\x04|\x80[\x02-\x05]"), PICKLE),
     (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf"), "is an archive. Unpack it"),
     (re.compile(rb"\0+\Z"), f"begins with zeros: its download was not finished. {AGAIN}"),

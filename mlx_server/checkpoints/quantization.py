@@ -1,5 +1,7 @@
-"""How config.json says that weights are quantised, and what mlx-lm understands of it."""
+"""How config.json says that weights are quantised, what mlx-lm understands of it, and how weights
+differ from what their config.json says."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,30 @@ METHODS = (
 
 CONVERTED = "Use a checkpoint that `mlx_lm.convert` made, for example from mlx-community."
 
+NAME = r"\s*([^\s,]+?)\.?(?:[\s,]|$)"
+MISMATCHES = (
+    (
+        re.compile(rf"Received (\d+) parameters not in model:{NAME}"),
+        "its weights have {0} tensors that mlx-lm's model lacks, such as {1:.200}. They belong to "
+        "parts that mlx-lm does not use, or config.json is not of these weights. " + CONVERTED,
+    ),
+    (
+        re.compile(rf"Missing (\d+) parameters:{NAME}"),
+        "its weights lack {0} tensors of mlx-lm's model, such as {1:.200}. Download it again, with "
+        "the config.json of these weights.",
+    ),
+    (
+        re.compile(rf"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter{NAME}"),
+        "its tensor {2:.200} has the shape {1}, and by config.json it should have {0}. Copy the "
+        "config.json of these weights.",
+    ),
+    (
+        re.compile(r"missing \d+ required positional arguments?: (.+)"),
+        "config.json lacks {0:.200}. Copy it from the original.",
+    ),
+)
+"""What mlx-lm says of a config.json that is not of the weights, and what to do."""
+
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The settings of a checkpoint that mlx-lm quantised; None if it did not."""
@@ -25,24 +51,31 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def why_not_read(config: Mapping[str, Any], error: str) -> str | None:
-    """Says which key of a config is not understood, and what is. error: what mlx-lm said of the
-    weights. None: the error is not about quantisation."""
-    if (own := config.get(MLX)) is not None:
-        return _wrong_settings(own)
-    if other := config.get(OTHERS):
+    """Says which key of a config is not understood, and what is, or how the weights differ from it.
+    error: what mlx-lm said of the weights. None: the error is another one."""
+    if (own := config.get(MLX)) is not None and (what := _wrong_settings(own)):
+        return what
+    if own is None and (other := config.get(OTHERS)):
         method = other.get("quant_method") if isinstance(other, dict) else other
         return (
             f"its weights are not what `{OTHERS}` in config.json says (`quant_method`: "
             f"{str(method)[:100]!r}), or mlx-lm can't read them: {error[:300]}. It reads "
             f"{METHODS}. {CONVERTED}"
         )
-    if ".scales" in error:
+    if own is None and ".scales" in error:
         return (
             f"its weights are quantised, and config.json has no `{MLX}` that says how. Add "
             f'`"{MLX}": {{"group_size": 64, "bits": 4}}` with the values that were used. '
             f"{CONVERTED}"
         )
-    return None
+    return next(
+        (
+            what.format(*match.groups())
+            for pattern, what in MISMATCHES
+            if (match := pattern.search(error))
+        ),
+        None,
+    )
 
 
 def _wrong_settings(found: object) -> str | None:

@@ -1,5 +1,6 @@
 """What config.json says of quantisation, whatever it says; tests/pool/odd_files.py loads it."""
 
+import re
 from typing import Any
 
 import pytest
@@ -32,6 +33,21 @@ def test_what_mlx_lm_reads_is_not_at_fault(bits: int, mode: str) -> None:
     assert why_not_read({"quantization": settings}, "ValueError: no") is None
 
 
+MISMATCHES = {
+    "Received 2 parameters not in model: \nvisual.a,\nb.": "2 tensors .*, such as visual.a[.] ",
+    "Missing 1 parameters: \nlm_head.weight.": "lack 1 tensors of .*, such as lm_head.weight[.] ",
+    "Expected shape (4, 2) but received shape (2,) for parameter lm_head.weight": "tensor "
+    r"lm_head.weight has the shape \(2,\), and by config.json it should have \(4, 2\)",
+    "__init__() missing 1 required positional argument: 'block_ff_dim'": "lacks 'block_ff_dim'",
+}
+
+
+@pytest.mark.parametrize("error", MISMATCHES)
+@pytest.mark.parametrize("config", [{}, {"quantization": {"bits": 4, "group_size": 32}}])
+def test_weights_of_another_config_are_named(config: Any, error: str) -> None:
+    assert re.search(MISMATCHES[error], why_not_read(config, f"ValueError: {error}") or "")
+
+
 def test_an_error_of_another_kind_is_not_explained() -> None:
-    assert why_not_read({}, "Missing 2 parameters") is None
+    assert why_not_read({}, "ZeroDivisionError: division by zero") is None
     assert "no `quantization`" in (why_not_read({}, "Received 2: a.scales") or "")
