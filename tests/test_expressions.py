@@ -36,7 +36,6 @@ BOUNDED = {
     "api.ollama.protocol.PART": "MOST_CHARACTERS",
     "api.ollama.protocol.NUMBER": "MOST_CHARACTERS",
     "checkpoints.files.KINDS": "BYTES",
-    "schemas.instances._is_in": "MOST_MATCHED",
 }
 """Expressions that take more than linear time, and the constant next to them that bounds the
 characters of their texts."""
@@ -52,13 +51,12 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "generation.output._invisible": {"either": rb"\s|<\|end\|>|<\|"},
     "grammars.lark._marks": {"longest_first": ["<a><a>", "<a>", "<"]},
     "prompts.control_token_guard._marks": {"either": r"\x80|\\u0080|&#128;"},
-    "schemas.regex_tails.class_": {"opening": "[", "written": "[a-b]"},
-    "schemas.instances._is_in": {"pattern": "[ab]*$"},
+    "worker.constrained_decoding.json_texts.class_": {"piece": {"class": "[a-b]"}},
     "sources.redaction._around": {"own": ["own", "ownown"]},
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
     "tool_parsers.values._marked": {"quote": '"'},
-    "worker.lora.tensors.found": {"leaf": "lora_A|lora_B"},
+    "worker.lora.adapters.found": {"leaf": "lora_A|lora_B"},
 }
 """Values of the local variables of which an expression is made when the server runs."""
 

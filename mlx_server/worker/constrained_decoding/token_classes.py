@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_server.schemas.json_reader import missing_bytes
+from mlx_server.worker.constrained_decoding.json_texts import missing_bytes
 
 Mask = NDArray[np.int32]
 Ids = NDArray[np.intp]
