@@ -385,15 +385,15 @@ class EngineClient:
                 self._liveness.record()
             elif (
                 self.pid
-                and (found := vitals(self.pid))
-                and (why := self._liveness.look(elapsed, found))
+                and (status := vitals(self.pid))
+                and (why := self._liveness.look(elapsed, status))
             ):
                 self._abandon(why)
 
     def _is_runnable(self) -> bool:
         """Whether the process waits only for a processor or the disk: see `Vitals`."""
-        found = vitals(self.pid) if self.pid else None
-        return found is not None and found.runnable
+        status = vitals(self.pid) if self.pid else None
+        return status is not None and status.runnable
 
     def _abandon(self, what: str, message: str = "") -> None:
         if not self._death:

@@ -72,10 +72,10 @@ def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
 
 def _bytes(item: Item) -> int:
     match item:
-        case Token(logprobs=found):
-            return ITEM_BYTES * (1 + (1 + len(found.top) if found else 0))
+        case Token(logprobs=logprobs):
+            return ITEM_BYTES * (1 + (1 + len(logprobs.top) if logprobs else 0))
         case PromptLogprobs(logprobs=scored):
-            return ITEM_BYTES * sum(1 + len(found.top) for found in scored)
+            return ITEM_BYTES * sum(1 + len(logprobs.top) for logprobs in scored)
         case Embedded(vectors=vectors):
             return sum(map(len, vectors))
     return ITEM_BYTES

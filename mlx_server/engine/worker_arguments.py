@@ -62,11 +62,11 @@ class RankGroup(msgspec.Struct, frozen=True):
 
     def addresses(self) -> list[list[str]]:
         """Returns the addresses on which each rank listens, as `address:port`."""
-        port, found = self.port, []
+        port, addresses = self.port, []
         for host in self.hosts:
-            found.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])
+            addresses.append([f"{ip}:{port + i}" for i, ip in enumerate(host.ips)])
             port += len(host.ips)
-        return found
+        return addresses
 
 
 class WorkerArguments(msgspec.Struct, frozen=True):

@@ -76,9 +76,9 @@ class AdapterCatalog:
 
     def locations(self) -> dict[str, AdapterLocation]:
         """All locations by name; a listed adapter takes precedence over a folder of its name."""
-        found = {name: AdapterLocation(path) for name, path in scan(self._folder).items()}
+        scanned = {name: AdapterLocation(path) for name, path in scan(self._folder).items()}
         others = {**self._named, **self.added.locations}
-        return dict(sorted({**others, **found, **self._listed}.items()))
+        return dict(sorted({**others, **scanned, **self._listed}.items()))
 
     def _location_of(self, name: str) -> AdapterLocation | None:
         """Like `locations`, but looks at no other folder, of which there may be very many."""
@@ -118,10 +118,10 @@ class AdapterCatalog:
 
         Raises AdapterInvalid.
         """
-        found = self._cached_spec(name, location)
-        if isinstance(found, AdapterInvalid):  # a new error each time: raising adds a traceback
-            raise AdapterInvalid(found.message)
-        return found
+        spec = self._cached_spec(name, location)
+        if isinstance(spec, AdapterInvalid):  # a new error each time: raising adds a traceback
+            raise AdapterInvalid(spec.message)
+        return spec
 
     def all(self) -> dict[str, AdapterSpec | AdapterInvalid]:
         """The adapters that can be served and the errors of the others, by name."""
@@ -130,16 +130,16 @@ class AdapterCatalog:
     def add(self, name: str, location: AdapterLocation) -> AdapterSpec:
         """Adds an adapter for a client. Raises AdapterInvalid or BadRequest, and adds nothing."""
         self._check_free(name)
-        stamp, found = stamp_of(location.path), self._read_spec(name, location)
-        if isinstance(found, AdapterInvalid):
-            raise found
+        stamp, spec = stamp_of(location.path), self._read_spec(name, location)
+        if isinstance(spec, AdapterInvalid):
+            raise spec
         with self.added.lock:
             self._check_free(name)
             self.added.locations[name] = location
             names = self._names()
             self._known = {key: known for key, known in self._known.items() if key[0] in names}
-            self._known[name, location] = stamp, found
-        return found
+            self._known[name, location] = stamp, spec
+        return spec
 
     def remove(self, name: str) -> None:
         """Removes an adapter that a client added. Raises AdapterNotFound."""

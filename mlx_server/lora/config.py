@@ -75,7 +75,7 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> Format:
 def plain_path(layer: str) -> str:
     """The layer's path without the outer names, in which transformers' classes, checkpoints and
     mlx-lm's models differ."""
-    return layer[found.end() :] if (found := OUTER_NAMES.match(layer)) else layer
+    return layer[prefix.end() :] if (prefix := OUTER_NAMES.match(layer)) else layer
 
 
 def invalid(folder: Path, what: str) -> AdapterInvalid:

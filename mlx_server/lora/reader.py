@@ -65,10 +65,10 @@ def _stamp_of(file: Path) -> tuple[int, ...] | None:
     """Returns None if there is no file. The time of the last change is in it, since a copy that
     keeps its times may get the inode, the times and the size of the file that it replaces."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True)
@@ -201,13 +201,13 @@ def _weights_file(folder: Path, name: str) -> Path:
 def _pairs(folder: Path, config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:
     layers: dict[str, dict[str, tuple[str, Tensor]]] = {}
     for name, tensor in header.tensors.items():
-        found = TENSORS[config.format].fullmatch(name)
-        if found is None:
+        match = TENSORS[config.format].fullmatch(name)
+        if match is None:
             raise invalid(folder, f"is refused: its tensor {name[:200]!r} is not a LoRA tensor")
-        part = PARTS.get(found[2], found[2])
-        if part in layers.setdefault(found[1], {}):
+        part = PARTS.get(match[2], match[2])
+        if part in layers.setdefault(match[1], {}):
             raise invalid(folder, f"is refused: it has the tensor {name[:200]!r} under two names")
-        layers[found[1]][part] = name, tensor
+        layers[match[1]][part] = name, tensor
         _check_tensor(folder, name, tensor)
     if not layers:
         raise invalid(folder, "is empty: its weights have no tensors. Train or copy it again")
@@ -310,8 +310,8 @@ def _check_shapes(
 
 def _number_of(layer: str) -> int:
     """The number of the block that the layer is in; -1 if it is in none."""
-    found = re.search(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.", layer)
-    return int(found[1]) if found else -1
+    match = re.search(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.", layer)
+    return int(match[1]) if match else -1
 
 
 def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], complete: bool) -> bool:

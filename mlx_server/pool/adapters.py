@@ -112,8 +112,8 @@ class AdapterPool:
 
     def loaded_for(self, model: str) -> list[tuple[str, int, int]]:
         """The name, leases and bytes of each adapter that is loaded for the model."""
-        found = [held for (id, _), held in self._adapters.items() if id == model]
-        return [(held.adapter.spec.name, held.leases, held.nbytes) for held in found]
+        loaded = [held for (id, _), held in self._adapters.items() if id == model]
+        return [(held.adapter.spec.name, held.leases, held.nbytes) for held in loaded]
 
     @asynccontextmanager
     async def lease(self, model: str, adapter: LeasedAdapter) -> AsyncIterator[None]:
@@ -225,8 +225,8 @@ class AdapterCatalogs:
                 catalog = entry.prepared.adapters
             else:  # the catalog is kept in the entry since it caches the files that it has read
                 catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
-            found = catalog.all() if catalog else {}
-            return [name for name, spec in found.items() if isinstance(spec, AdapterSpec)]
+            specs = catalog.all() if catalog else {}
+            return [name for name, spec in specs.items() if isinstance(spec, AdapterSpec)]
 
         return await self._disk.run_in_turn(entry.spec.id, names)
 

@@ -368,10 +368,10 @@ class Granted:
         return ReservedMemory(self._reservations.values())
 
     def reserved_with(self, waiting: Iterable[Reservation]) -> ReservedMemory:
-        taken = self.reserved
+        memory = self.reserved
         for each in waiting:
-            taken.take(each)
-        return taken
+            memory.take(each)
+        return memory
 
     @property
     def in_use(self) -> int:
@@ -446,10 +446,10 @@ class WaitQueue:
         ]
         present = {m.id for m in self._resident if m.must_stay} | {p.model for p in passing}
         present |= {id for id in self.models if self._resident[id].facts.pinned}
-        taken, weights = ReservedMemory(passing), sum(self._resident[id].nbytes for id in present)
-        needs = taken.more(earlier)
+        memory, weights = ReservedMemory(passing), sum(self._resident[id].nbytes for id in present)
+        needs = memory.more(earlier)
         needs += 0 if earlier.model in present else self._resident[earlier.model].nbytes
-        return weights + taken.nbytes + needs <= self._budget
+        return weights + memory.nbytes + needs <= self._budget
 
     def add(self, reservation: Reservation) -> None:
         self._reservations.append(reservation)

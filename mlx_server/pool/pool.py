@@ -205,15 +205,15 @@ class Pool:
 
     def memory(self) -> dict[str, int]:
         """The memory budgets of all engines and the bytes counted against them, summed."""
-        found = Counter[str]()
+        sums = Counter[str]()
         for each in self.engines:
             policy = each.policy
-            found["budget"] += policy.budget
-            found["used"] += policy.used
-            found["kv_reserved"] += policy.kv_reserved
-            found["prompt_cache"] += policy.cache
-            found["lowered"] += policy.lowered
-        return dict(found)
+            sums["budget"] += policy.budget
+            sums["used"] += policy.used
+            sums["kv_reserved"] += policy.kv_reserved
+            sums["prompt_cache"] += policy.cache
+            sums["lowered"] += policy.lowered
+        return dict(sums)
 
     async def prepared(self, name: str) -> PreparedModel:
         """Downloads and reads the model's files, once for all requests. Raises ServerError if they

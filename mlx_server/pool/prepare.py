@@ -164,8 +164,8 @@ class PreparedModel:
     def embedder(self) -> Embedder:
         """How the model makes embeddings: by default from the hidden state of the last token,
         normalised, as vLLM does."""
-        found = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
-        return replace(found, is_matryoshka=found.is_matryoshka or self.spec.matryoshka)
+        embedder = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
+        return replace(embedder, is_matryoshka=embedder.is_matryoshka or self.spec.matryoshka)
 
 
 def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:
@@ -373,12 +373,12 @@ def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
     """The adapters that are on disk, without any download; None for a replay model."""
     if spec.source.startswith(REPLAY):
         return None
-    found = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
+    folders = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
     listed = {
         name: AdapterLocation(
             path, spec.adapters[name].pinned, spec.adapters[name].allow_other_base
         )
-        for name, path in found.items()
+        for name, path in folders.items()
         if path
     }
     base = read_base_shapes(on_disk(spec.source, spec.revision), spec.source)

@@ -43,13 +43,13 @@ def _received(channel: socket.socket) -> bytearray | None:
 
 
 def _exactly(channel: socket.socket, size: int) -> bytearray | None:
-    found, at = bytearray(size), 0
+    data, at = bytearray(size), 0
     while at < size:
-        read = channel.recv_into(memoryview(found)[at:])
+        read = channel.recv_into(memoryview(data)[at:])
         if not read:
             return None
         at += read
-    return found
+    return data
 
 
 def end_with_server(lifeline: int) -> None:

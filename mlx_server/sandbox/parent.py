@@ -147,18 +147,18 @@ class WarmProcess:
     def _received(self, size: int, deadline: float) -> bytearray:
         if size > self._program.largest:
             raise _ChildLost
-        found, at = bytearray(size), 0
+        data, at = bytearray(size), 0
         self._socket.settimeout(LOOK_SECONDS)
         while at < size:
             try:
-                read = self._socket.recv_into(memoryview(found)[at:])
+                read = self._socket.recv_into(memoryview(data)[at:])
             except TimeoutError:
                 self._check_running(deadline)
                 continue
             if not read:
                 raise _ChildLost
             at += read
-        return found
+        return data
 
     def _check_running(self, deadline: float) -> None:
         check_wanted()

@@ -21,10 +21,10 @@ def open_regular(path: Path, *, is_own: bool = False) -> BinaryIO:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if is_own else 0)
     descriptor = os.open(path, flags)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
-        if is_own and found.st_uid not in (0, os.geteuid()):
+        if is_own and status.st_uid not in (0, os.geteuid()):
             raise PermissionError(errno.EPERM, "it is another user's file", os.fspath(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:

@@ -13,7 +13,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def bound(host: str, port: int) -> list[socket.socket]:
     """Opens one socket for each address of `host`. Raises SettingsError if one can't be bound."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise SettingsError(
             f"The host {host!r} can't be resolved ({error.strerror}). Set `host` under `server` in "
@@ -21,7 +21,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         ) from error
     sockets: list[socket.socket] = []
     try:
-        for family, *_, address in dict.fromkeys(found):
+        for family, *_, address in dict.fromkeys(addresses):
             sockets.append(_bound(family, address))
     except OSError as error:
         for each in sockets:
@@ -31,17 +31,17 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         # as asyncio does: the port can be bound again right after a server has ended
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
     except OSError:
-        made.close()
+        listening.close()
         raise
-    return made
+    return listening
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:

@@ -173,18 +173,18 @@ def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 def install(arguments: Sequence[str], run: Run = run) -> System:
     """Writes the file and starts the service; restarts it if it runs already."""
-    found = system()
-    text = found.text(arguments)
-    if found.file.exists():
-        _stop(found, run)
-    found.file.parent.mkdir(parents=True, exist_ok=True)
-    replace_private(found.file, text.encode())
+    service = system()
+    text = service.text(arguments)
+    if service.file.exists():
+        _stop(service, run)
+    service.file.parent.mkdir(parents=True, exist_ok=True)
+    replace_private(service.file, text.encode())
     try:
-        _carry_out(found.start, run)
+        _carry_out(service.start, run)
     except CommandMissing:
-        found.file.unlink()
+        service.file.unlink()
         raise
-    return found
+    return service
 
 
 def _stop(found: System, run: Run) -> None:
@@ -200,13 +200,13 @@ def _stop(found: System, run: Run) -> None:
 
 def uninstall(run: Run = run) -> Path | None:
     """Stops the service and removes its file. Returns None if there was none."""
-    found = system()
-    if not found.file.exists():
+    service = system()
+    if not service.file.exists():
         return None
-    for command in found.stop:
+    for command in service.stop:
         run(command)
-    found.file.unlink()
-    return found.file
+    service.file.unlink()
+    return service.file
 
 
 def is_running(run: Run = run) -> bool:

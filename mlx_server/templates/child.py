@@ -55,7 +55,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 def environment() -> jinja2.Environment:
     """The environment of Hugging Face's transformers, which templates are written for."""
-    found = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", GenerationTag],
@@ -63,10 +63,10 @@ def environment() -> jinja2.Environment:
         optimized=False,
         finalize=_as_it_is,
     )
-    found.filters["tojson"] = _tojson
-    found.globals["raise_exception"] = _raise_exception
-    found.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return found
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
 
 
 @jinja2.pass_context
@@ -107,12 +107,12 @@ class Templates:
             with time_limit(request.seconds):
                 if isinstance(request, CompileTemplate):
                     return self._compile(request), b""
-                found = self._render(request)
+                rendered = self._render(request)
         except MemoryError:
             return OutOfMemoryReply(), b""
         except Exception as error:  # a template is a program and can raise anything
             return RefusedReply(str(error)[: limits.ERROR_CHARACTERS]), b""
-        return (RenderedReply(), found) if isinstance(found, bytearray) else (found, b"")
+        return (RenderedReply(), rendered) if isinstance(rendered, bytearray) else (rendered, b"")
 
     def _compile(self, request: CompileTemplate) -> CompiledReply:
         template = self._environment.from_string(request.source)

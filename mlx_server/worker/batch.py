@@ -79,8 +79,8 @@ class Places:
         return self._count - len(self._decoding)
 
     def fit(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
-        kept = self.kept.total() if self._count == 1 else self.kept[waiting.client]
-        return len(waiting.rows) <= self.free - kept
+        places = self.kept.total() if self._count == 1 else self.kept[waiting.client]
+        return len(waiting.rows) <= self.free - places
 
     def may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
         return self.fit(waiting) or self.yielding(waiting) is not None
@@ -541,8 +541,8 @@ class Batch:
             return
         if self._decoder and self._budget.is_step_first(group.context):
             return
-        kept = group.rows if group.resumed is None else []
-        for at, (row, tokens) in enumerate(zip(kept, group.batch.tokens, strict=False)):
+        rows = group.rows if group.resumed is None else []
+        for at, (row, tokens) in enumerate(zip(rows, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self._decoder.extend(group.decode())
         self._set_late_aside()  # a preempted row may still wait for its mask

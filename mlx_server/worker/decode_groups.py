@@ -274,8 +274,8 @@ def _token_bytes(cache: Any) -> float:
 def _used_experts(model: nn.Module, count: int) -> int:
     arguments = _fields(getattr(model, "args", None))
     texts = [arguments, _fields(arguments.get("text_config"))]
-    found = [int(text[name]) for text in texts for name in USED_EXPERTS if text.get(name)]
-    return found[0] if found else count
+    counts = [int(text[name]) for text in texts for name in USED_EXPERTS if text.get(name)]
+    return counts[0] if counts else count
 
 
 def _fields(arguments: Any) -> Mapping[str, Any]:
@@ -447,8 +447,8 @@ class DecodeGroups:
 def _split(group: DecodeBatch, wanted: list[set[int]]) -> Iterator[DecodeBatch]:
     """Yields the rows of a group that belong together from now on. Those that take the most memory
     stay where they are, the others are copied."""
-    while len(found := [numbers for numbers in wanted if not numbers.isdisjoint(group.uids)]) > 1:
-        least = min(found, key=lambda numbers: _padded_of(group, numbers))
+    while len(parts := [numbers for numbers in wanted if not numbers.isdisjoint(group.uids)]) > 1:
+        least = min(parts, key=lambda numbers: _padded_of(group, numbers))
         yield group.part([at for at, number in enumerate(group.uids) if number in least])
     yield group
 

@@ -108,10 +108,10 @@ def attended(queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) ->
     """Computes attention. All arguments are [rows, heads, tokens, width of a head]; the result is
     [rows, tokens, width]."""
     rows, _, tokens, width = queries.shape
-    found = mx.fast.scaled_dot_product_attention(
+    attention = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=width**-0.5, mask=mask
     )
-    return found.swapaxes(1, 2).reshape(rows, tokens, -1)
+    return attention.swapaxes(1, 2).reshape(rows, tokens, -1)
 
 
 def mean_of(hidden: mx.array, is_text: Mask) -> mx.array:
@@ -225,8 +225,8 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(a.hidden_size, a.hidden_size)
 
     def __call__(self, hidden: mx.array, mask: Mask) -> mx.array:
-        made = (self.query(hidden), self.key(hidden), self.value(hidden))
-        queries, keys, values = (heads_of(each, self._heads) for each in made)
+        projected = (self.query(hidden), self.key(hidden), self.value(hidden))
+        queries, keys, values = (heads_of(each, self._heads) for each in projected)
         return attended(queries, keys, values, mask)
 
 
@@ -349,8 +349,8 @@ class ModernBert(Encoder):
 
     def scores(self, hidden: mx.array, is_text: Mask) -> mx.array:
         pooled = hidden[:, 0] if self._head_pooling == "cls" else mean_of(hidden, is_text)
-        made = self.head["norm"](self._head_activation(self.head["dense"](pooled)))
-        return self.classifier(made)
+        features = self.head["norm"](self._head_activation(self.head["dense"](pooled)))
+        return self.classifier(features)
 
 
 class ModernBertLayer(nn.Module):
@@ -477,15 +477,15 @@ def pooled_texts(
     computed together.
     """
     if isinstance(model, Encoder):
-        made = yield from encoded(model, command, piece_tokens)
-        return _as_bytes(made if command.scores else _finished(made, command))
+        output = yield from encoded(model, command, piece_tokens)
+        return _as_bytes(output if command.scores else _finished(output, command))
     groups = [[text] for text in command.inputs] if alone else [command.inputs]
-    found: list[bytes] = []
+    vectors: list[bytes] = []
     for group in groups:
         pooled = yield from _pooled(model, group, command.pooling, piece_tokens)
-        made = _logits(model, pooled, command.logits_of) if command.logits_of else pooled
-        found += _as_bytes(_finished(made, command))
-    return found
+        output = _logits(model, pooled, command.logits_of) if command.logits_of else pooled
+        vectors += _as_bytes(_finished(output, command))
+    return vectors
 
 
 def _pooled(

@@ -242,8 +242,8 @@ def _with(stored: Quantized | None, new: Quantized, start: int) -> Quantized:
 
         grown = _map(empty, new)
         if stored is not None:
-            kept = _map(lambda x: x[..., :start, :], stored)
-            grown = _map(lambda a, b: mx.concatenate([a, b], axis=2), kept, grown)
+            beginning = _map(lambda x: x[..., :start, :], stored)
+            grown = _map(lambda a, b: mx.concatenate([a, b], axis=2), beginning, grown)
         stored = grown
     for x, y in zip(stored, new, strict=True):
         x[..., start : start + added, :] = y
@@ -296,8 +296,8 @@ def _try_batch(model: nn.Module, caches: list[list[Any]]) -> None:
     model(mx.zeros((len(LENGTHS), longest), mx.int32), cache=batch)
     for entry in batch:
         entry.finalize()
-    taken = [entry.extract(0) for entry in batch]
-    other = [entry.merge([entry]) for entry in taken]
+    rows = [entry.extract(0) for entry in batch]
+    other = [entry.merge([entry]) for entry in rows]
     for entry, more in zip(batch, other, strict=True):
         entry.filter(list(range(1, len(LENGTHS))))
         entry.extend(more)

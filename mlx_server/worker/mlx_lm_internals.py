@@ -100,8 +100,8 @@ def check() -> None:
         if gone := [name for name in names if not hasattr(kind, name)]:
             raise WrongMlxLm(f"{kind.__name__} has no {', '.join(gone)}")
     for kind, names in ARGUMENTS.items():
-        if (found := tuple(signature(kind).parameters)) != names:
-            raise WrongMlxLm(f"{kind.__name__} takes {', '.join(found)}")
+        if (parameters := tuple(signature(kind).parameters)) != names:
+            raise WrongMlxLm(f"{kind.__name__} takes {', '.join(parameters)}")
 
 
 check()

@@ -141,22 +141,22 @@ def take_piece(
     """Removes the waiting prompts that fit into the same piece from the queue; returns all of the
     piece. A client whose prompt does not fit does not hold up the others: what they get is counted,
     so that it is next. room: the number of rows that may begin."""
-    taken = [first]
+    prompts = [first]
 
     def fits(following: WaitingPrompt | PrefillGroup) -> bool:
         if isinstance(following, PrefillGroup) or following.decode:
             return False
-        longest = max(following.left, *(waiting.left for waiting in taken))
-        is_small = longest * (len(taken) + 1) <= tokens * LAST_PIECE
-        lengths = [len(waiting.prompt) for waiting in (*taken, following)]
+        longest = max(following.left, *(waiting.left for waiting in prompts))
+        is_small = longest * (len(prompts) + 1) <= tokens * LAST_PIECE
+        lengths = [len(waiting.prompt) for waiting in (*prompts, following)]
         is_small = is_small and padding(lengths) <= PREFILL_PADDING
-        return is_small and not begin_alike(following, taken)
+        return is_small and not begin_alike(following, prompts)
 
-    while not first.decode and len(taken) < room and (following := queue.next(fits)):
+    while not first.decode and len(prompts) < room and (following := queue.next(fits)):
         assert isinstance(following, WaitingPrompt)
         queue.remove(following)
-        taken.append(following)
-    return taken
+        prompts.append(following)
+    return prompts
 
 
 class PrefillGroups:
@@ -169,9 +169,9 @@ class PrefillGroups:
         self, first: WaitingPrompt, queue: PromptQueue, tokens: int, room: int
     ) -> tuple[PrefillGroup, list[Prefilled]]:
         """Returns the prompts of a piece as a group, and the reports of those that begin."""
-        taken = take_piece(first, queue, tokens, room)
+        prompts = take_piece(first, queue, tokens, room)
         rest, caches, reports = [], [], []
-        for waiting in taken:
+        for waiting in prompts:
             cache, cached = self._known(waiting)
             caches.append(cache)
             rest.append(waiting.prompt[cached:])
@@ -179,7 +179,7 @@ class PrefillGroups:
             if not waiting.begun:
                 reports.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
             waiting.begun = True
-        return PrefillGroup(self._batch(taken, rest, caches), rest, taken[0].decode), reports
+        return PrefillGroup(self._batch(prompts, rest, caches), rest, prompts[0].decode), reports
 
     def _known(self, waiting: WaitingPrompt) -> tuple[list[Any], int]:
         beginning = waiting.prompt[:-1]

@@ -102,10 +102,10 @@ def main() -> None:
     keep_time_slices()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    given = sys.argv[2] if len(sys.argv) > 2 else _read_after_imports(connection)
-    if not given:
+    text = sys.argv[2] if len(sys.argv) > 2 else _read_after_imports(connection)
+    if not text:
         leave(0)
-    arguments = decode_worker_arguments(given)
+    arguments = decode_worker_arguments(text)
     inbox: Inbox = queue.SimpleQueue()
     patience = messages.FLUSH_SECONDS if arguments.disk_bytes else 0.0
     receiving = (connection, inbox, patience)

@@ -91,9 +91,9 @@ class RowCache:
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length. The
         row begins with it, and holds no prompt any more."""
-        found = self._prompts.fetch(self._key(row), tokens)
+        fetched = self._prompts.fetch(self._key(row), tokens)
         self._prompts.release(row.number)
-        return found
+        return fetched
 
     def hold(self, row: Row, tokens: list[int]) -> None:
         """Keeps what `fetch` would find until the row begins."""

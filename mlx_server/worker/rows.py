@@ -128,16 +128,16 @@ def prompt_logprobs(
     cache of all tokens but the last."""
     cache = make_caches(model)
     rows = RowAdapters([row_adapter])
-    found: list[Logprobs] = []
+    logprobs: list[Logprobs] = []
     for start in range(0, len(prompt) - 1, PIECE):
         piece = prompt[start : min(start + PIECE, len(prompt) - 1)]
         with using(rows, model):
             logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
         followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
         reported = step_logprobs(logits, followers, top)
-        found += [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
+        logprobs += [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
         yield
-    return found, cache
+    return logprobs, cache
 
 
 T = TypeVar("T")
@@ -259,8 +259,8 @@ class RowAdmission:
         last piece the row joins its batch, or its vectors are reported."""
         match self._scored[row]:
             case _EmbeddedRow(pooling=pooling):
-                found = _next(pooling)
-                return [] if found is None else self._embedded(row, found)
+                vectors = _next(pooling)
+                return [] if vectors is None else self._embedded(row, vectors)
             case _ScoredRow(scoring=scoring):
                 scores = _next(scoring)
                 return [] if scores is None else self._end_scoring(row, *scores)
@@ -308,8 +308,8 @@ def _next(work: Generator[None, None, T]) -> T | None:
     try:
         next(work)
     except StopIteration as end:
-        found: T = end.value
-        return found
+        result: T = end.value
+        return result
     return None
 
 

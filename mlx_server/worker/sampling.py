@@ -74,8 +74,8 @@ def places_of_largest(values: mx.array, count: int) -> mx.array:
     # In the order of their places: of equal values the first one has to stay the first.
     best = mx.sort(_partition(chunked.max(axis=-1), count), axis=-1)
     held = mx.take_along_axis(chunked, best[:, :, None], axis=1).reshape(rows, count * CHUNK)
-    found = _partition(held, count)
-    places = mx.take_along_axis(best, found // CHUNK, axis=-1) * CHUNK + found % CHUNK
+    entries = _partition(held, count)
+    places = mx.take_along_axis(best, entries // CHUNK, axis=-1) * CHUNK + entries % CHUNK
     return mx.minimum(places, width - 1)  # NaN comes after what was padded
 
 
@@ -92,8 +92,8 @@ class StepLogprobs:
         self._chosen, self._likeliest, self._values = chosen, likeliest, values
 
     def arrays(self) -> list[mx.array]:
-        found = (self._chosen, self._likeliest, self._values)
-        return [array for array in found if array is not None]
+        arrays = (self._chosen, self._likeliest, self._values)
+        return [array for array in arrays if array is not None]
 
     @cached_property
     def chosen(self) -> list[float]:
@@ -185,8 +185,8 @@ class Sampler:
         Waits until the inputs are computed. Rows whose masks take too long are `late` then."""
         ids = cast(list[int], inputs.tolist())
         drawn = [id if row.sampled else None for id, row in zip(ids, self.rows, strict=True)]
-        found = self._masks.mask.step(drawn, width)
-        return None if found is None else mx.array(found)
+        mask = self._masks.mask.step(drawn, width)
+        return None if mask is None else mx.array(mask)
 
     @property
     def late(self) -> dict[int, SlowMask]:
@@ -196,8 +196,8 @@ class Sampler:
 
     def late_mask(self, slow: SlowMask, width: int) -> mx.array | None:
         """Returns the mask of the sampler's only row, which was late."""
-        found = self._masks.mask.put(slow, width)
-        return None if found is None else mx.array(found)
+        mask = self._masks.mask.put(slow, width)
+        return None if mask is None else mx.array(mask)
 
     def __call__(
         self,
@@ -453,8 +453,8 @@ def narrow(
         mass = mx.exp(best_first - total)
     reached = mx.cumsum(mass, axis=-1, inclusive=False)
     # The rounded sum reaches 1 too early, but a top_p of 1 must cut nothing.
-    kept = allowed & ((reached < top_p) | (top_p >= 1))
-    worst = mx.take_along_axis(best_first, kept.sum(axis=-1, keepdims=True) - 1, axis=-1)
+    stays = allowed & ((reached < top_p) | (top_p >= 1))
+    worst = mx.take_along_axis(best_first, stays.sum(axis=-1, keepdims=True) - 1, axis=-1)
     return mx.where(scores < worst, MINUS_INFINITY, scores)
 
 

@@ -57,15 +57,15 @@ class OwnInputs:
         self._inbox.put(WAKE)
 
     def take(self, pause: float | None) -> list[Command]:
-        taken = []
+        received = []
         if pause != 0:
             with suppress(queue.Empty):
-                taken.append(self._inbox.get(timeout=pause))
+                received.append(self._inbox.get(timeout=pause))
         while not self._inbox.empty():
-            taken.append(self._inbox.get())
-        if END in taken:
+            received.append(self._inbox.get())
+        if END in received:
             raise EOFError
-        frames = [frame for frame in taken if frame != WAKE]
+        frames = [frame for frame in received if frame != WAKE]
         return [command for frame in frames for command in messages.decode_commands(frame)]
 
 

@@ -116,8 +116,8 @@ def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
 def _peft_leaf(tensor: str) -> tuple[str, str] | None:
     inner = tensor.removeprefix("base_model.model.")
     leaf = r"lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
-    found = re.fullmatch(rf"(.+)\.({leaf})(?:\.default)?(?:\.weight)?", inner)
-    return (found[1], found[2]) if found else None
+    match = re.fullmatch(rf"(.+)\.({leaf})(?:\.default)?(?:\.weight)?", inner)
+    return (match[1], match[2]) if match else None
 
 
 def _peft_scale(config: dict[str, Any], layer: str, rank: int) -> float:
@@ -159,10 +159,10 @@ def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> 
     assert isinstance(tensors, dict)
     layers: dict[str, Leaves] = {}
     for name, tensor in tensors.items():
-        found = leaf_of(name)
-        if found is None:
+        place = leaf_of(name)
+        if place is None:
             raise AdapterInvalid(f"{name}: not a LoRA tensor")
-        layer, leaf = found
+        layer, leaf = place
         layers.setdefault(layer, {})[leaf] = tensor
     if not layers:
         raise AdapterInvalid(f"{weights.name} holds no tensors")
@@ -207,19 +207,19 @@ def stacked(
 
     is_layer: whether the model has a layer of this name.
     """
-    found: dict[str, LoraTensors] = {}
+    pairs_by_layer: dict[str, LoraTensors] = {}
     experts: dict[str, dict[int, LoraTensors]] = {}
     for layer, pair in pairs.items():
         of_one = None if is_layer(layer) else ONE_EXPERT.fullmatch(layer)
         whole = next(filter(is_layer, _stacks(*of_one.group(1, 3))), None) if of_one else None
         if of_one is None or whole is None or whole in pairs:
-            found[layer] = pair
+            pairs_by_layer[layer] = pair
             continue
         others, number = experts.setdefault(whole, {}), int(of_one[2])
         if number in others:
             raise AdapterInvalid(f"{pair.name} and {others[number].name} are the same layer")
         others[number] = pair
-    return found | {layer: _stack(each) for layer, each in experts.items()}
+    return pairs_by_layer | {layer: _stack(each) for layer, each in experts.items()}
 
 
 def _stacks(block: str, linear: str) -> list[str]:
@@ -347,12 +347,12 @@ class AdapterWeights:
 
 def _refuse(errors: Iterable[str | None], fix: str) -> None:
     """Raises AdapterInvalid if there is an error. errors: one per layer, None for a valid one."""
-    found = sorted(error for error in errors if error)
-    if not found:
+    reasons = sorted(error for error in errors if error)
+    if not reasons:
         return
-    named = "; ".join(found[:NAMED_LAYERS])
-    if len(found) > NAMED_LAYERS:
-        named += f"; and {len(found) - NAMED_LAYERS} more layers"
+    named = "; ".join(reasons[:NAMED_LAYERS])
+    if len(reasons) > NAMED_LAYERS:
+        named += f"; and {len(reasons) - NAMED_LAYERS} more layers"
     raise AdapterInvalid(f"{named}. {fix}")
 
 
@@ -368,7 +368,7 @@ def _by_path(
     def paths_of(layer: str) -> list[str]:
         return [layer] if layer in modules else by_name.get(plain_path(layer), [])
 
-    found: dict[str, LoraTensors] = {}
+    by_path: dict[str, LoraTensors] = {}
     for layer, pair in stacked(pairs, lambda layer: bool(paths_of(layer))).items():
         paths = paths_of(layer)
         if len(paths) != 1:
@@ -376,10 +376,10 @@ def _by_path(
             instead = f" next to {others}. {TRAIN_OTHERS}" if others else ""
             raise AdapterInvalid(f"{pair.name}: the model has no such layer{instead}")
         (path,) = paths
-        if path in found:
-            raise AdapterInvalid(f"{pair.name} and {found[path].name} are the same layer")
-        found[path] = pair
-    return found
+        if path in by_path:
+            raise AdapterInvalid(f"{pair.name} and {by_path[path].name} are the same layer")
+        by_path[path] = pair
+    return by_path
 
 
 def _next_to(layer: str, modules: Mapping[str, Any]) -> set[str]:

@@ -56,8 +56,8 @@ class RowAdapters:
         """Returns each row's position in a stack of these adapters; 0 is the base model."""
         if adapters not in self._stack_positions:
             positions = {adapter: number for number, adapter in enumerate(adapters, 1)}
-            found = [positions.get(a, 0) if a else 0 for a, _ in self.row_adapters]
-            self._stack_positions[adapters] = mx.array(found, mx.uint32)
+            rows = [positions.get(a, 0) if a else 0 for a, _ in self.row_adapters]
+            self._stack_positions[adapters] = mx.array(rows, mx.uint32)
         return self._stack_positions[adapters]
 
     def rows_of_choices(self, experts: mx.array, *, in_order: bool) -> mx.array:
@@ -203,8 +203,8 @@ class AdapterSlots:
             ratio = self.deltas[rows.only].dora_ratio
             ratios = [] if ratio is None else [ratio]
         else:
-            found = self._found(rows)
-            ratios = [s.dora_ratio[at][:, None] for s, at in found if s.dora_ratio is not None]
+            stacks = self._found(rows)
+            ratios = [s.dora_ratio[at][:, None] for s, at in stacks if s.dora_ratio is not None]
         if not ratios:
             return None
         by_row = y.reshape(len(rows), -1, y.shape[-1])

@@ -156,11 +156,13 @@ class PrefillCost:
         for chosen in product((True, False), repeat=3):
             if not any(chosen):
                 continue
-            found = np.zeros(3)
-            found[list(chosen)] = np.linalg.lstsq(known[:, list(chosen)], wanted, rcond=None)[0]
-            error = float(np.sum((known @ found - wanted) ** 2))
-            if found.min() >= 0 and error < least:
-                best, least = found, error
+            coefficients = np.zeros(3)
+            coefficients[list(chosen)] = np.linalg.lstsq(
+                known[:, list(chosen)], wanted, rcond=None
+            )[0]
+            error = float(np.sum((known @ coefficients - wanted) ** 2))
+            if coefficients.min() >= 0 and error < least:
+                best, least = coefficients, error
             if all(chosen) and least < inf:
                 break  # a subset of them fits no better
         fitted: Vector = best / largest

@@ -182,10 +182,10 @@ class RepeatedInputs:
         return self._next(list)
 
     def _next(self, kind: type[T]) -> T:
-        found = self._inputs.get()
-        if not isinstance(found, kind):
-            raise Diverged(f"rank 0 read {type(found).__name__} where this rank read {kind}")
-        return found
+        value = self._inputs.get()
+        if not isinstance(value, kind):
+            raise Diverged(f"rank 0 read {type(value).__name__} where this rank read {kind}")
+        return value
 
 
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 3, 1, 5
@@ -243,11 +243,11 @@ def _connections() -> Iterator[socket.socket]:
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):  # the descriptor of the listing is closed by now
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                found = socket.socket(fileno=os.dup(descriptor))
-                if found.family in (socket.AF_INET, socket.AF_INET6) and _has_peer(found):
-                    yield found
+                connection = socket.socket(fileno=os.dup(descriptor))
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and _has_peer(connection):
+                    yield connection
                 else:
-                    found.close()
+                    connection.close()
 
 
 def _has_peer(connection: socket.socket) -> bool:

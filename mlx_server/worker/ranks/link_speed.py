@@ -26,8 +26,8 @@ SMALL_TIMES, LARGE_TIMES = 50, 4
 def main() -> None:
     signal.alarm(SECONDS)
     wanted = decode_rank_arguments(sys.stdin.buffer.read())
-    found = measured(connected(wanted.group, wanted.rank))
-    sys.stdout.write(json.dumps(found) + "\n")
+    speeds = measured(connected(wanted.group, wanted.rank))
+    sys.stdout.write(json.dumps(speeds) + "\n")
 
 
 def measured(group: mx.distributed.Group) -> dict[str, Any]:
