@@ -63,7 +63,7 @@ from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
 from mlx_server.system import descriptors, logs
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
-from mlx_server.system.listening_sockets import bound
+from mlx_server.system.listening_sockets import bound_sockets
 from mlx_server.system.process import return_large_blocks
 
 log = logging.getLogger("mlx_server")
@@ -212,11 +212,11 @@ def run(settings: Settings) -> None:
 def run_app(settings: Settings, make_app: Callable[[], FastAPI]) -> None:
     logs.configure(settings.server.log_level, settings.server.log_format)
     most = descriptors.raise_soft_limit()
-    descriptors.check(most)
+    descriptors.check_descriptors(most)
     if few := descriptors.warning(most):
         log.warning("%s; %s", few, descriptors.FIX)
     return_large_blocks()
-    sockets = bound(settings.server.host, settings.server.port)
+    sockets = bound_sockets(settings.server.host, settings.server.port)
     server = server_of(settings, make_app())
     for signum, code in EXIT_CODES.items():
         _exit_after(signum, code)

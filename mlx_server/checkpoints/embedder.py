@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_server.checkpoints.architectures import texts
-from mlx_server.checkpoints.encoders import is_encoder, ranks
+from mlx_server.checkpoints.encoders import is_encoder, is_reranker
 from mlx_server.checkpoints.files import read_own
 from mlx_server.checkpoints.folder_check import is_own
 from mlx_server.engine.messages import Pooling
@@ -65,7 +65,7 @@ def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> E
     entries = [entry for entry in listed if isinstance(entry, dict)]
     modules = [str(entry.get("type")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in modules:
-        return _mean_of(config) if is_encoder(config) and not ranks(config) else None
+        return _mean_of(config) if is_encoder(config) and not is_reranker(config) else None
     pooling, unknown = _pooling(_json(path, POOLING, {}), config)
     prompts = _json(path, PROMPTS, {})
     named, default = prompts.get("prompts"), prompts.get("default_prompt_name")

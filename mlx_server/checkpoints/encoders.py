@@ -36,7 +36,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     return ARCHITECTURES.get(name) if isinstance(name, str) else None
 
 
-def ranks(config: Mapping[str, Any]) -> bool:
+def is_reranker(config: Mapping[str, Any]) -> bool:
     """Whether it is an encoder whose output is one score."""
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else listed
@@ -85,7 +85,7 @@ def why_not_encoded(config: Mapping[str, Any]) -> str | None:
         what = f"its activation is {str(unknown[0])[:100]!r}"
     elif scaling:
         what = "`rope_scaling` is set"
-    elif ranks(config) and labels_of(config) != 1:
+    elif is_reranker(config) and labels_of(config) != 1:
         what = f"it sorts texts into {labels_of(config)} classes, and ranks none"
     else:
         return None

@@ -31,7 +31,7 @@ from mlx_server.config.settings import ServerSettings, Settings, values
 from mlx_server.engine.engine_process import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import SettingsError
-from mlx_server.pool.memory import MemoryBudget, budget_of, size
+from mlx_server.pool.memory import MemoryBudget, memory_budget, size
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.local import problem_of
 from mlx_server.sources.source import on_disk
@@ -124,7 +124,7 @@ def _platform() -> Check:
 def budget_here(chosen: int | None) -> MemoryBudget:
     """The memory budget that a server on this machine has. chosen: bytes from models.yaml."""
     asks_metal = chosen is None and sys.platform == "darwin"
-    return budget_of(chosen, _mlx()[1] if asks_metal else None)
+    return memory_budget(chosen, _mlx()[1] if asks_metal else None)
 
 
 def _mlx() -> tuple[Check, int | None]:
@@ -246,7 +246,7 @@ def _wired(server: ServerSettings, working_set: int | None) -> Check:
 
 
 def _budget(server: ServerSettings, working_set: int | None) -> Check:
-    budget = budget_of(server.memory_budget, working_set)
+    budget = memory_budget(server.memory_budget, working_set)
     source = f"{size(budget.nbytes)} for weights and caches: {budget.source}"
     if budget.warning:
         return Check("warn", "budget", source, budget.warning)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mlx_server.checkpoints.encoders import ranks
+from mlx_server.checkpoints.encoders import is_reranker
 from mlx_server.engine.messages import Embed
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.embeddings import check_total, compute
@@ -56,7 +56,7 @@ async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
     with pool.row_slots.take(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
         command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
-        ranked = _by_encoder if ranks(prepared.checkpoint.config) else _by_answers
+        ranked = _by_encoder if is_reranker(prepared.checkpoint.config) else _by_answers
         return await ranked(request, prepared, command, pool)
 
 

@@ -63,7 +63,7 @@ class _LoadedAdapter:
         return [lease for lease, adapter in self.users.items() if adapter.spec.name == name]
 
 
-def find(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) -> LeasedAdapter:
+def find_adapter(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) -> LeasedAdapter:
     """Finds an adapter by name, or by a path inside one of the `allowed` folders.
 
     Raises AdapterNotFound or AdapterInvalid.
@@ -214,7 +214,7 @@ class AdapterCatalogs:
 
     async def find(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
-        look = partial(find, catalog_of(prepared), name, self.allowed)
+        look = partial(find_adapter, catalog_of(prepared), name, self.allowed)
         return await self._disk.run_in_turn(prepared.id, look)
 
     async def names(self, entry: PoolEntry) -> list[str]:

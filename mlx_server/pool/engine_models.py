@@ -16,7 +16,7 @@ from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, ServerError, ShuttingDown
-from mlx_server.pool.memory import MemoryBudget, budget_of, size
+from mlx_server.pool.memory import MemoryBudget, memory_budget, size
 from mlx_server.pool.models import (
     DiskThreads,
     ModelPreparation,
@@ -43,7 +43,7 @@ class PoolLimits:
     wait_seconds: float = float(limits.WAIT_SECONDS)
     """How long a request waits for memory before it is refused."""
     budget: int | None = None
-    """The bytes for weights and caches; None: `budget_of` takes a default for this machine."""
+    """The bytes for weights and caches; None: `memory_budget` takes a default for this machine."""
     wired: str | int = "auto"
     """The bytes of weights to wire on a Mac, or "auto": see engine/wired_memory.py."""
     prompt_cache: int | None = None
@@ -190,14 +190,14 @@ class EngineModels:
     def _budget(self, recommended: int | None) -> MemoryBudget:
         """The budget of these models. recommended: Metal's recommended bytes, the least of all
         machines of a group."""
-        whole = budget_of(self._limits.budget, recommended)
+        whole = memory_budget(self._limits.budget, recommended)
         return replace(whole, nbytes=self._part(whole.nbytes))
 
     def _set_budget(self) -> None:
         if ready := self.supervisor.ready:
             self.preparation.upcast = not ready.metal
             self.budget = self._budget(ready.recommended_bytes)
-            whole = budget_of(self._limits.budget, ready.recommended_bytes)
+            whole = memory_budget(self._limits.budget, ready.recommended_bytes)
             part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "
             self.scheduler.budget_origin = part + whole.origin
 

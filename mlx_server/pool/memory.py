@@ -59,7 +59,7 @@ class MemoryBudget:
         )
 
 
-def budget_of(chosen: int | None, recommended: int | None) -> MemoryBudget:
+def memory_budget(chosen: int | None, recommended: int | None) -> MemoryBudget:
     """The budget of a machine.
 
     chosen: the bytes set in models.yaml. recommended: Metal's working set; None without Metal.

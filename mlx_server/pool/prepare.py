@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.embedder import Embedder, width_of
-from mlx_server.checkpoints.encoders import is_encoder, ranks
+from mlx_server.checkpoints.encoders import is_encoder, is_reranker
 from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.weights_files import weights_bytes, weights_on_disk
 from mlx_server.engine.messages import NO_CACHES, KvCost
@@ -188,7 +188,7 @@ def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
         return spec.task
     if checkpoint.embedder:
         return "embed"
-    if ranks(checkpoint.config):
+    if is_reranker(checkpoint.config):
         return "rerank"
     # the key by which vLLM's users list the tokens, `no` and `yes`, that a reranker answers with
     return "rerank" if checkpoint.config.get("classifier_from_token") else "generate"
@@ -197,8 +197,8 @@ def task_of(spec: ModelSpec, checkpoint: Checkpoint) -> Task:
 def check_task(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Raises ModelUnusable if models.yaml sets a task that the architecture can't do."""
     task, config = task_of(spec, checkpoint), checkpoint.config
-    if is_encoder(config) and (task == "generate" or (task == "rerank") != ranks(config)):
-        right = "rerank" if ranks(config) else "embed"
+    if is_encoder(config) and (task == "generate" or (task == "rerank") != is_reranker(config)):
+        right = "rerank" if is_reranker(config) else "embed"
         raise ModelUnusable(
             f"{spec.id} is an encoder, and `task: {task}` in models.yaml is not what it was "
             f"trained for. Set `task: {right}`, or leave it out."

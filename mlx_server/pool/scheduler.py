@@ -101,7 +101,7 @@ class CacheLimit:
         self.nbytes, self._sent = 0, None
 
 
-def refusal(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
+def refusal_of(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
     """The error for the client. origin: the source of the memory budget, for the message."""
     match reason:
         case NeverFits(needed, available):
@@ -290,7 +290,7 @@ class MemoryScheduler:
                     self.leases.resume(ticket)
                 case Refuse(ticket, reason):
                     waiter = self.waiting.pop(ticket)
-                    waiter.refuse(refusal(reason, waiter.entry, self.policy, self.budget_origin))
+                    waiter.refuse(refusal_of(reason, waiter.entry, self.policy, self.budget_origin))
         self.limit_cache()
         self._set_timer()
         self._on_memory()

@@ -62,7 +62,7 @@ def connections_per_address(connections: int) -> int:
     return max(1, min(limits.CONNECTIONS_PER_ADDRESS, connections * 3 // 4))
 
 
-def check(descriptors: int) -> None:
+def check_descriptors(descriptors: int) -> None:
     """Raises SettingsError if there are too few descriptors to start the server."""
     if descriptors < FEWEST:
         raise SettingsError(

@@ -10,7 +10,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 """The server's address if nothing else is set; `mlx-server chat` looks for a server there."""
 
 
-def bound(host: str, port: int) -> list[socket.socket]:
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Opens one socket for each address of `host`. Raises SettingsError if one can't be bound."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -110,7 +110,7 @@ class PlainFormatter(logging.Formatter):
         now = request_context.get()
         parts = (
             f"{self.formatTime(record)} {record.levelname:<7} {record.name}:",
-            message_of(record),
+            discreet_message(record),
             now.id if now else "",
         )
         line = " ".join(filter(None, parts))
@@ -132,7 +132,7 @@ class JsonFormatter(logging.Formatter):
             + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": message_of(record),
+            "message": discreet_message(record),
             **({"request_id": now.id} if now else {}),
             **getattr(record, "facts", {}),
             **({"traceback": lines} if lines else {}),
@@ -140,7 +140,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-def message_of(record: logging.LogRecord) -> str:
+def discreet_message(record: logging.LogRecord) -> str:
     """The message without control characters and parent folders of paths; URLs are kept."""
     message = record.getMessage()
     discreet = message if record.name == ACCESS else FOLDERS.sub("", message)

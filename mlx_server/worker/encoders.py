@@ -20,9 +20,9 @@ from mlx.utils import tree_flatten
 from mlx_server.checkpoints.encoders import (
     architecture_of,
     first_position,
+    is_reranker,
     labels_of,
     positions_of,
-    ranks,
 )
 from mlx_server.engine.messages import Embed, Pooling, padded_tokens
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
@@ -151,7 +151,7 @@ class BertArguments:
             layer_norm_eps=config.get("layer_norm_eps", 1e-12),
             activation=config.get("hidden_act", "gelu"),
             first_position=first_position(config),
-            labels=labels_of(config) if ranks(config) else 0,
+            labels=labels_of(config) if is_reranker(config) else 0,
             is_roberta=architecture_of(config) == "roberta",
         )
 
@@ -294,7 +294,7 @@ class ModernBertArguments:
                 kind: (ropes.get(kind) or {}).get("rope_theta", config.get(name, default))
                 for kind, (name, default) in older.items()
             },
-            labels=labels_of(config) if ranks(config) else 0,
+            labels=labels_of(config) if is_reranker(config) else 0,
             head_pooling=config.get("classifier_pooling", "cls"),
             head_bias=config.get("classifier_bias", False),
             head_activation=config.get("classifier_activation", "gelu"),
@@ -408,7 +408,7 @@ Hidden = Generator[None, None, mx.array]
 """Yields after each piece; returns one row of float32 values for each text."""
 
 
-def encoded(model: Encoder, command: Embed, piece_tokens: Callable[[], int]) -> Hidden:
+def encoder_output(model: Encoder, command: Embed, piece_tokens: Callable[[], int]) -> Hidden:
     """Returns a vector or the scores of each text. See `pooled_texts`."""
     tokens, second, is_text = _padded(command)
     hidden = model.embedded(tokens, second)
@@ -477,7 +477,7 @@ def pooled_texts(
     computed together.
     """
     if isinstance(model, Encoder):
-        output = yield from encoded(model, command, piece_tokens)
+        output = yield from encoder_output(model, command, piece_tokens)
         return _as_bytes(output if command.scores else _finished(output, command))
     groups = [[text] for text in command.inputs] if alone else [command.inputs]
     vectors: list[bytes] = []

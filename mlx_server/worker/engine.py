@@ -36,7 +36,7 @@ from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, relea
 from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier, opened
 from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
 from mlx_server.worker.row import row_adapter_of
-from mlx_server.worker.row_cache import key_of
+from mlx_server.worker.row_cache import prompt_key_of
 from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
@@ -228,7 +228,7 @@ class Engine:
     def _compute_later(self, command: messages.ComputeAhead) -> None:
         """Ignores prompts of models and adapters that were unloaded meanwhile."""
         if self._models.can_compute(command):
-            self._ahead.add(command, key_of(command), row_adapter_of(command))
+            self._ahead.add(command, prompt_key_of(command), row_adapter_of(command))
 
     def _compute_ahead(self) -> list[Report]:
         try:
@@ -314,7 +314,7 @@ class Engine:
 
     def _generate(self, command: Generate) -> list[Report]:
         self._rows.check(command)
-        used = self._ahead.arrived(command.model, key_of(command), command.prompt)
+        used = self._ahead.arrived(command.model, prompt_key_of(command), command.prompt)
         return [*used, *self._rows.add(command)]
 
     def _cancel(self, rows: list[int]) -> list[Report]:
@@ -416,7 +416,7 @@ def engine_of(
     )
 
 
-def serve(
+def run_steps(
     engine: Engine, monitor: HeartbeatMonitor, inputs: Inputs, send: Callable[..., None]
 ) -> None:
     """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.

@@ -94,7 +94,7 @@ METHODS: dict[Any, tuple[str, ...]] = {
 }
 
 
-def check() -> None:
+def check_mlx_lm() -> None:
     """Raises WrongMlxLm if a class lacks a method or has other constructor parameters."""
     for kind, names in METHODS.items():
         if gone := [name for name in names if not hasattr(kind, name)]:
@@ -104,7 +104,7 @@ def check() -> None:
             raise WrongMlxLm(f"{kind.__name__} takes {', '.join(parameters)}")
 
 
-check()
+check_mlx_lm()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

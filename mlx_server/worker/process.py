@@ -57,7 +57,7 @@ def _run(
     """Returns whether the engine has ended in order."""
     leader = Leader(arguments.group, arguments, sender) if arguments.group else None
     with left_out():
-        from mlx_server.worker.engine import engine_of, serve
+        from mlx_server.worker.engine import engine_of, run_steps
     share, taken, send = leader.join(inputs) if leader else (None, inputs, sender.send)
     engine = engine_of(arguments, taken, share)
     monitor.doing = IDLE
@@ -66,7 +66,7 @@ def _run(
     with suppress(ConnectionError):  # the server is gone
         # The heartbeat ends the longer patience for an import at once.
         sender.send(_ready(leader.recommended if leader else []), monitor.heartbeat())
-        serve(engine, monitor, taken, send)
+        run_steps(engine, monitor, taken, send)
     if not engine.broken:
         engine.stop()
     return not engine.broken

@@ -152,6 +152,6 @@ def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
     return cache_key(model, *row_adapter, scope)
 
 
-def key_of(command: Generate | ComputeAhead) -> str:
+def prompt_key_of(command: Generate | ComputeAhead) -> str:
     """Returns the key under which the prompt cache has the prompts of such commands."""
     return prompt_key(command.model, row_adapter_of(command), command.cache_scope)

@@ -32,7 +32,7 @@ from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter, RowAdapters, u
 from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.row import row_adapter_of
-from mlx_server.worker.row_cache import key_of
+from mlx_server.worker.row_cache import prompt_key_of
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
 LARGEST_SCALE = 4.0
@@ -212,7 +212,7 @@ class RowAdmission:
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._disk.begin(command.row, key_of(command), command.prompt[:-1])
+            self._disk.begin(command.row, prompt_key_of(command), command.prompt[:-1])
         self.waiting[command.row] = command
         return self.admit(command)
 
@@ -329,7 +329,7 @@ class Rows:
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._cache.hold(command.row, key_of(command), command.prompt[:-1])
+            self._cache.hold(command.row, prompt_key_of(command), command.prompt[:-1])
         return self._admission.add(command)
 
     def embed(self, command: Embed) -> list[Report]:

@@ -144,12 +144,12 @@ def _check_heads(model: nn.Module, ranks: int) -> None:
             )
 
 
-def joined(group: RankGroup, rank: int) -> Share:
+def joined_share(group: RankGroup, rank: int) -> Share:
     """Returns the rank's share when all ranks have connected. Raises RuntimeError if they can't."""
-    return Share(connected(group, rank), group.mode)
+    return Share(connected_group(group, rank), group.mode)
 
 
-def connected(group: RankGroup, rank: int) -> mx.distributed.Group:
+def connected_group(group: RankGroup, rank: int) -> mx.distributed.Group:
     os.environ.update(group.backend_variables() | {"MLX_RANK": str(rank)})
     with TemporaryDirectory() as folder:
         for variable, text in group.backend_files().items():

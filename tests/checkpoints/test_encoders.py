@@ -5,7 +5,7 @@ import pytest
 
 from mlx_server.checkpoints.architectures import why_unknown
 from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.checkpoints.encoders import context_of, labels_of, ranks
+from mlx_server.checkpoints.encoders import context_of, is_reranker, labels_of
 from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking, tiny_encoder
 
 
@@ -55,7 +55,7 @@ def test_the_checkpoint_has_that_context(tmp_path: Path) -> None:
 
 
 def test_what_ranks(tmp_path: Path) -> None:
-    assert ranks(ranking(XLM_R))
-    assert not ranks(XLM_R)
-    assert not ranks({**ranking(XLM_R), "model_type": "llama"})
+    assert is_reranker(ranking(XLM_R))
+    assert not is_reranker(XLM_R)
+    assert not is_reranker({**ranking(XLM_R), "model_type": "llama"})
     assert labels_of({"num_labels": 1}) == 1

@@ -18,7 +18,7 @@ from mlx_server.lora import catalog as catalog_module
 from mlx_server.lora.base_model import BaseModelShapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
 from mlx_server.pool import adapters as adapters_module
-from mlx_server.pool.adapters import find
+from mlx_server.pool.adapters import find_adapter
 
 pytestmark = pytest.mark.tables
 
@@ -28,8 +28,10 @@ FILES = (catalog_module.__file__, adapters_module.__file__)
 Operation = Callable[[AdapterCatalog, Path], Any]
 
 OPERATIONS: dict[str, Operation] = {
-    "ask": lambda catalog, folder: find(catalog, "one", []).spec.digest,
-    "ask for its folder": lambda c, folder: find(c, str(folder / "one"), [folder]).spec.digest,
+    "ask": lambda catalog, folder: find_adapter(catalog, "one", []).spec.digest,
+    "ask for its folder": lambda c, folder: (
+        find_adapter(c, str(folder / "one"), [folder]).spec.digest
+    ),
     "load": lambda catalog, folder: catalog.add("one", AdapterLocation(folder / "one")).digest,
     "load another": lambda catalog, folder: (
         catalog.add("one", AdapterLocation(folder / "two")).digest

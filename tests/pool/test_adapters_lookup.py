@@ -11,7 +11,7 @@ from mlx_server.errors import AdapterNotFound
 from mlx_server.lora import catalog as catalog_module
 from mlx_server.lora.base_model import BaseModelShapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec
-from mlx_server.pool.adapters import allowed_folder, find
+from mlx_server.pool.adapters import allowed_folder, find_adapter
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.adapter_sizes import FILE
@@ -73,22 +73,22 @@ def test_where_nothing_is_allowed_no_folder_is(folders: Path) -> None:
 @pytest.mark.parametrize("odd", ["/a\0b", "/" + "a" * 5000, "~root/x", "/proc/self/root/etc/x"])
 def test_what_is_no_path_is_no_adapter(folders: Path, odd: str) -> None:
     with pytest.raises(AdapterNotFound):
-        find(Known(), odd, [folders / "allowed"])
+        find_adapter(Known(), odd, [folders / "allowed"])
 
 
 def test_a_name_is_a_name_and_a_path_is_the_adapter_that_lies_there(folders: Path) -> None:
     one = folders / "allowed/one"
     catalog = Known(mine=AdapterLocation(one, pinned=True))
-    assert find(catalog, "mine", []).pinned
-    found = find(catalog, str(folders / "in"), [folders / "allowed"])
+    assert find_adapter(catalog, "mine", []).pinned
+    found = find_adapter(catalog, str(folders / "in"), [folders / "allowed"])
     assert (found.spec.name, found.pinned) == ("mine", True), "by whatever way"
-    new = find(catalog, str(folders / "allowed/two"), [folders / "allowed"])
+    new = find_adapter(catalog, str(folders / "allowed/two"), [folders / "allowed"])
     assert (new.spec.name, new.pinned) == ("two", False)
 
 
 def test_a_folder_does_not_take_the_name_of_another(folders: Path) -> None:
     catalog = Known(two=AdapterLocation(folders / "allowed/one", pinned=True))
-    found = find(catalog, str(folders / "allowed/two"), [folders / "allowed"])
+    found = find_adapter(catalog, str(folders / "allowed/two"), [folders / "allowed"])
     assert found.spec.path == folders.resolve() / "allowed/two"
     assert catalog.locations()["two"] == AdapterLocation(folders / "allowed/one", pinned=True)
 

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_server.engine.messages import KvCost
 from mlx_server.pool.lease import SOON
-from mlx_server.pool.memory import MemoryParts, budget_of, footprint
+from mlx_server.pool.memory import MemoryParts, footprint, memory_budget
 from mlx_server.pool.policy import Grant, LoadAction, ModelFacts, Policy
 from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import CONFIGS
@@ -175,7 +175,7 @@ PAIRS = [(ram, name) for ram in WORKING_SETS for name in CHECKPOINTS]
 
 def room(ram: int, name: str) -> int:
     """Bytes that the model leaves for caches."""
-    return budget_of(None, WORKING_SETS[ram]).nbytes - CHECKPOINTS[name].weights
+    return memory_budget(None, WORKING_SETS[ram]).nbytes - CHECKPOINTS[name].weights
 
 
 @pytest.mark.tables
@@ -220,7 +220,7 @@ def activations(config: dict[str, Any]) -> int:
 def test_what_the_budget_leaves_out_is_enough_to_compute_in(ram: int, name: str) -> None:
     """MLX computes layer by layer, so that one layer of a batch's cache exists twice; beyond the
     limit that it is given it waits, rather than take more."""
-    budget, model = budget_of(None, WORKING_SETS[ram]), CHECKPOINTS[name]
+    budget, model = memory_budget(None, WORKING_SETS[ram]), CHECKPOINTS[name]
     if ram >= model.least:
         of_batch = min(room(ram, name), ROWS * LONG * model.kv.per_token)
         every = model.config.get("sliding_window_pattern", 2 if model.kv.window else 1)
@@ -231,7 +231,7 @@ def test_what_the_budget_leaves_out_is_enough_to_compute_in(ram: int, name: str)
 
 @pytest.mark.parametrize("ram", WORKING_SETS)
 def test_no_more_is_left_out_than_a_tenth(ram: int) -> None:
-    budget = budget_of(None, WORKING_SETS[ram])
+    budget = memory_budget(None, WORKING_SETS[ram])
     assert 0.9 * WORKING_SETS[ram] < budget.nbytes < WORKING_SETS[ram]
     assert (budget.warning, budget.mlx_limit) == (None, WORKING_SETS[ram])
     assert "Metal's recommended working set" in budget.source
@@ -239,14 +239,14 @@ def test_no_more_is_left_out_than_a_tenth(ram: int) -> None:
 
 
 def test_without_metal_it_is_a_share_of_the_ram() -> None:
-    budget = budget_of(None, None)
+    budget = memory_budget(None, None)
     assert budget.recommended == int(0.75 * psutil.virtual_memory().total)
     assert 0.5 * budget.recommended <= budget.nbytes < budget.recommended
     assert "three quarters of RAM" in budget.source
 
 
 def test_the_owner_decides_and_is_warned() -> None:
-    small, large = budget_of(10 * GB, 20 * GB), budget_of(21 * GB, 20 * GB)
+    small, large = memory_budget(10 * GB, 20 * GB), memory_budget(21 * GB, 20 * GB)
     assert (small.nbytes, small.mlx_limit, small.warning) == (10 * GB, 10 * GB, None)
     assert (large.nbytes, large.mlx_limit) == (21 * GB, 21 * GB)
     assert large.warning
@@ -264,7 +264,7 @@ def rows_at_once(ram: int, name: str, soon: int) -> int:
     model, granted = CHECKPOINTS[name], 0
     policy = Policy(
         {name: ModelFacts(model.weights)},
-        budget=budget_of(None, WORKING_SETS[ram]).nbytes,
+        budget=memory_budget(None, WORKING_SETS[ram]).nbytes,
         wait_seconds=1.0,
     )
     assert policy.preload(name, 0.0) == (LoadAction(name),)

@@ -6,8 +6,7 @@ import socket
 import pytest
 
 from mlx_server.errors import SettingsError
-from mlx_server.system import listening_sockets
-from mlx_server.system.listening_sockets import bound, url_of
+from mlx_server.system.listening_sockets import bound_sockets, url_of
 
 
 def close(sockets: list[socket.socket]) -> None:
@@ -21,14 +20,14 @@ def test_a_name_is_bound_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatc
         for address in ("127.0.0.1", "127.0.0.2", "127.0.0.1")
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
-    sockets = bound("here", 0)
+    sockets = bound_sockets("here", 0)
     assert [each.getsockname()[0] for each in sockets] == ["127.0.0.1", "127.0.0.2"]
     assert url_of(sockets[1]).startswith("http://127.0.0.2:")
     close(sockets)
 
 
 def test_nothing_listens_before_the_server_does() -> None:
-    sockets = bound("127.0.0.1", 0)
+    sockets = bound_sockets("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError), socket.create_connection(sockets[0].getsockname()):
         pass
     close(sockets)
@@ -38,7 +37,7 @@ def test_a_port_in_use_names_the_next_one_and_how_to_find_who_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"--port {port + 1}.*lsof -nP -i :{port}"):
-            bound("127.0.0.1", port)
+            bound_sockets("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +54,9 @@ def test_other_refusals_are_said_in_words(
     def refuse(*args: object) -> socket.socket:
         raise OSError(code, "as the system says it")
 
-    monkeypatch.setattr(listening_sockets, "_bound", refuse)
+    monkeypatch.setattr("mlx_server.system.listening_sockets._bound", refuse)
     with pytest.raises(SettingsError, match=words):
-        bound("127.0.0.1", 80)
+        bound_sockets("127.0.0.1", 80)
 
 
 def test_a_host_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +65,4 @@ def test_a_host_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(SettingsError, match=r"not known.*--host"):
-        bound("studio.local", 80)
+        bound_sockets("studio.local", 80)

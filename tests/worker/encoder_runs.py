@@ -8,7 +8,7 @@ import numpy as np
 
 from mlx_server.engine.messages import Embed
 from mlx_server.worker import weights
-from mlx_server.worker.encoders import Encoder, encoded
+from mlx_server.worker.encoders import Encoder, encoder_output
 from tests.tiny_encoders import VOCABULARY
 
 TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]
@@ -27,7 +27,7 @@ def computed(
     model: Encoder, command: Embed, piece: Callable[[], int] = lambda: 10**6
 ) -> tuple[Any, int]:
     """The vectors or scores, and in how many pieces they were computed."""
-    work, pieces = encoded(model, command, piece), 0
+    work, pieces = encoder_output(model, command, piece), 0
     while True:
         try:
             next(work)

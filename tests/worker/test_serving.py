@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from mlx_server.engine.messages import CancelRows, Command
-from mlx_server.worker.engine import serve
+from mlx_server.worker.engine import run_steps
 from mlx_server.worker.server_connection import HeartbeatMonitor
 
 
@@ -42,7 +42,7 @@ class Given:
 
 def sent(engine: Engine, *commands: list[Command]) -> list[tuple[Any, ...]]:
     frames: list[tuple[Any, ...]] = []
-    serve(
+    run_steps(
         cast(Any, engine),
         HeartbeatMonitor(),
         cast(Any, Given(*commands)),

@@ -21,10 +21,10 @@ import json, sys
 import mlx.core as mx, mlx.nn as nn, msgspec
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.share import joined
+from mlx_server.worker.share import joined_share
 
 rank = int(sys.argv[1])
-share = joined(msgspec.json.decode(sys.argv[2], type=RankGroup), rank)
+share = joined_share(msgspec.json.decode(sys.argv[2], type=RankGroup), rank)
 
 def reading(steps, failure=None):
     for done in range(1, steps + 1):

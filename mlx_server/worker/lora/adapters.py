@@ -58,7 +58,7 @@ class LoraTensors:
     """Whether an embedding's pair also applies where the embedding is the model's output head."""
 
 
-def read(folder: Path) -> dict[str, LoraTensors]:
+def read_tensors(folder: Path) -> dict[str, LoraTensors]:
     """Returns the tensors by layer path: mlx-lm's own path, or Hugging Face's in PEFT's format."""
     try:
         config = json.loads(read_regular(folder / CONFIG))
@@ -305,7 +305,7 @@ class AdapterWeights:
 
     def _load(self, adapter: str, folder: Path) -> None:
         modules = dict(self._model.named_modules())
-        pairs = _by_path(read(folder), modules)
+        pairs = _by_path(read_tensors(folder), modules)
         for problem, fix in ((_unsupported, TRAIN_OTHERS), (_misfit, TRAIN_AGAIN)):
             _refuse((problem(pair, path, modules) for path, pair in pairs.items()), fix)
         pairs, dtypes = self._called(pairs, modules)

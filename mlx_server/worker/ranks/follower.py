@@ -107,16 +107,16 @@ class _Leader:
 def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
-        from mlx_server.worker.engine import engine_of, serve
-        from mlx_server.worker.share import joined
+        from mlx_server.worker.engine import engine_of, run_steps
+        from mlx_server.worker.share import joined_share
     reports.send(RankReady(_recommended_bytes()))
     recorded.get()
-    share = joined(arguments.group, arguments.rank)
+    share = joined_share(arguments.group, arguments.rank)
     leader.link = Link()
     inputs = RepeatedInputs(recorded)
     engine = engine_of(arguments.worker, inputs, share)
     gc.freeze()
-    serve(engine, HeartbeatMonitor(), inputs, reports.compare)
+    run_steps(engine, HeartbeatMonitor(), inputs, reports.compare)
     return "can't go on: see its log"
 
 

@@ -120,13 +120,13 @@ class Leader:
     def join(self, own: OwnInputs) -> tuple["Share", RecordedInputs, Callable[..., None]]:
         """Joins the group once all ranks are ready. Returns this rank's share, the inputs of its
         steps and where the steps' reports go."""
-        from mlx_server.worker.share import joined
+        from mlx_server.worker.share import joined_share
 
         for rank in self._ranks:
             rank.ready.wait()
         self._record(encode_input(True))
         try:
-            share = joined(self._group, 0)
+            share = joined_share(self._group, 0)
         except Exception as error:
             self._lose(0, f"can't connect to the others: {public_message(error)}")
         self._link = Link()

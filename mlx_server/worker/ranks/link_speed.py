@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_server.engine.worker_arguments import decode_rank_arguments
-from mlx_server.worker.share import connected
+from mlx_server.worker.share import connected_group
 
 SECONDS = 40
 """The system ends a rank then, also on a host where the doctor can't."""
@@ -26,7 +26,7 @@ SMALL_TIMES, LARGE_TIMES = 50, 4
 def main() -> None:
     signal.alarm(SECONDS)
     wanted = decode_rank_arguments(sys.stdin.buffer.read())
-    speeds = measured(connected(wanted.group, wanted.rank))
+    speeds = measured(connected_group(wanted.group, wanted.rank))
     sys.stdout.write(json.dumps(speeds) + "\n")
 
 

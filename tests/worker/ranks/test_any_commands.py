@@ -29,7 +29,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.engine import engine_of, serve
+from mlx_server.worker.engine import engine_of, run_steps
 from mlx_server.worker.ranks.link import Diverged, RecordedInputs, RepeatedInputs, decode_input
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs, OwnInputs
 from tests.tiny import IM_END, tiny_llama
@@ -102,7 +102,7 @@ def drawn(inputs: Inputs) -> list[list[Token]]:
 
     engine = engine_of(WorkerArguments(concurrency=4, cache_bytes=4 << 20), inputs)
     with suppress(Diverged):  # the end of what rank 0 has recorded
-        serve(engine, HeartbeatMonitor(), inputs, send)
+        run_steps(engine, HeartbeatMonitor(), inputs, send)
     return [tokens for tokens in found if tokens]
 
 

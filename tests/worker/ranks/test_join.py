@@ -16,10 +16,10 @@ import os, sys
 from pathlib import Path
 import msgspec
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.share import joined
+from mlx_server.worker.share import joined_share
 
 try:
-    joined(msgspec.json.decode(sys.argv[2], type=RankGroup), int(sys.argv[1]))
+    joined_share(msgspec.json.decode(sys.argv[2], type=RankGroup), int(sys.argv[1]))
 except RuntimeError:
     assert not Path(os.environ["MLX_HOSTFILE"]).exists()
     print("refused")
