@@ -10,7 +10,16 @@ from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, respelled
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import JsonCallForm, repaired, repaired_by_name
-from mlx_server.tool_parsers.named_calls import NamedCallFormat, gemma_arguments, python_arguments
+from mlx_server.tool_parsers.named_calls import (
+    DeepSeekCallFormat,
+    GemmaCallFormat,
+    IdFirstCallFormat,
+    IdLastCallFormat,
+    KimiCallFormat,
+    NamedCallFormat,
+    gemma_arguments,
+    python_arguments,
+)
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 
@@ -95,7 +104,7 @@ PLAIN_ARRAY = CallFormat(
 
 # Calls by name, with arguments in JSON
 
-MISTRAL_CALL = NamedCallFormat(
+MISTRAL_CALL = IdLastCallFormat(
     opens="[TOOL_CALLS]",
     id_delimiter="[CALL_ID]",
     after_name="[ARGS]",
@@ -118,7 +127,7 @@ LLAMA_FUNCTION = NamedCallFormat(
     ends_answer=True,
 ).call_format()
 
-_KIMI_K2 = NamedCallFormat(
+_KIMI_K2 = KimiCallFormat(
     opens="<|tool_calls_section_begin|>",
     before_name="<|tool_call_begin|>",
     name=re.compile(r"[^<]+"),
@@ -127,8 +136,6 @@ _KIMI_K2 = NamedCallFormat(
     between="",
     closes="<|tool_calls_section_end|>",
     inner=("<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
-    numbered=True,
-    noisy=True,
     repair_unit="call",
     ends_answer=True,
 )
@@ -150,7 +157,7 @@ _APERTUS = NamedCallFormat(
     closes_call="}",
     between=",",
     closes="<|tools_suffix|>",
-    listed=True,
+    around=("[", "]"),
     passed=("[", ",", "]"),
 )
 APERTUS = replace(_APERTUS.call_format(), repair=repaired_by_name)
@@ -177,10 +184,9 @@ PLAMO_WITHOUT_SECTION = replace(
     blocks=(),
 )
 
-SOLAR_OPEN = NamedCallFormat(
+SOLAR_OPEN = IdFirstCallFormat(
     opens="<|tool_call:begin|>",
     before_name="<|tool_call:begin|>",
-    id_first=True,
     id_delimiter="<|tool_call:name|>",
     name=re.compile(r"[^<\n]+"),
     after_name="<|tool_call:args|>",
@@ -212,7 +218,7 @@ def _python_block(opens: str, closes: str, *, listed: bool, between: str) -> Cal
         arguments=python_arguments(closes, bare_text=listed),
         between=between,
         closes=closes,
-        listed=listed,
+        around=("[", "]") if listed else ("", ""),
         passed=("[", ",", ";", "]"),
         may_be_json=True,
         repair_unit="block",
@@ -226,7 +232,7 @@ MINICPM = NamedCallFormat(
     arguments=python_arguments("<|tool_call_end|>"),
     between="\n",
     closes="<|tool_call_end|>",
-    code="python",
+    around=("\n```python\n", "\n```\n"),
     passed=("```python", "```", ",", ";"),
     may_be_json=True,
     space="",
@@ -285,13 +291,13 @@ LLAMA_TAGGED = CallFormat(
 
 def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
     """`call:f{key:<|"|>text<|"|>,other:1}`"""
-    return NamedCallFormat(
+    return GemmaCallFormat(
         opens=opens,
         before_name="call:",
         name=re.compile(r"[^\s{}()<>]+"),
         after_name="{",
         arguments=gemma_arguments(quote, "{", closes),
-        instead=("(", gemma_arguments(quote, "(", closes)),
+        in_parentheses=gemma_arguments(quote, "(", closes),
         closes_call=closes,
         passed=(",", ";"),
         inner=(quote,),
@@ -319,7 +325,7 @@ inline_gemma4 = partial(_inline_gemma, _GEMMA4)
 inline_function_gemma = partial(_inline_gemma, _FUNCTION_GEMMA)
 
 
-_DEEPSEEK = NamedCallFormat(
+_DEEPSEEK = DeepSeekCallFormat(
     opens="<｜tool▁calls▁begin｜>",
     before_name="<｜tool▁call▁begin｜>",
     name=re.compile(r"[^<>\n{]+"),
@@ -328,7 +334,6 @@ _DEEPSEEK = NamedCallFormat(
     between="",
     closes="<｜tool▁calls▁end｜>",
     inner=("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    fenced=True,
     repair_unit="block",
     ends_answer=True,
     space="",

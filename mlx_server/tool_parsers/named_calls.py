@@ -160,6 +160,8 @@ def _check_quotes(source: Source, ends: tuple[str, ...]) -> Steps[None]:
 class NamedCallFormat:
     """A block of calls: `opens`, then for each call `before_name`, its name, `after_name`, its
     arguments and `closes_call`, and then `closes`. Texts are as the model writes them.
+
+    A format in which a call has an id, or a slip that no other models make, is a subclass.
     """
 
     opens: str = ""
@@ -171,35 +173,20 @@ class NamedCallFormat:
     """Matches names."""
     after_name: str = ""
     arguments: CallArguments = JSON
-    instead: tuple[str, CallArguments] | None = None
-    """The text that models write by mistake after a name, and the format of the arguments after
-    it."""
     closes_call: str = ""
     between: str | None = None
     """The text between two calls; None: a block has one call."""
     closes: str = ""
     inner: tuple[str, ...] = ()
     """Other delimiters that stand in calls."""
-    listed: bool = False
-    """Whether calls stand in brackets."""
-    code: str = ""
-    """The language of the block of code in Markdown in which calls stand."""
-    id_delimiter: str = ""
-    """The text between a name and an id after it. `after_name` may then be missing."""
-    id_first: bool = False
-    """Whether the id stands before the name, and `id_delimiter` between them."""
+    around: tuple[str, str] = ("", "")
+    """Texts before and after the calls of a block that a grammar writes; `passed` has them too."""
     before_arguments: str = ""
     """The text that some models write in front of the arguments, and others don't."""
-    numbered: bool = False
-    """Whether the name stands in an id, `functions.NAME:0`."""
-    fenced: bool = False
-    """Whether older models write `function`, `after_name`, the name, and a code fence of JSON."""
     passed: tuple[str, ...] = ()
     """Other texts that are passed over around calls."""
     follows: tuple[str, ...] = ()
     """Delimiters of other parts of an answer, which may come right after a call."""
-    noisy: bool = False
-    """Whether text around calls, and `before_name` doubled, is no part of the answer."""
     may_be_json: bool = False
     """Whether models are taught to write calls as JSON objects too. Between delimiters such an
     object is read in any case, and reported."""
@@ -239,7 +226,7 @@ class NamedCallFormat:
         found, is_closed = 0, False
         while begun or (yield from self._read_between_calls(source, empty=not found)):
             is_sure = not found or self.between is not None
-            if not begun and not self.noisy:
+            if not begun:
                 is_sure = (yield from self._read_before_name(source)) and is_sure
             is_closed = yield from self._read_call(source, calls, name, is_sure=is_sure)
             begun, name, found = False, "", found + 1
@@ -258,8 +245,6 @@ class NamedCallFormat:
         end."""
         may_end = not empty or bool(self.passed and self.opens)
         ends = (self.closes,) if self.closes and may_end else ()
-        if self.noisy:
-            return (yield from self._skip_noise(source, empty=empty))
         found = " "
         while found:
             yield from source.space()
@@ -267,22 +252,6 @@ class NamedCallFormat:
             if found in ends:
                 return False
         return bool((yield from source.peek())) or not may_end
-
-    def _skip_noise(self, source: Source, *, empty: bool) -> Steps[bool]:
-        """Skips text up to the delimiter before a name, which is read, or to the block's end.
-
-        Returns whether a call comes.
-        """
-        delimiters = (self.before_name, self.closes_call, self.closes)
-        while True:
-            pieces: list[str] = []
-            delimiter = yield from source.up_to(*delimiters, into=pieces.append)
-            if delimiter == self.before_name:
-                return True
-            if "".join(pieces).strip() and (empty or delimiter != self.closes):
-                raise Malformed("more than calls in a block")
-            if delimiter != self.closes_call:
-                return False
 
     def _read_json_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[bool]:
         """Reads calls in JSON. Returns whether there were any, or an empty array."""
@@ -304,23 +273,18 @@ class NamedCallFormat:
         self, source: Source, calls: ToolCallEmitter, name: str, *, is_sure: bool
     ) -> Steps[bool]:
         """Reads a call. Returns whether it was closed. is_sure: whether it certainly is a call."""
-        id, arguments = None, self.arguments
+        head = CallHead(name, None, self.arguments)
         if not name:
-            name, id, arguments = yield from self._read_head(source, calls)
-        is_unnamed = self.numbered and name in NO_NAME
-        if is_unnamed:
-            found = yield from json_ahead(source)
-            if not found and source.cut and self.closes_call not in source.ahead():
-                source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
-            name, id = calls.tool_made_of(found), None
-        if self.numbered or not is_sure:
-            calls.check_name(name)
+            yield from source.space()
+            head = yield from self._read_head(source, calls)
+        if not is_sure:
+            calls.check_name(head.name)
 
         def start() -> ToolCallWriter:
-            call = calls.start(name, id)
-            if not is_sure or arguments is not self.arguments:
+            call = calls.start(head.name, head.id)
+            if not is_sure or head.arguments is not self.arguments:
                 call.repaired("format")
-            if is_unnamed:
+            if head.is_guessed:
                 call.add_repair("name", ".function.name")
             return call
 
@@ -333,7 +297,7 @@ class NamedCallFormat:
             return True
         delimiters = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
         ends = tuple(filter(None, delimiters))
-        call = yield from arguments.read(source, start, ends)
+        call = yield from head.arguments.read(source, start, ends)
         if self.ends_answer and not self.closes_call:
             yield from _check_quotes(source, ends)
         is_closed = not self.closes_call or (yield from self._read_end(source, call, ends))
@@ -344,8 +308,6 @@ class NamedCallFormat:
         """Reads the delimiter after a call. It may be missing at the end of the turn and before
         another delimiter. Returns whether there was one."""
         yield from source.space()
-        if self.fenced and (yield from source.accept("```")):
-            yield from source.space()
         if (yield from source.accept(self.closes_call)):
             return True
         if (yield from source.comes(*ends, *self.passed)):
@@ -354,59 +316,20 @@ class NamedCallFormat:
             raise Malformed("more than arguments in a call")
         return False
 
-    def _read_head(
-        self, source: Source, calls: ToolCallEmitter
-    ) -> Steps[tuple[str, str | None, CallArguments]]:
-        """Reads what precedes the arguments. Returns the name, the call's id and the arguments'
-        format."""
-        yield from source.space()
-        while self.noisy and (yield from source.accept(self.before_name)):
-            yield from source.space()
-        if self.id_first:
-            return (yield from self._read_head_after_id(source))
+    def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps["CallHead"]:
+        """Reads a name, and what precedes the arguments."""
         name = yield from values.run(source, self.name)
         yield from source.space()
-        if self.id_delimiter:
-            return name, *(yield from self._read_id_after_name(source))
-        other, arguments = self.instead or ("", self.arguments)
-        delimiters = tuple(filter(None, (self.after_name, other)))
-        if not delimiters or (yield from source.expect(*delimiters)) == self.after_name:
-            arguments = self.arguments
-        if self.numbered:
-            tool = plain(name, calls.knows)
-            return tool, name if tool != name else None, arguments
-        if self.fenced:
-            yield from source.space()
-            if not (yield from source.comes("{", self.closes_call)):
-                name = yield from values.run(source, self.name)
-                yield from source.space()
-                yield from source.fence()
+        arguments = yield from self._read_after_name(source)
         if not calls.knows(name):
             name = name.removesuffix(".call")  # Llama's name of a built-in tool's call
-        return name, None, arguments
+        return CallHead(name, None, arguments)
 
-    def _read_id_after_name(self, source: Source) -> Steps[tuple[str | None, CallArguments]]:
-        """Reads an id after a name. Returns it and the arguments' format; these may be missing at
-        the end."""
-        id = None
-        if (yield from source.accept(self.id_delimiter)):
-            yield from source.space()
-            id = yield from values.run(source, ID)
-            if not id:
-                raise Malformed("expected an id")
-            yield from source.space()
-        marked = yield from source.accept(self.after_name)
-        has_none = marked and (
-            (yield from source.after_space(self.opens)) or (yield from source.stopped())
-        )
-        return id, LEFT_OUT if has_none else self.arguments
-
-    def _read_head_after_id(self, source: Source) -> Steps[tuple[str, str | None, CallArguments]]:
-        id = yield from values.run(source, CLIENT_ID)
-        yield from source.expect(self.id_delimiter)
-        name = yield from values.run(source, self.name)
-        yield from source.expect(self.after_name)
-        return name, id or None, self.arguments
+    def _read_after_name(self, source: Source) -> Steps[CallArguments]:
+        """Reads the text after a name. Returns the format of the arguments after it."""
+        if self.after_name:
+            yield from source.expect(self.after_name)
+        return self.arguments
 
     def _repaired(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """Returns the calls of a block whose JSON has mistakes."""
@@ -421,19 +344,18 @@ class NamedCallFormat:
 
     def _repaired_call(self, part: str) -> tuple[str, dict[str, Any]]:
         head, brace, rest = part.partition("{")
-        if self.id_first:
-            head = head.partition(self.id_delimiter)[2]
-        name, _, later = head.partition(self.after_name)
-        if self.fenced and later.strip():
-            name = later.strip().partition("\n")[0]
-        elif self.id_delimiter and not self.id_first:
-            name = name.partition(self.id_delimiter)[0]
         if self.closes_call and self.repair_unit == "block":
             rest, closed, _ = rest.rpartition(self.closes_call)
             if not closed:
                 raise Malformed("a call has no end")
-        written = (brace + rest).strip().removesuffix("```" if self.fenced else "")
-        return plain(name.strip()) if self.numbered else name.strip(), as_object(loads(written))
+        return self._name_in(head), as_object(loads(self._json_in(brace + rest)))
+
+    def _name_in(self, head: str) -> str:
+        """Returns the name in what precedes the arguments."""
+        return head.partition(self.after_name)[0].strip()
+
+    def _json_in(self, written: str) -> str:
+        return written.strip()
 
     # Writing
 
@@ -442,14 +364,14 @@ class NamedCallFormat:
         parts: dict[str, Any] = {
             "call": self._written,
             "between": None if self._stands_alone else self.between,
-            "after": ("]" if self.listed else "\n```\n" if self.code else "", closes),
+            "after": (self.around[1], closes),
             "unsupported": self.arguments.unsupported,
             "space": self.space,
         }
         if not self.opens:
             return UnmarkedBlockGrammar(**parts, head=self._beginning_of, rest=self._rest)
-        before = "[" if self.listed else f"\n```{self.code}\n" if self.code else ""
-        return BlockGrammar(**parts, before=before, may_be_empty=self.listed)
+        is_list = self.around[0] == "["
+        return BlockGrammar(**parts, before=self.around[0], may_be_empty=is_list)
 
     @property
     def _stands_alone(self) -> bool:
@@ -466,25 +388,15 @@ class NamedCallFormat:
 
     def _headed(self, lark: Lark, tool: Tool) -> str:
         """Returns a call after `before_name`."""
-        name, after = (
-            quoted(self._named(tool)),
-            lark.text(self.after_name + self.before_arguments),
-        )
-        rest = self._rest(lark, tool)
-        if self.fenced:
-            made = self.arguments.write(lark, tool)
-            older = f'"function" {after} {name} "\\n```json\\n" {made} "\\n```"'
-            return f'({name} {after} {made} | {older}) {lark.text(self.closes_call)} "\\n"?'
-        if self.numbered:
-            number = lark.terminal("/[0-9]{1,4}/")
-            return f"{quoted(f'functions.{tool.name}:')} {number} {after} {rest}"
-        if self.id_first:
-            id = lark.terminal(r"/[a-zA-Z0-9_.:\-]{1,40}/")
-            return f"({id})? {lark.text(self.id_delimiter)} {name} {after} {rest}"
-        if self.id_delimiter:
-            id = lark.terminal("/[a-zA-Z0-9]{9}/")
-            return f"{name} ({lark.text(self.id_delimiter)} {id})? ({after})? {rest}"
-        return f"{name} {after} {rest}"
+        name, after = quoted(self._named(tool)), self._after(lark)
+        return f"{self._with_id(name, lark)} {after} {self._rest(lark, tool)}"
+
+    def _with_id(self, name: str, lark: Lark) -> str:
+        """Returns the name, as symbols of a rule, with the id next to it."""
+        return name
+
+    def _after(self, lark: Lark) -> str:
+        return lark.text(self.after_name + self.before_arguments)
 
     def _rest(self, lark: Lark, tool: Tool) -> str:
         """Returns a call after `after_name`."""
@@ -498,7 +410,164 @@ class NamedCallFormat:
         return tool.name
 
 
-def plain(id: str, knows: Callable[[str], bool] = lambda name: True) -> str:
+@dataclass(frozen=True)
+class CallHead:
+    """What precedes the arguments of a call."""
+
+    name: str
+    id: str | None
+    arguments: CallArguments
+    """The format of the arguments that follow."""
+    is_guessed: bool = False
+    """Whether the name was not written: only one tool takes such arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiCallFormat(NamedCallFormat):
+    """Calls whose name stands in an id, `functions.NAME:0`. Text around calls, and `before_name`
+    doubled, is no part of the answer."""
+
+    def _read_before_name(self, source: Source) -> Steps[bool]:
+        yield from ()  # `_read_between_calls` has read it
+        return True
+
+    def _read_between_calls(self, source: Source, *, empty: bool) -> Steps[bool]:
+        delimiters = (self.before_name, self.closes_call, self.closes)
+        while True:
+            pieces: list[str] = []
+            delimiter = yield from source.up_to(*delimiters, into=pieces.append)
+            if delimiter == self.before_name:
+                return True
+            if "".join(pieces).strip() and (empty or delimiter != self.closes):
+                raise Malformed("more than calls in a block")
+            if delimiter != self.closes_call:
+                return False
+
+    def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
+        while (yield from source.accept(self.before_name)):
+            yield from source.space()
+        written = yield from values.run(source, self.name)
+        yield from source.space()
+        yield from source.expect(self.after_name)
+        name = name_in_id(written, calls.knows)
+        head = CallHead(name, None if name == written else written, self.arguments)
+        if name in NO_NAME:
+            text = yield from json_ahead(source)
+            if not text and source.cut and self.closes_call not in source.ahead():
+                source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
+            head = CallHead(calls.tool_made_of(text), None, self.arguments, is_guessed=True)
+        calls.check_name(head.name)
+        return head
+
+    def _name_in(self, head: str) -> str:
+        return name_in_id(super()._name_in(head))
+
+    def _headed(self, lark: Lark, tool: Tool) -> str:
+        self._named(tool)
+        number = lark.terminal("/[0-9]{1,4}/")
+        name = quoted(f"functions.{tool.name}:")
+        return f"{name} {number} {self._after(lark)} {self._rest(lark, tool)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekCallFormat(NamedCallFormat):
+    """Calls for which older models write `function`, `after_name`, the name, and a code fence of
+    JSON."""
+
+    def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
+        head = yield from super()._read_head(source, calls)
+        yield from source.space()
+        if (yield from source.comes("{", self.closes_call)):
+            return head
+        name = yield from values.run(source, self.name)
+        yield from source.space()
+        yield from source.fence()
+        return CallHead(name, None, head.arguments)
+
+    def _read_end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
+        yield from source.space()
+        yield from source.accept("```")
+        return (yield from super()._read_end(source, call, ends))
+
+    def _name_in(self, head: str) -> str:
+        name, _, later = head.partition(self.after_name)
+        return (later.strip().partition("\n")[0] or name).strip()
+
+    def _json_in(self, written: str) -> str:
+        return written.strip().removesuffix("```")
+
+    def _headed(self, lark: Lark, tool: Tool) -> str:
+        name, after = quoted(self._named(tool)), self._after(lark)
+        arguments = self.arguments.write(lark, tool)
+        older = f'"function" {after} {name} "\\n```json\\n" {arguments} "\\n```"'
+        return f'({name} {after} {arguments} | {older}) {lark.text(self.closes_call)} "\\n"?'
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdFirstCallFormat(NamedCallFormat):
+    """Calls with an id before the name, and `id_delimiter` between them."""
+
+    id_delimiter: str
+
+    def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
+        id = yield from values.run(source, CLIENT_ID)
+        yield from source.expect(self.id_delimiter)
+        name = yield from values.run(source, self.name)
+        yield from source.expect(self.after_name)
+        return CallHead(name, id or None, self.arguments)
+
+    def _name_in(self, head: str) -> str:
+        return super()._name_in(head.partition(self.id_delimiter)[2])
+
+    def _with_id(self, name: str, lark: Lark) -> str:
+        id = lark.terminal(r"/[a-zA-Z0-9_.:\-]{1,40}/")
+        return f"({id})? {lark.text(self.id_delimiter)} {name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdLastCallFormat(NamedCallFormat):
+    """Calls with `id_delimiter` and an id after the name, or without. `after_name` may be missing
+    too, and so may the arguments after it at the end."""
+
+    id_delimiter: str
+
+    def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
+        name = yield from values.run(source, self.name)
+        yield from source.space()
+        id = None
+        if (yield from source.accept(self.id_delimiter)):
+            yield from source.space()
+            id = yield from values.run(source, ID)
+            if not id:
+                raise Malformed("expected an id")
+            yield from source.space()
+        marked = yield from source.accept(self.after_name)
+        has_none = marked and (
+            (yield from source.after_space(self.opens)) or (yield from source.stopped())
+        )
+        return CallHead(name, id, LEFT_OUT if has_none else self.arguments)
+
+    def _name_in(self, head: str) -> str:
+        return super()._name_in(head).partition(self.id_delimiter)[0].strip()
+
+    def _headed(self, lark: Lark, tool: Tool) -> str:
+        name, id = quoted(self._named(tool)), lark.terminal("/[a-zA-Z0-9]{9}/")
+        with_id = f"{name} ({lark.text(self.id_delimiter)} {id})?"
+        return f"{with_id} ({self._after(lark)})? {self._rest(lark, tool)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaCallFormat(NamedCallFormat):
+    """Calls for which models also write parentheses in place of `after_name`."""
+
+    in_parentheses: CallArguments
+
+    def _read_after_name(self, source: Source) -> Steps[CallArguments]:
+        opening = yield from source.expect(self.after_name, "(")
+        return self.arguments if opening == self.after_name else self.in_parentheses
+
+
+def name_in_id(id: str, knows: Callable[[str], bool] = lambda name: True) -> str:
     """Returns the name in an id, also in one that a client or a gateway has rewritten."""
     name, _, number = id.rpartition(":")
     name = name if number.isdecimal() else id
