@@ -19,6 +19,7 @@ pytestmark = pytest.mark.tables
         ("minimax_m2", Tool('a"b', "", {})),
         ("glm4_5", Tool("a<b", "", {})),
         ("gemma4", Tool("a b", "", {})),
+        ("kimi_k3", Tool("a<|sep|>b", "", {})),
         ("lfm2", Tool("f", "", {"properties": {"a-b": {}}, "required": ["a-b"]})),
     ],
 )

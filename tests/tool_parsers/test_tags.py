@@ -103,18 +103,6 @@ def test_a_call_without_its_end_is_none(parse: Parse, write: Any) -> None:
             parse(whole[:size], TOOLS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<function=write>\n<parameter=path>\np\n<parameter=content>\nc\n</function>\n</tool_call>",
-        "<function=write>\n<parameter=path>p</parameter><parameter=content>c</parameter></tool_call>",
-        "<function=write>\n<parameter=path>p</parameter><parameter=content>c</function>",
-    ],
-)
-def test_forgotten_ends(text: str) -> None:
-    assert only(parse_qwen3_coder(text, TOOLS)) == {"path": "p", "content": "c"}
-
-
 def test_a_string_comes_as_it_is_written() -> None:
     text = qwen(("content", "a" * 500 + "\n</param " + "b" * 500))
     events: list[Event] = []

@@ -1,0 +1,145 @@
+"""The calls in a text, by call format: the table is calls.yaml."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlx_server.events import Event, ToolCallDelta
+from mlx_server.grammars.lark import Lark
+from mlx_server.messages import Tool
+from mlx_server.repair.model_json import Malformed
+from mlx_server.tool_parsers import elements, formats, keyed_calls, tag_formats
+from mlx_server.tool_parsers.call_format import (
+    CallFormat,
+    UncallableTool,
+    finished_calls,
+    parse_calls,
+)
+from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.source import Source
+
+ALONE = keyed_calls.KeyedCallFormat(
+    before_name="<c>",
+    key_opens="<k>",
+    key_closes="</k>",
+    type_opens="<t>",
+    type_closes="</t>",
+    value_opens="<v>",
+    value_closes="</v>",
+    closes_call="</c>",
+).call_format()
+SECTION = keyed_calls.KeyedCallFormat(
+    opens="<s>",
+    before_name="<c>",
+    after_name="<n>",
+    key_opens="<k>",
+    key_closes="<v>",
+    value_closes="</v>",
+    closes_call="</c>",
+    closes="</s>",
+).call_format()
+FORMATS: Mapping[str, CallFormat] = {
+    "ALONE": ALONE,
+    "SECTION": SECTION,
+    "elements.KIMI_K3": elements.KIMI_K3,
+    "elements.MINIMAX_M3": elements.MINIMAX_M3,
+    "keyed_calls.GLM": keyed_calls.GLM,
+    **{f"formats.{name}": value for name, value in vars(formats).items()},
+    **{f"tag_formats.{name}": value for name, value in vars(tag_formats).items()},
+    **{f"tag_formats.DSML_FORMATS[{at}]": f for at, f in enumerate(tag_formats.DSML_FORMATS)},
+}
+TABLE: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("calls.yaml").read_text("utf-8")
+)
+
+
+def cases() -> Iterator[Any]:
+    for group in TABLE:
+        tools = [Tool(name, None, {"properties": p}) for name, p in group["tools"].items()]
+        rows = [*group.get("calls", ()), *([text] for text in group.get("none", ()))]
+        for text, *calls in rows:
+            is_call = [text, *calls] in group.get("calls", ())
+            label = f"{group['format']}: {text[:40]}"
+            yield pytest.param(
+                FORMATS[group["format"]], tools, text, calls if is_call else None, id=label
+            )
+
+
+@pytest.mark.parametrize(("call_format", "tools", "text", "calls"), [*cases()])
+def test_a_text_has_these_calls(
+    call_format: CallFormat, tools: list[Tool], text: str, calls: list[Any] | None
+) -> None:
+    if calls is None:
+        with pytest.raises(ValueError, match=r"\w"):
+            parse_calls(call_format, text, tools)
+    else:
+        read = [[call["name"], call["arguments"]] for call in parse_calls(call_format, text, tools)]
+        assert json.dumps(read) == json.dumps(calls), "1 and 1.0 are not the same"
+    whole = read_in_pieces(call_format, tools, text, len(text) + 1)
+    for size in (1, 3):
+        assert read_in_pieces(call_format, tools, text, size) == whole
+
+
+def read_in_pieces(
+    call_format: CallFormat, tools: Sequence[Tool], text: str, size: int
+) -> tuple[list[Any], bool]:
+    """Returns the calls that were finished, and whether all of the text was read."""
+    events: list[Event] = []
+    source = Source()
+    steps = call_format.read(source, ToolCallEmitter(0, tools, events.append))
+    try:
+        for at in range(0, len(text), size):
+            source.feed(text[at : at + size])
+            next(steps)
+        source.close(cut=False)
+        next(steps)
+    except StopIteration:
+        is_read = True
+    except Malformed:
+        is_read = False
+    calls = [(call["name"], call["arguments"]) for call in finished_calls(events)]
+    return calls, is_read
+
+
+@pytest.mark.parametrize("call_format", [formats.HERMES, formats.LLAMA_TAGGED, formats.MISTRAL])
+def test_no_depth_is_too_much(call_format: CallFormat) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_calls(call_format, '{"function": ' * 5000, [Tool("f")])
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        Tool(" f", "", {}),
+        Tool("a<b", "", {}),
+        Tool("f", "", {"properties": {"a</k>": {}}, "required": ["a</k>"]}),
+    ],
+)
+def test_a_name_or_key_that_its_delimiters_would_cut_is_refused(tool: Tool) -> None:
+    with pytest.raises(UncallableTool):
+        ALONE.blocks[0].call(Lark(), tool)
+
+
+def test_a_string_streams_and_a_value_comes_whole() -> None:
+    events: list[Event] = []
+    source = Source()
+    properties = {"text": {"type": "string"}, "n": {"type": "integer"}}
+    tools = [Tool("f", None, {"properties": properties})]
+    steps = formats.BARE_PYTHON.read(source, ToolCallEmitter(0, tools, events.append))
+
+    def written(text: str) -> str:
+        events.clear()
+        source.feed(text)
+        next(steps)
+        return "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
+
+    assert written("f(text='on") == '{"text": "on'
+    assert written("e\\") == "e"
+    assert written("n'") == "\\n"
+    assert written(", n") == "", "the quote may be the string's own"
+    assert written("=12") == '"'
+    assert written("3), ") == ', "n": 123}'
