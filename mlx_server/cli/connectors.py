@@ -26,6 +26,10 @@ def login(
     browser: Annotated[
         bool, typer.Option(help="Open the login page, or only show its URL.")
     ] = True,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Where the browser comes back to; 0: any free port."),
+    ] = 0,
 ) -> None:
     """Log in to an MCP server that requires a login (OAuth).
 
@@ -39,10 +43,8 @@ def login(
     from mlx_server.mcp.oauth import LoginFailed, log_in  # the SDK, which takes a second
 
     connector, stored = _login_of(config, name)
-    settings = connector.login
-    assert settings
     assert connector.url
-    client = credentials(settings) if settings.client_id else None
+    client = credentials(connector.oauth) if connector.oauth else None
 
     def show(page: str) -> None:
         print(CONTROL.sub("", f"Log in on this page:\n\n{page}\n"))
@@ -54,7 +56,7 @@ def login(
         stored,
         client,
         show,
-        port=settings.port,
+        port=port,
         allow_private=connector.allow_private,
     )
     try:
@@ -81,7 +83,7 @@ def logout(name: Name, config: ConfigFile = None) -> None:
 def _login_of(config: Path | None, name: str) -> tuple[ConnectorSettings, StoredLogin]:
     settings = load_settings(config)
     connector = settings.connectors.get(name)
-    if connector is None or connector.login is None:
+    if connector is None or not connector.login:
         of_logins = [name for name, each in settings.connectors.items() if each.login]
         raise SettingsError(
             f"No connector {name!r} has a `login` in models.yaml. "

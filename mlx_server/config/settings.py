@@ -239,11 +239,6 @@ def _http_url(url: str) -> str:
     raise ValueError("should be an http or https URL")
 
 
-def _login(given: object) -> object:
-    """`true` is short for one without settings."""
-    return {} if given is True else given
-
-
 def _hosts(hosts: object, info: ValidationInfo) -> object:
     """The path of a hostfile is read; a list is as in the file."""
     if not isinstance(hosts, str):
@@ -521,37 +516,19 @@ def fitting(model: ModelSettings) -> ModelSettings:
 
 @dataclass(frozen=True)
 class OAuthSettings(Strict):
-    """OAuth's client credentials, with which a connector gets its tokens."""
+    """The client that an authorization server knows. It gets a connector's tokens by its own
+    credentials, or by a login of the owner."""
 
-    issuer: HttpUrl
-    """The authorization server that knows the client. No other one gets the secret."""
     client_id: Annotated[str, Field(min_length=1)]
-    client_secret: SecretStr
-
-
-@dataclass(frozen=True)
-class LoginSettings(Strict):
-    """The owner logs in with `mlx-server connectors login`. All of it may be left out where the
-    authorization server registers clients by itself."""
-
     issuer: HttpUrl | None = None
     """The authorization server that knows the client. No other one gets the secret."""
-    client_id: Annotated[str, Field(min_length=1)] | None = None
     client_secret: SecretStr | None = None
-    port: Annotated[int, Field(ge=0, lt=65536)] = 0
-    """The port on this machine to which the browser returns; 0 stands for any free port."""
 
 
-def _of_a_client(login: LoginSettings) -> LoginSettings:
-    if login.client_secret and not (login.client_id and login.issuer):
-        raise ValueError("`client_secret` needs a `client_id` and an `issuer`")
-    return login
-
-
-def credentials(settings: OAuthSettings | LoginSettings) -> ClientCredentials:
+def credentials(settings: OAuthSettings) -> ClientCredentials:
     secret = settings.client_secret
     return ClientCredentials(
-        settings.issuer, settings.client_id or "", secret.get_secret_value() if secret else None
+        settings.issuer, settings.client_id, secret.get_secret_value() if secret else None
     )
 
 
@@ -568,16 +545,18 @@ class ConnectorSettings(Strict):
     allow_private: bool = False
     """Whether the URL may be on this machine or its network."""
     oauth: OAuthSettings | None = None
-    login: Annotated[
-        Annotated[LoginSettings, AfterValidator(_of_a_client)] | None, BeforeValidator(_login)
-    ] = None
+    """None: the authorization server registers clients by itself, or none is needed."""
+    login: bool = False
+    """Whether the owner logs in with `mlx-server connectors login`."""
 
 
 def _one_way(connector: ConnectorSettings) -> ConnectorSettings:
     if (connector.url is None) == (connector.command is None):
         raise ValueError("should have either a `url` or a `command`")
-    if connector.oauth and connector.login:
-        raise ValueError("should have either `oauth` or `login`")
+    if client := connector.oauth:
+        is_complete = client.issuer and client.client_secret
+        if not is_complete and (client.client_secret or not connector.login):
+            raise ValueError("`oauth` needs an `issuer` and a `client_secret`, or a `login`")
     of_programs, of_urls = ("args", "env"), ("headers", "allow_private", "oauth", "login")
     for name in of_programs if connector.command is None else of_urls:
         if getattr(connector, name):
@@ -667,14 +646,14 @@ def _upstream(id: str, model: ModelSettings) -> UpstreamSpec | None:
 
 
 def connector(name: str, settings: ConnectorSettings, data_dir: Path | None) -> Connector:
-    login = stored_login(data_dir, name) if settings.login else None
+    client = credentials(settings.oauth) if settings.oauth else None
     return Connector(
         url=settings.url,
         command=(settings.command, *settings.args) if settings.command else (),
         env={name: value.get_secret_value() for name, value in settings.env.items()},
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
         allow_private=settings.allow_private,
-        oauth=credentials(settings.oauth) if settings.oauth else login,
+        oauth=stored_login(data_dir, name) if settings.login else client,
     )
 
 

@@ -38,7 +38,6 @@ def parse_context(
         continues=begun is not None,
         control=tokenizer.control_tokens,
         repair=prepared.spec.repair,
-        misplaced_calls=prepared.spec.misplaced_calls,
     )
 
 

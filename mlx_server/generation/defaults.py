@@ -47,6 +47,4 @@ def template_kwargs(spec: ModelSpec, conversation: Conversation) -> Mapping[str,
 
 def completed(spec: ModelSpec, conversation: Conversation) -> Conversation:
     """The conversation as it is rendered, here or by another server."""
-    if spec.schema_in_prompt == "never":
-        conversation = replace(conversation, response_format=None)
     return replace(conversation, template_kwargs=template_kwargs(spec, conversation))

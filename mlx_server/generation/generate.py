@@ -99,7 +99,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
         name, its_adapter = pool.models.split(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
-        request, left_out = without_volatile_lines(prepared.spec, request)
+        request, left_out = without_volatile_lines(request)
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await _planned(prepared, request, adapter)

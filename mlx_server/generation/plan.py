@@ -192,7 +192,7 @@ def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:
     """The number of the prompts' tokens, even if they exceed the context. It must be called in a
     thread, as `plan`. Raises ContextTooLong for more text than `check_text` allows."""
     check_text(prepared, request)
-    request, _ = without_volatile_lines(prepared.spec, request)
+    request, _ = without_volatile_lines(request)
     request = with_continued_messages(prepared, request)
     roomy = replace(prepared, spec=replace(prepared.spec, context_length=UNLIMITED))
     return sum(len(render(roomy, prompt).tokens) for prompt in request.prompts)
@@ -331,7 +331,7 @@ def _overflow_tokens(prepared: PreparedModel, request: GenerateRequest) -> int:
     if request.max_tokens is not None or not isinstance(request.format, JsonFormat):
         return 0
     limit = _limit(prepared, request)
-    return min(prepared.spec.repair.continuations * limit, max(0, limits.ANSWER_TOKENS - limit))
+    return min(limit, max(0, limits.ANSWER_TOKENS - limit))
 
 
 SHOWN_OUTPUT = 60

@@ -100,12 +100,8 @@ def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> Rendered
     return prepared.family.render(prepared.checkpoint, conversation, prepared.context_length)
 
 
-def without_volatile_lines(
-    spec: ModelSpec, request: GenerateRequest
-) -> tuple[GenerateRequest, tuple[str, ...]]:
+def without_volatile_lines(request: GenerateRequest) -> tuple[GenerateRequest, tuple[str, ...]]:
     """The request without volatile lines, and the names of those that were removed."""
-    if spec.volatile_lines == "keep":
-        return request, ()
     cleaned = [_cleaned(prompt) for prompt in request.prompts]
     names = dict.fromkeys(name for _, found in cleaned for name in found)
     return replace(request, prompts=tuple(prompt for prompt, _ in cleaned)), tuple(names)

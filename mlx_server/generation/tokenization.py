@@ -53,7 +53,7 @@ def chat_tokens(
     own.
     """
     check_text(prepared, request)
-    request, _ = without_volatile_lines(prepared.spec, request)
+    request, _ = without_volatile_lines(request)
     (conversation,) = with_continued_messages(prepared, request).prompts
     assert isinstance(conversation, Conversation)
     spec = replace(prepared.spec, context_length=limits.TOKENIZED)
@@ -81,7 +81,7 @@ def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
 
 def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
     """The plan of a request that is not run. A replay model does not count it as a request."""
-    request, _ = without_volatile_lines(prepared.spec, request)
+    request, _ = without_volatile_lines(request)
     request = with_continued_messages(prepared, request)
     return plan(replace(prepared, transcript=None), request)
 

@@ -45,7 +45,7 @@ async def generate_upstream(
     answers: list[UpstreamAnswer] = []
     with pool.row_slots.take(len(request.prompts) * request.n, request.client):
         log_model(model.id, model.family.name)
-        request, left_out = without_volatile_lines(model.spec, request)
+        request, left_out = without_volatile_lines(request)
         await in_thread(_check, pool, model, request, model=model.id)
         unused = ignored(model.can, request)
         request = with_defaults(model.spec, request)
@@ -246,7 +246,6 @@ class UpstreamAnswer:
             tools=() if request.tool_choice == "none" else chat.tools,
             ends_with="" if begun is None or begun.content else model.opening,
             repair=spec.repair,
-            misplaced_calls=spec.misplaced_calls,
             holds_calls=True,
             continues=begun is not None,
         )

@@ -115,7 +115,7 @@ class MisplacedCallReader:
 
     def nameless(self, text: str) -> FoundCall | None:
         try:
-            arguments = read_arguments(text.strip(), repairs=self._allowed.json)
+            arguments = read_arguments(text.strip(), repairs=self._allowed.mistakes)
         except Malformed:
             return None
         takers = [
@@ -277,7 +277,7 @@ class Trial:
         return found
 
     def _fitting(self, text: str) -> list[FoundCall]:
-        calls = read_calls(text, self._tools.keys(), repairs=self._allowed.json)
+        calls = read_calls(text, self._tools.keys(), repairs=self._allowed.mistakes)
         self._check(calls)
         return calls
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from mlx_server.events import Event, TextDelta
 from mlx_server.messages import Tool
-from mlx_server.repair import ALL_REPAIRS, MisplacedCalls, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import Format, NamedTool, ToolChoice
 
 Pair = tuple[str, str]
@@ -73,13 +73,10 @@ class ParseContext:
         """Whether the answer begins within a text that no delimiter opened."""
         return self.continues and not self.ends_with
 
-    misplaced_calls: MisplacedCalls = "make"
-    """Whether calls written as JSON, instead of in the family's own format, are made."""
-
     @property
     def reads_misplaced_calls(self) -> bool:
         """Whether calls are read that are not written in the family's own format."""
-        return self.misplaced_calls == "make" and bool(self.tools) and not self.formatted
+        return self.repair.mistakes and bool(self.tools) and not self.formatted
 
     reasoning_tags: tuple[Pair, ...] = USUAL_TAGS
     """Tags that open reasoning at the beginning of an answer besides the family's own."""

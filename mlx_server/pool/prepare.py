@@ -27,7 +27,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.lora.base_model import read_base_shapes
 from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation
 from mlx_server.parsers.parse_context import pairs_of
-from mlx_server.repair import ALL_REPAIRS, MisplacedCalls, RepairPolicy
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.checkpoint_files import check_architecture, check_layer_count
@@ -79,20 +79,13 @@ class ModelOptions:
     tools_in_prompt: Literal["auto", "never"] = "auto"
     """Whether tools are described in the system prompt if the chat template has no place for
     them."""
-    schema_in_prompt: Literal["auto", "never"] = "auto"
-    """Whether the prompt describes the schema that an answer must follow."""
     images: Literal["describe", "refuse"] = "describe"
     """Whether a question with images, or other media, that the model can't take is answered, with a
     line of text in their place, or refused. Those of the history are never refused."""
     compute_ahead: int = 0
     """The most tokens of a conversation's next prompt that an idle engine computes."""
-    volatile_lines: Literal["drop", "keep"] = "drop"
-    """Whether meaningless lines that change with every request, and so defeat the prompt cache, are
-    taken out of the prompt."""
     kv_bits: Literal[4, 8] | None = None
     """The bits per value of a quantised KV cache; None: it is not quantised."""
-    misplaced_calls: MisplacedCalls = "make"
-    """What becomes of calls that the model writes as JSON instead of in its own format."""
     reasoning_tags: tuple[str, ...] | None = None
     """Tags around the model's reasoning, in addition to those of its family. None: the tags that
     models of any family may write, see `parsers.reasoning_tags`."""

@@ -105,7 +105,7 @@ def _promoted(
     """
     reasoning = raw.reasoning.strip()
     meant_to_call = raw.attempted_call or any(each in reasoning for each in raw.call_delimiters)
-    if not (allowed.promote_reasoning and reasoning) or raw.reasoning_ran_out or meant_to_call:
+    if not (allowed.mistakes and reasoning) or raw.reasoning_ran_out or meant_to_call:
         return None
     if required.format is None:
         if raw.is_unterminated:
@@ -125,7 +125,7 @@ def _followed_schema(
     if json is None:
         return CheckedAnswer(text)
     found = json_text(text)
-    if found is None or (found[1] and not allowed.json):
+    if found is None or (found[1] and not allowed.mistakes):
         return CheckedAnswer(
             text, errors=("content: it is not one JSON value, each key once, and nothing else",)
         )

@@ -56,7 +56,7 @@ def coerce_arguments(
     arguments: Mapping[str, Any], schema: Mapping[str, Any], allowed: RepairPolicy
 ) -> dict[str, Any]:
     """Converts arguments to the types that the schema asks for, as far as that is allowed."""
-    if not allowed.coerce:
+    if not allowed.mistakes:
         return dict(arguments)
     return {key: coerced(value, schema, key) for key, value in arguments.items()}
 
@@ -251,11 +251,11 @@ class ToolCallWriter:
 
     @property
     def may_be_repaired(self) -> bool:
-        return self._calls.allowed.json
+        return self._calls.allowed.mistakes
 
     def repaired(self, what: RepairKind = "json") -> None:
         """Reports a mistake in how the arguments are written; Malformed if none may be repaired."""
-        if not self._calls.allowed.json:
+        if not self._calls.allowed.mistakes:
             raise Malformed("a mistake that may not be repaired")
         self.add_repair(what, "" if what == "format" else ARGUMENTS)
 
@@ -301,7 +301,7 @@ class ToolCallWriter:
         self._write(self._label(key) + json_of(value))
 
     def _unwrapped(self, key: str, value: Any) -> Mapping[str, Any] | None:
-        inside = unwrapped(key, value, self.known) if self._calls.allowed.json else None
+        inside = unwrapped(key, value, self.known) if self._calls.allowed.mistakes else None
         if inside is not None:
             self.add_repair("format", ARGUMENTS)
         return inside
@@ -406,8 +406,6 @@ class ToolCallEmitter:
         self._held: HeldCall | None = None
         """Holds the events of the current call while it may turn out not to be reported."""
         self._before: ToolCallWriter | None = None
-        self._in_a_row = 0
-        """The number of identical calls in a row before this one."""
         self.finished = 0
 
     def knows(self, name: str) -> bool:
@@ -439,7 +437,7 @@ class ToolCallEmitter:
 
     def tool_made_of(self, text: str) -> str:
         """Returns the one tool that takes these arguments, in JSON; empty if none or several do."""
-        if not self.allowed.names:
+        if not self.allowed.mistakes:
             return ""
         try:
             arguments = loads_exactly(text)
@@ -479,14 +477,14 @@ class ToolCallEmitter:
     def _as_object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """Returns the arguments as an object, and whether they had to be repaired."""
         found, mistakes = arguments, arguments is None
-        if arguments is None and self.allowed.json:
+        if arguments is None and self.allowed.mistakes:
             found = {}
         if isinstance(arguments, str):
             try:
                 found = loads_exactly(arguments)
             except (ValueError, RecursionError):
                 mistakes = True
-                if not self.allowed.json:
+                if not self.allowed.mistakes:
                     raise Malformed("no JSON") from None
                 found = loads_arguments(arguments)
         if not isinstance(found, Mapping):
@@ -505,13 +503,12 @@ class ToolCallEmitter:
         for exact in (name, name.removeprefix(NAMESPACE)):
             if exact in self._tools:
                 return exact
-        return match_tool_name(name, self._tools) if self.allowed.names else None
+        return match_tool_name(name, self._tools) if self.allowed.mistakes else None
 
     def _hold(self, name: str) -> HeldCall | None:
-        before, most = self._before, self.allowed.repeats
+        before = self._before
         complete = CompleteCall(self._emit) if self.holds_calls else None
-        is_suspect = self.may_echo or (most is not None and self._in_a_row >= most)
-        if before and is_suspect and name == before.name:
+        if before and self.may_echo and name == before.name:
             return RepeatedCall(before.arguments, self._emit, complete)
         return complete
 
@@ -526,7 +523,7 @@ class ToolCallEmitter:
             json_of(coerce_arguments(arguments, tool.parameters, self.allowed))
             for tool, (_, arguments) in zip(tools, found, strict=True)
         ]
-        if not (self.allowed.json and found):
+        if not (self.allowed.mistakes and found):
             raise Malformed("nothing that may be repaired")
         if begun and not (tools[0].name == begun.name and wholes[0].startswith(begun.arguments)):
             raise Malformed("not the calls that were begun")
@@ -540,7 +537,7 @@ class ToolCallEmitter:
         """Forgets the last calls, which were not reported. started, finished: the counts before
         them."""
         self.started, self.finished = started, finished
-        self._before, self._in_a_row = None, 0
+        self._before = None
 
     @property
     def lacks_arguments(self) -> bool:
@@ -569,18 +566,12 @@ class ToolCallEmitter:
         emit = self._held.emit if self._held else self._emit
         if isinstance(event, ToolCallFinished):
             self.finished += 1
-            self._count_in_a_row()
+            self._before, self._current = self._current, None
             emit(event)
             if self._release():
                 self._emit(Repaired(self._index, "stutter", f"tool_calls[{self.started - 1}]"))
         else:
             emit(event)
-
-    def _count_in_a_row(self) -> None:
-        before, call = self._before, self._current
-        is_same = before and call and before.same_as(call)
-        self._in_a_row = self._in_a_row + 1 if is_same else 1
-        self._before, self._current = call, None
 
     def _release(self) -> bool:
         """Stops holding events. Returns whether nothing was reported of the call."""

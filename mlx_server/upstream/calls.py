@@ -220,7 +220,7 @@ class StructuredCallReader:
             inside, repairs = self._arguments_json(text)
             name = call.name
             if not self._emitter.knows(name):
-                taker = self._nameless.nameless(inside) if self._allowed.names else None
+                taker = self._nameless.nameless(inside) if self._allowed.mistakes else None
                 if taker is None:
                     raise Malformed("there is no such tool")
                 name, repairs = taker.name, ("name", *repairs)
@@ -229,7 +229,7 @@ class StructuredCallReader:
 
     def _unwrapped(self, name: str, inside: str) -> tuple[str, tuple[RepairKind, ...]]:
         """The arguments, taken out of a complete call that was written in their place."""
-        if not (self._allowed.json and '"name"' in inside) or self._takes_a_name(name):
+        if not (self._allowed.mistakes and '"name"' in inside) or self._takes_a_name(name):
             return inside, ()
         try:
             match json.loads(inside):
@@ -251,9 +251,9 @@ class StructuredCallReader:
         Malformed if there is none."""
         if not text.strip() or text.strip() == "null":
             return "{}", ()
-        if self._allowed.json and (braced := _braced(text)):
+        if self._allowed.mistakes and (braced := _braced(text)):
             return braced, ("json",)
-        found = json_text(text) if self._allowed.json else (text, ())
+        found = json_text(text) if self._allowed.mistakes else (text, ())
         if found is None:
             raise Malformed("no JSON")
         inside, repairs = found

@@ -107,7 +107,7 @@ class LeakedFormatParser(DelegatingParser):
         super().__init__(parser)
         self._context = context
         harmony = dict.fromkeys(HARMONY, HARMONY_TEXT.name)
-        has_calls = bool(context.tools) and context.misplaced_calls == "make"
+        has_calls = bool(context.tools) and context.repair.mistakes
         self._calls = CALLS if has_calls and not only_harmony else {}
         self._beginnings = harmony if only_harmony else {**harmony, **THOUGHTS}
         self._space: list[str] = []

@@ -14,7 +14,6 @@ from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
     DistributedSettings,
-    LoginSettings,
     ModelSettings,
     OAuthSettings,
     PromptCacheSettings,
@@ -137,9 +136,9 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
             "models.a.defaults.temprature: unknown key: did you mean `temperature`?",
         ),
         (
-            "models:\n  a:\n    source: x/y\n    repair:\n      jsn: true\n",
+            "models:\n  a:\n    source: x/y\n    repair:\n      mistake: true\n",
             5,
-            "models.a.repair.jsn: unknown key: did you mean `json`?",
+            "models.a.repair.mistake: unknown key: did you mean `mistakes`?",
         ),
         (
             "models:\n  a:\n    source: x/y\n    repair: {streaming: late}\n",
@@ -332,7 +331,6 @@ def test_all_settings_are_shown(folder: Path) -> None:
         UpstreamCapabilities: models["capabilities"],
         ConnectorSettings: connectors,
         OAuthSettings: connectors["oauth"],
-        LoginSettings: connectors["login"],
     }.items():
         assert set(keys) == {each.name for each in fields(record) if not each.metadata}, record
     settings = load()

@@ -49,9 +49,11 @@ def test_loops_are_counted_or_left_alone(loops: str, found: int | None) -> None:
 
 
 def test_what_has_another_name_in_the_record() -> None:
-    found = spec_of(force_answer=False, repair={"json": False, "retries": 3}, adapters={"x": "./x"})
+    found = spec_of(
+        force_answer=False, repair={"mistakes": False, "retries": 3}, adapters={"x": "./x"}
+    )
     assert found.force_answer is False
-    assert (found.repair.json, found.repair.names, found.repair.retries) == (False, True, 3)
+    assert (found.repair.mistakes, found.repair.retries) == (False, 3)
     assert found.adapters["x"].path.endswith("/x")
 
 

@@ -10,11 +10,8 @@ import httpx
 
 from tests.live.server import DEMO_MODEL, LiveServer
 
-MODELS: dict[str, dict[str, Any]] = {
-    "described": {**DEMO_MODEL, "schema_in_prompt": "auto"},
-    "not described": {**DEMO_MODEL, "schema_in_prompt": "never", "preload": False},
-}
-"""The demo model: with the schema in its prompt, and without it."""
+MODELS: dict[str, dict[str, Any]] = {"described": DEMO_MODEL}
+"""The demo model, with the schema in its prompt."""
 
 Values = Mapping[str, str | int]
 

@@ -224,7 +224,7 @@ def line(outcome: Outcome) -> str:
 
 
 def count_facts(folder: Path, texts: bool) -> None:
-    """Print how many of the facts are right with the schema in the prompt, and without."""
+    """Print how many of the facts are right."""
     with serving(folder, {"models": facts.MODELS}) as server:
         for model in facts.MODELS:
             reported = asyncio.run(facts.answers(server, model, TOGETHER))

@@ -28,7 +28,7 @@ from mlx_server.events import (
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair import MisplacedCalls
+from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 
 pytestmark = pytest.mark.tables
 
@@ -60,7 +60,7 @@ MISSES: dict[str, str] = {
     "the suite's sglang-text-*, which keep it",
     "gpt-oss/harmony-final-json-lookalike": (
         "JSON that is the whole final message, names a tool of the request and fits its schema is "
-        "a call in the wrong place, as models write it: `misplaced_calls: text` leaves it."
+        "a call in the wrong place, as models write it: `repair: {mistakes: false}` leaves it."
     ),
 }
 """Fixtures that we read differently, and why. One that starts to pass fails here."""
@@ -112,7 +112,7 @@ def output_units(fixture: Fixture, control: dict[str, int], seed: int) -> Iterat
 
 
 def parse(
-    fixture: Fixture, seed: int, misplaced: MisplacedCalls = "make", *, held: bool = False
+    fixture: Fixture, seed: int, repair: RepairPolicy = ALL_REPAIRS, *, held: bool = False
 ) -> ParseResult:
     """held: whether calls are reported once they are complete, as without a grammar."""
     name = our_family(fixture)
@@ -125,7 +125,7 @@ def parse(
             tools=tools,
             ends_with=_prompt_end(fixture),
             control={number: token for token, number in control.items()},
-            misplaced_calls=misplaced,
+            repair=repair,
             holds_calls=held,
         )
     )
@@ -190,9 +190,10 @@ def test_all_of_the_suite_is_read_and_hardly_any_of_it_otherwise() -> None:
     assert of_gpt_oss == {"gpt-oss/harmony-final-json-lookalike"}
 
 
-def test_json_in_a_final_message_is_text_if_misplaced_calls_are_left() -> None:
+def test_json_in_a_final_message_is_text_if_mistakes_are_left() -> None:
+    as_written = RepairPolicy(mistakes=False)
     fixture = next(each for each in FIXTURES if each.id == "gpt-oss/harmony-final-json-lookalike")
-    cut = {f"rand:{seed}:8": parse(fixture, seed, misplaced="text") for seed in range(4)}
-    whole = parse(fixture, 1000, misplaced="text")
+    cut = {f"rand:{seed}:8": parse(fixture, seed, as_written) for seed in range(4)}
+    whole = parse(fixture, 1000, as_written)
     rows = run_checks(fixture, family_for(fixture), Observation(nonstream=whole, streams=cut))
     assert case_status(rows) == Status.PASS, [row.detail for row in rows]

@@ -33,9 +33,6 @@ def test_the_owner_says_what_the_client_does_not() -> None:
     assert found.max_tokens == 9
     assert found.prompts == (replace(CHAT, template_kwargs={"color": "red", "size": 2}), "Hi")
     assert with_defaults(OWNED, replace(request, max_tokens=3)).max_tokens == 3
-    untold = with_defaults(replace(OWNED, schema_in_prompt="never"), request).prompts[0]
-    assert isinstance(untold, Conversation)
-    assert untold.response_format is None
 
 
 class Streams:

@@ -55,8 +55,6 @@ from tests.hostile.parameters.case import (
 )
 from tests.hostile.parameters.owning import (
     FORGETS,
-    MISNAMES,
-    MISPLACES,
     QUOTES,
     SCRIBBLES,
     SLIPS,
@@ -116,10 +114,8 @@ TRANSCRIPT = (
     {"match": THINKS, "output": f"{THOUGHT}It is so."},
     {"match": CALLS, "output": f"{THOUGHT}{call('f', '{}')}\n{call('f', '{}')}"},
     {"match": FORGETS, "output": "<think>\nSo be it.<|im_end|>It is so."},
-    {"match": MISNAMES, "output": call("F", '{"a": 1}')},
     {"match": SLIPS, "output": call("f", "{'a': 1,}")},
     {"match": QUOTES, "output": call("f", '{"a": "1"}'), "off_grammar": "noise"},
-    {"match": MISPLACES, "output": '{"name": "f", "arguments": {"a": 1}}'},
     {"match": SCRIBBLES, "output": "<scratchpad>Hm.</scratchpad>It is so."},
     {"output": "Yes."},
 )

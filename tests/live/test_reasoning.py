@@ -86,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             "source": "replay:said.jsonl",
             "family": "qwen3",
             "force_answer": False,
-            "repair": {"promote_reasoning": False},
+            "repair": {"mistakes": False},
         },
         SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
         HELD: {"source": "replay:said.jsonl", "family": "qwen3", "constrain_calls": True},

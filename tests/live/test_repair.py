@@ -93,13 +93,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         "free": {**model, "constrain_calls": False},
         "stubborn": {**model, "source": "replay:insists.jsonl"},
         "held": {**model, "repair": {"streaming": "accumulate"}},
-        "once": {**model, "repair": {"retries": 0, "promote_reasoning": False}},
+        "once": {**model, "repair": {"retries": 0}},
+        "as written": {**model, "repair": {"mistakes": False}},
         "patient": {**model, "repair": {"loops": "off"}},
         "short": model,
         "short_held": {**model, "repair": {"streaming": "accumulate"}},
         "short_narrow": {**model, "context_length": CONTEXT},
-        "short_for_good": {**model, "repair": {"continuations": 0}},
-        "short_thrice": {**model, "repair": {"continuations": 3}},
     }
     for name in models:
         if name.startswith("short"):
@@ -214,7 +213,7 @@ def test_reasoning_is_the_answer_where_there_is_no_other(client: OpenAI, stream:
 
 
 def test_unless_its_owner_does_not_want_that(client: OpenAI) -> None:
-    body = asked(client, "once", "Thought")
+    body = asked(client, "as written", "Thought")
     assert body.choices[0].message.content == ""
     assert repairs(body) == []
 
@@ -241,8 +240,8 @@ CUT = [("cut", "content")]
 @both_ways
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("short", REPORTED), ("short", LOOSE), ("short_held", LOOSE), ("short_thrice", REPORTED)],
-    ids=["strict", "not strict", "held back", "more room"],
+    [("short", REPORTED), ("short", LOOSE), ("short_held", LOOSE)],
+    ids=["strict", "not strict", "held back"],
 )
 def test_json_that_a_limit_cuts_short_goes_on(
     server: LiveServer, client: OpenAI, model: str, more: Any, stream: bool
@@ -267,13 +266,12 @@ def metric(server: LiveServer, name: str) -> float:
         ("short", TOWN, LONGER, 2 * LIMIT),
         ("short", TOWN, {}, LIMIT),
         ("short", "Think of a town", REPORTED, LIMIT),
-        ("short_for_good", TOWN, REPORTED, LIMIT),
         ("short", TOWN, {**REPORTED, "max_tokens": LIMIT}, LIMIT),
         ("short", TOWN, {**REPORTED, "extra_body": {"max_response_tokens": LIMIT + 5}}, LIMIT + 5),
         ("live", TOWN, {**REPORTED, "max_tokens": LIMIT}, LIMIT),
     ],
     ids=[
-        *("cut again", "no JSON", "only reasoning", "not allowed by the owner"),
+        *("cut again", "no JSON", "only reasoning"),
         *("the client's limit", "the client's limit of the answer", "no other limit"),
     ],
 )

@@ -130,15 +130,6 @@ def test_a_volatile_line_is_taken_out_for_everybody(server: LiveServer) -> None:
     assert found > 5 * len(RULES)
 
 
-def test_the_owner_keeps_a_volatile_line(tmp_path: Path, tiny_path: Path) -> None:
-    tiny = {"source": str(tiny_path), "volatile_lines": "keep"}
-    with serving(tmp_path, {"models": {"tiny": tiny}}) as live:
-        answers = asked_with_billing(live, 1)
-        assert ["normalized" in answer.get("mlx_server", {}) for answer in answers] == [False] * 5
-        asked_with_billing(live, 2)
-        assert live.counted("mlx_server_prompt_tokens_total") > 10 * (len(RULES) + len(BILLING))
-
-
 def test_no_key_uses_what_another_keys_client_has_asked(tmp_path: Path, tiny_path: Path) -> None:
     """The time to the first token would show what others have asked."""
     server = {"api_keys": ["a", "b"]}

@@ -14,7 +14,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair import MisplacedCalls, RepairPolicy
+from mlx_server.repair import RepairPolicy
 from mlx_server.tool_parsers.call_format import finished_calls
 from mlx_server.tool_parsers.formats import BARE_JSON
 from tests.slowness import slowness
@@ -39,12 +39,11 @@ def read(
     size: int = 1000,
     *,
     cut: bool = False,
-    misplaced: MisplacedCalls = "make",
     repair: RepairPolicy | None = None,
     layout: MarkupLayout = NO_REASONING,
 ) -> tuple[list[Any], str]:
     """The calls, and the text."""
-    context = ParseContext(tools=TOOLS, misplaced_calls=misplaced, repair=repair or RepairPolicy())
+    context = ParseContext(tools=TOOLS, repair=repair or RepairPolicy())
     parser = MarkupParser(layout, context)
     pieces = (output[at : at + size] for at in range(0, len(output), size))
     events = [event for piece in pieces for event in parser.feed(-1, piece)]
@@ -90,7 +89,7 @@ def test_what_is_a_call(output: str) -> None:
     for size in range(1, 9):
         assert read(output, size) == ([("write", HI)], "")
         assert read(f"I write.\n\n{output}", size) == ([("write", HI)], "I write.")
-    assert read(output, misplaced="text") == ([], output)
+    assert read(output, repair=RepairPolicy(mistakes=False)) == ([], output)
     assert read(output, cut=True) == (([("write", HI)], "") if "```" in output else ([], output))
 
 
@@ -169,14 +168,11 @@ def test_several() -> None:
     assert read(f"[{call()}, {call('fly')}]")[0] == []
 
 
-def test_slips_that_may_not_be_repaired() -> None:
-    assert read(SHAPES["with a slip"], repair=RepairPolicy(json=False))[0] == []
+def test_arguments_get_the_types_of_the_tool() -> None:
     assert read(call(arguments={"text": "x", "times": "2"})) == (
         [("write", {"text": "x", "times": 2})],
         "",
     )
-    strict = RepairPolicy(coerce=False)
-    assert read(call(arguments={"text": "x", "times": "2"}), repair=strict)[0] == []
 
 
 @pytest.mark.parametrize(

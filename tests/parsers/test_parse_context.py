@@ -6,6 +6,7 @@ import pytest
 
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import DelegatingParser, ParseContext, TextParser
+from mlx_server.repair import RepairPolicy
 
 TOOLS = (Tool("f"),)
 
@@ -30,7 +31,7 @@ def test_an_answer_continues_a_text_that_no_delimiter_opened(
     [
         (ParseContext(tools=TOOLS), True),
         (ParseContext(), False),
-        (ParseContext(tools=TOOLS, misplaced_calls="text"), False),
+        (ParseContext(tools=TOOLS, repair=RepairPolicy(mistakes=False)), False),
         (ParseContext(tools=TOOLS, formatted=True), False),
     ],
 )

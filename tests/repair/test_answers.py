@@ -34,7 +34,7 @@ SAYS = RawAnswer("", "It is 4.")
         (RawAnswer("", '{"a": 4}', attempted_call=True), Requirements(ANY), ALL_REPAIRS),
         (RawAnswer("Yes.", "It is 4."), Requirements(), ALL_REPAIRS),
         (RawAnswer("", " \n"), Requirements(), ALL_REPAIRS),
-        (SAYS, Requirements(), RepairPolicy(promote_reasoning=False)),
+        (SAYS, Requirements(), RepairPolicy(mistakes=False)),
         (SAYS, Requirements(choice="required"), ALL_REPAIRS),
         (SAYS, Requirements(choice=NamedTool("f")), ALL_REPAIRS),
         (SAYS, Requirements(ChoiceFormat(("4", "5"))), ALL_REPAIRS),

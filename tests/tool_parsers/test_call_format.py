@@ -111,7 +111,7 @@ def test_names_are_repaired_where_it_is_allowed() -> None:
     events, error = read(text)
     assert error is None
     assert finished_calls(events)[0]["name"] == "f"
-    _, error = read(text, RepairPolicy(names=False))
+    _, error = read(text, RepairPolicy(mistakes=False))
     assert isinstance(error, Malformed)
 
 

@@ -92,7 +92,7 @@ def test_of_a_key_that_is_given_twice_the_last_value_counts(heard: Heard, *, hel
 
 
 def test_a_key_is_not_given_twice_where_nothing_is_repaired(heard: Heard) -> None:
-    heard.calls.allowed = RepairPolicy(json=False)
+    heard.calls.allowed = RepairPolicy(mistakes=False)
     call = heard.calls.start("write")
     call.value("count", 1)
     with pytest.raises(Malformed):

@@ -77,7 +77,7 @@ class CountingParser(TextParser):
 
 
 def test_signs_that_begin_no_delimiter_are_parsed_together() -> None:
-    context = ParseContext(tools=(Tool("f", "", {}),), misplaced_calls="make")
+    context = ParseContext(tools=(Tool("f", "", {}),))
     inner = CountingParser(context)
     parser = LeakedFormatParser(inner, context, only_harmony=False)
     events = [*parser.feed(-1, "a" + "< <|" * 1000), *parser.finish(cut=False)]

@@ -6,15 +6,14 @@ from typing import Any
 
 from mlx_server.config import settings
 from tests.hostile.parameters.case import DEAF, REPORTED, SAID, THINKS, Case, Json
-from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered, schema
+from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered
 from tests.hostile.parameters.elsewhere import OF_UPSTREAMS
 
 TYPED = offered(
     {**FUNCTION, "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 )
-FORGETS, MISNAMES, SLIPS, QUOTES = "Forget.", "Misname.", "Slip.", "Quote."
-GLM = "tests/tool_parsers/test_glm.py"
-MISPLACES, SCRIBBLES = "Misplace.", "Scribble."
+FORGETS, SLIPS, QUOTES = "Forget.", "Slip.", "Quote."
+SCRIBBLES = "Scribble."
 EMBEDDINGS = "tests/live/test_embeddings.py"
 POOL, REPAIR = "tests/pool/test_engine_models.py", "tests/live/test_repair.py"
 
@@ -63,10 +62,7 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         "tools_in_prompt": Setting(
             {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
         ),
-        "schema_in_prompt": Setting({"schema_in_prompt": "never"}, schema({"const": "x"})),
         "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
-        "volatile_lines": "tests/live/test_sessions.py::test_the_owner_keeps_a_volatile_line",
-        "misplaced_calls": Setting({"misplaced_calls": "text"}, asked(MISPLACES, **TYPED), SAID),
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
         "task": f"{EMBEDDINGS}::test_they_are_those_of_a_plain_computation",
         "matryoshka": f"{EMBEDDINGS}::test_fewer_dimensions",
@@ -78,14 +74,9 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         **OF_UPSTREAMS,
     },
     settings.RepairSettings: {
-        "names": repaired("names", MISNAMES),
-        "json": repaired("json", SLIPS),
-        "coerce": repaired("coerce", QUOTES),
-        "promote_reasoning": f"{REPAIR}::test_unless_its_owner_does_not_want_that",
+        "mistakes": repaired("mistakes", SLIPS),
         "retries": f"{REPAIR}::test_where_nobody_allows_it_the_answer_is_told_as_it_is",
-        "repeats": f"{GLM}::test_the_same_call_again_is_made_as_often_as_is_allowed",
         "loops": f"{REPAIR}::test_a_model_may_loop_where_its_owner_lets_it",
-        "continuations": f"{REPAIR}::test_what_is_cut_short_for_good",
         "streaming": f"{REPAIR}::test_a_stream_that_is_held_back_is_mended",
     },
     settings.SamplingDefaults: {
