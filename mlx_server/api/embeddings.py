@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.completions import TokenId
-from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.api.metrics import Metrics
 from mlx_server.errors import BadRequest
@@ -21,7 +21,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
 Ids = Items[TokenId]
-Dimensions = Annotated[int, Field(ge=1, lt=2**31)]
+Dimensions = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
 
 class EmbeddingsBody(WireModel):

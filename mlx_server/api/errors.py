@@ -36,6 +36,7 @@ from mlx_server.errors import (
     UnsupportedMediaType,
 )
 from mlx_server.generation.plan import PromptOverflow
+from mlx_server.wrong_values import sentence
 
 Loc = tuple[int | str, ...]
 Problem = Mapping[str, Any]
@@ -160,19 +161,11 @@ def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> tuple[Loc, Proble
 
 
 def _bad_request(param: str, problem: Problem) -> BadRequest:
-    what = _sentence(problem)
+    what = sentence(problem)
     message = f"`{param}`: {what}" if param else what
     if len(message) > limits.FIELD_ERROR_CHARACTERS:
         message = message[: limits.FIELD_ERROR_CHARACTERS - 3] + "..."
     return BadRequest(message, param=param or None)
-
-
-def _sentence(problem: Problem) -> str:
-    if problem["type"] == "union_tag_invalid":  # pydantic's own text repeats the value
-        context = problem["ctx"]
-        return f"Input should have {context['discriminator']} as one of {context['expected_tags']}"
-    message: str = problem["msg"]
-    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
 
 async def _server_error(connection: HTTPConnection, error: Exception) -> Response:

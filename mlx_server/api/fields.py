@@ -73,6 +73,16 @@ def _is_minus_one(value: Any) -> bool:
     return type(value) in (int, float) and value == -1
 
 
+def _unset(value: Any) -> Any:
+    if isinstance(value, list):
+        return [item for item in value if item != ""]
+    return None if value == "" else value
+
+
+EMPTY_IS_UNSET = BeforeValidator(_unset)
+"""Forms and templates of clients send an empty text, or a list with one, where nothing is set."""
+
+
 MaxTokens = Annotated[Annotated[int, Field(ge=1), WHOLE] | None, BeforeValidator(_no_limit)]
 """-1 sets no limit, as in LM Studio and llama.cpp."""
 TopK = Annotated[
@@ -113,7 +123,9 @@ def _known_effort(effort: str) -> str:
 
 
 Effort = Annotated[
-    str, Field(json_schema_extra={"enum": list(EFFORTS)}), AfterValidator(_known_effort)
+    Annotated[str, Field(json_schema_extra={"enum": list(EFFORTS)}), AfterValidator(_known_effort)]
+    | None,
+    EMPTY_IS_UNSET,
 ]
 
 CHOICES = tuple(SamplingChoices.__annotations__)
@@ -235,7 +247,7 @@ class SamplingBody(WireModel):
     adapter_id: Annotated[str, Field(min_length=1)] | None = None
     """LoRAX's name, and that of Text Generation Inference."""
     adapter_scale: Annotated[float, Field(ge=0, le=MAX_ADAPTER_SCALE)] | None = None
-    stop: StopString | StopStrings | None = None
+    stop: Annotated[StopString | StopStrings | None, EMPTY_IS_UNSET] = None
     include_raw: bool | None = None
     """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
@@ -301,7 +313,7 @@ class SamplingBody(WireModel):
     def refuse_unsupported(self) -> None:
         given = self.model_extra or {}
         for name, reason in self.UNSUPPORTED.items():
-            if given.get(name) is not None:
+            if given.get(name) not in (None, ""):
                 raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
 
 

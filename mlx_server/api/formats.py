@@ -4,11 +4,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mlx_server import limits
 from mlx_server.api import strict_json
-from mlx_server.api.fields import GenerationBody, Items, WireModel
+from mlx_server.api.fields import EMPTY_IS_UNSET, GenerationBody, Items, WireModel
 from mlx_server.errors import BadRequest
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 
@@ -33,6 +33,15 @@ class JsonSchemaParam(WireModel):
 class JsonSchemaFormat(WireModel):
     type: Literal["json_schema"]
     json_schema: JsonSchemaParam
+
+    @model_validator(mode="before")
+    @classmethod
+    def _llama_cpp(cls, given: Any) -> Any:
+        """llama.cpp's README has the schema itself beside the type."""
+        if isinstance(given, dict) and "schema" in given and given.get("json_schema") is None:
+            rest = {name: value for name, value in given.items() if name != "schema"}
+            return {**rest, "json_schema": {"schema": given["schema"]}}
+        return given
 
 
 ResponseFormat = Annotated[
@@ -64,7 +73,7 @@ class FormatChoice(TypedDict):
 
 
 class ConstrainedBody(GenerationBody):
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat | None, EMPTY_IS_UNSET] = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: Pattern | None = None

@@ -1,12 +1,10 @@
-"""One log line for each request: method, route, status, duration, token counts and model.
+"""ASGI middleware around the app: the access log, the paths of base URLs, errors without text."""
 
-Path segments that are not part of a route may hold a client's text, so they are logged as `*`.
-"""
-
+import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from fastapi.routing import iter_route_contexts
@@ -29,6 +27,11 @@ SWITCHING_PROTOCOLS, BROKEN = 101, 500
 
 
 class AccessLog:
+    """Writes one line for each request: method, route, status, duration, token counts and model.
+
+    Path segments that are not part of a route may hold a client's text, so they are logged as `*`.
+    """
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -109,12 +112,18 @@ VERSIONED = {
 """The first segments of paths that OpenAI's and Anthropic's APIs have below `/v1`."""
 
 SLASHES = re.compile("/{2,}")
-MONITORED = re.compile("/health|/metrics|/v1/models(/.*)?")
-"""HEAD of these paths is answered as GET is, and the body is left out as it is sent."""
+ORIGIN = re.compile("https?://[^/]*")
 
 
 class BasePaths:
-    """ASGI middleware in front of all that looks at a request's path."""
+    """Takes the paths that clients make from a base URL with one `/v1` too few or too many, in front
+    of all that looks at a request's path.
+
+    Whether a base URL ends with `/v1` differs by client: Anthropic's add `/v1`, OpenAI's don't, and
+    some drop it. The servers of llama.cpp and mlx-lm take OpenAI's paths without it, too. A base
+    URL that ends with a slash makes two of them, and a client that takes this server for a proxy
+    writes the whole URL. Monitors ask with HEAD whether a server answers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -122,14 +131,35 @@ class BasePaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in {"http", "websocket"}:
             scope["path"] = served_path(scope["path"])
-        if scope.get("method") == "HEAD" and MONITORED.fullmatch(scope["path"]):
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+        if scope.get("method") == "HEAD":
+            await _answer_head(self._app, {**scope, "method": "GET"}, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _answer_head(app: ASGIApp, scope: Scope, send: Send) -> None:
+    """Sends the head of what GET would get. To the app the client then leaves: a stream ends."""
+    begun = asyncio.Event()
+    body: Iterator[Message] = iter([{"type": "http.request"}])
+
+    async def receive() -> Message:
+        for message in body:
+            return message
+        await begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            begun.set()
+
+    await app(scope, receive, send_head)
+    await send({"type": "http.response.body"})
 
 
 def served_path(path: str) -> str:
     """The path of the route that was meant."""
-    path = SLASHES.sub("/", path)
+    path = SLASHES.sub("/", ORIGIN.sub("", path, count=1) if path.startswith("http") else path)
     path = path.rstrip("/") or path[:1]
     if path.startswith(ONE_TOO_MANY):
         return path.removeprefix(VERSION)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
 
 from mlx_server import limits
-from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.api.metrics import Metrics
 from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
@@ -42,7 +42,7 @@ class RerankBody(WireModel):
         Items[TextOrDocument],
         Field(min_length=1, max_length=limits.EMBEDDING_INPUTS),
     ]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1), WHOLE] | None = None
     return_documents: bool | None = None
     instruction: str | None = None
     """Tells the model what makes a document relevant; by default, that it answers a web search."""

@@ -140,13 +140,19 @@ HOPS = re.compile(r"[0-9]{1,3}")
 
 LENGTH = re.compile(r"[0-9]{1,4000}")
 
-UNTYPED: tuple[list[str], ...] = ([], ["application/octet-stream"])
-"""Content types of a body to which the client gave none: aiohttp sends the second."""
+UNTYPED: tuple[list[str], ...] = (
+    [],
+    ["application/octet-stream"],
+    ["application/x-www-form-urlencoded"],
+)
+"""Content types of a body to which the client gave none: aiohttp sends the second one, curl the
+third."""
 
 RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
 
-CONTAINER_HOSTS = {"host.docker.internal", "host.containers.internal"}
-"""The names that containers have for this machine. No public DNS server answers for `.internal`."""
+CONTAINER_HOSTS = (".docker.internal", ".containers.internal")
+"""Ends of the names that containers have for this machine. No public DNS server answers for
+`.internal`."""
 
 
 class SecurityMiddleware:
@@ -210,7 +216,7 @@ class SecurityMiddleware:
         )
 
     def _is_ours(self, name: str) -> bool:
-        if name in self._hosts or _is_loopback(name) or name in CONTAINER_HOSTS:
+        if name in self._hosts or _is_loopback(name) or name.endswith(CONTAINER_HOSTS):
             return True
         return self._any_address and _address(name) is not None
 
@@ -468,14 +474,14 @@ def _check_encoding(headers: Headers) -> None:
 def _check_content_type(headers: Headers) -> None:
     sent = headers.getlist("content-type")
     if sent in UNTYPED and not _is_from_browser(headers):
-        return  # some clients of Ollama's API name no type
+        return
     if len(sent) != 1 or not _is_utf8_json(sent[0]):
         raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")
 
 
 def _is_from_browser(headers: Headers) -> bool:
     """Browsers send one of these with every request that has a body."""
-    return "origin" in headers or "sec-fetch-site" in headers
+    return "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 
 def _is_utf8_json(content_type: str) -> bool:

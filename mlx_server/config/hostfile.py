@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, short, where
 from mlx_server.errors import SettingsError
 from mlx_server.system.files import open_regular
+from mlx_server.wrong_values import sentence
 
 FROZEN = ConfigDict(
     frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -113,7 +114,7 @@ def load_hostfile(path: Path) -> Hostfile:
         found = _parsed(raw)
         json.loads(raw, object_pairs_hook=_without_duplicates)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
+        details = error.errors(include_url=False)
         problems = list(dict.fromkeys(map(_problem, details)))
     except ValueError as error:
         problems = [str(error)]
@@ -156,21 +157,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 UNION_MEMBERS = ("tuple[", "function-after[")
 """The prefixes of pydantic's names for the members of a union; they are no part of the file."""
 
-_WORDS = {
-    "extra_forbidden": "unknown key: remove it",
-    "missing": "is missing",
-    "model_type": "should be an object",
-    "too_long": "is too long",
-    "tuple_type": "should be a list",
-}
-
 
 def _problem(details: ErrorDetails) -> str:
     loc: Loc = tuple(part for part in details["loc"] if not str(part).startswith(UNION_MEMBERS))
     if loc and isinstance(loc[0], int):  # the file is a list
         loc = ("hosts", *loc)
-    message = _WORDS.get(details["type"], details["msg"])
-    message = message.removeprefix("Value error, ").replace("Input ", "")
+    message = sentence(details)
     return f"{where(loc)}: {message}" if loc else message
 
 

@@ -31,6 +31,7 @@ from mlx_server.config.settings import (
 from mlx_server.config.yaml_lines import InvalidYaml, Loc, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.wrong_values import sentence
 
 DEFAULT_FILE = Path("models.yaml")
 ADAPTERS_DIR = "adapters"
@@ -69,21 +70,11 @@ def check_file(path: Path) -> list[YamlProblem]:
     return _read_file(path)[1]
 
 
-_WORDS = {
-    "dataclass_type": "should be a mapping",
-    "dict_type": "should be a mapping",
-    "extra_forbidden": "unknown key: remove it",
-    "missing": "is missing",
-    "model_type": "should be a mapping",
-    "tuple_type": "should be a list",
-}
-
-
 def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
     try:
         _checked(data, folder)
     except ValidationError as error:
-        for details in error.errors(include_url=False, include_context=False):
+        for details in error.errors(include_url=False):
             yield tuple(part for part in details["loc"] if part != "[key]"), _message_of(details)
     yield from _clashes(data.get("models"))
     yield from _unknown_fallbacks(data.get("models"))
@@ -95,8 +86,7 @@ def _message_of(error: ErrorDetails) -> str:
         return _unknown_key(error["loc"])
     if kind != "missing" and error["input"] is None:
         return "has no value: give it one or remove the line"
-    words = _WORDS.get(kind, error["msg"])
-    return words.removeprefix("Value error, ").replace("Input ", "")
+    return sentence(error)
 
 
 def _unknown_key(loc: Loc) -> str:
@@ -330,9 +320,9 @@ def upstream_model(model: str, upstream: str, api_key_env: str | None) -> ModelS
     try:
         return fitting(validated(ModelSettings, given))
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)[0]
+        details = error.errors(include_url=False)[0]
         option = UPSTREAM_OPTIONS.get(str(next(iter(details["loc"]), "")), "--upstream")
-        message = details["msg"].removeprefix("Value error, ").replace("`openai+` followed by ", "")
+        message = sentence(details).replace("`openai+` followed by ", "")
         raise SettingsError(f"{option}: {message}.") from None
 
 

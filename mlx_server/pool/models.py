@@ -350,10 +350,10 @@ class ServedModels:
 
     def split(self, name: str) -> tuple[str, str | None]:
         """Splits `model:adapter` into its parts. A name that is itself a model's id or alias is not
-        split, and has no adapter."""
+        split, and has no adapter. `latest` is Ollama's word for none."""
         model, _, adapter = name.rpartition(":")
         is_both = adapter and name not in self._names and model in self._names
-        return (model, adapter) if is_both else (name, None)
+        return (model, None if adapter == "latest" else adapter) if is_both else (name, None)
 
 
 log = logging.getLogger("mlx_server.pool")

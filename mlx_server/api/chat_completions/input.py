@@ -11,6 +11,7 @@ from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.content import Content, part_text, parts_of, thoughts_of, unused_thoughts
 from mlx_server.api.fields import (
+    EMPTY_IS_UNSET,
     ROLES,
     UNKNOWN_ROLE,
     USUAL_VERBOSITY,
@@ -235,7 +236,7 @@ ToolChoiceParam = (
 class EffortParam(WireModel):
     """OpenRouter's `reasoning`, which says in one object what other APIs have fields for."""
 
-    effort: Effort | None = None
+    effort: Effort = None
     max_tokens: ThinkingTokens | None = None
     enabled: bool | None = None
     exclude: bool | None = None
@@ -256,13 +257,13 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
-    tool_choice: ToolChoiceParam | None = None
+    tool_choice: Annotated[ToolChoiceParam | None, EMPTY_IS_UNSET] = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS)] | None = None
     """`tools` as they were before; calls are then answered as `function_call`, one at a time."""
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: Effort = None
     reasoning: EffortParam | None = None
     include_reasoning: bool | None = None
     """vLLM's name, and OpenRouter's older one, for whether the answer shows its reasoning."""

@@ -9,6 +9,7 @@ from mlx_server import limits
 from mlx_server.api.content import OtherPart, as_parts, kind_of
 from mlx_server.api.errors import NO_THREADS
 from mlx_server.api.fields import (
+    EMPTY_IS_UNSET,
     REPORTED_ELSEWHERE,
     UNKNOWN_ROLE,
     WHOLE,
@@ -367,7 +368,7 @@ Block = Annotated[
 
 
 class MessageOutputConfig(WireModel):
-    effort: AnthropicEffort | None = None
+    effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
 
 
 SPEAKERS = ("user", "assistant", "system")
@@ -421,7 +422,7 @@ class OutputFormat(WireModel):
 
 
 class OutputConfig(WireModel):
-    effort: AnthropicEffort | None = None
+    effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
     format: OutputFormat | None = None
 
 
@@ -444,7 +445,7 @@ class PromptBody(SamplingBody):
     model: Name
     messages: Annotated[Items[AnthropicMessageParam], Field(min_length=1), MENDED]
     system: Texts | None = None
-    stop_sequences: StopStrings | None = None
+    stop_sequences: Annotated[StopStrings | None, EMPTY_IS_UNSET] = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: AnthropicThinking | None = None

@@ -13,6 +13,7 @@ from mlx_server.api import formats
 from mlx_server.api.content import Content, of_data, parts_of
 from mlx_server.api.embeddings import Dimensions
 from mlx_server.api.fields import (
+    EMPTY_IS_UNSET,
     ROLES,
     SOME_EFFORT,
     UNKNOWN_ROLE,
@@ -121,7 +122,7 @@ class AnswerBody(WireModel):
     format: Format | None = None
     options: Options | None = None
     keep_alive: KeepAlive | None = None
-    think: Think | None = None
+    think: Annotated[Think | None, EMPTY_IS_UNSET] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
 

@@ -81,7 +81,7 @@ class Text(WireModel):
 
 
 class Reasoning(WireModel):
-    effort: Effort | None = None
+    effort: Effort = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
