@@ -29,8 +29,9 @@ WORDS = {
     "mapping_type": "should be an object",
     "model_type": "should be an object",
     "model_attributes_type": "should be an object",
-    "dataclass_type": "should be an object",
-    "dataclass_exact_type": "should be an object",
+    "dataclass_type": "should be a mapping",
+    "is_instance_of": "should be a {class}",
+    "path_type": "should be a path",
     "too_short": "should have at least {min_length} items",
     "too_long": "should have at most {max_length} items",
     "greater_than": "should be greater than {gt}",
@@ -42,10 +43,7 @@ WORDS = {
     "enum": "should be {expected}",
     "union_tag_invalid": "should have {discriminator} as one of {expected_tags}",
     "union_tag_not_found": "should have {discriminator}",
-    "extra_forbidden": "is not known here: remove it",
-    "unexpected_keyword_argument": "is not known here: remove it",
-    "value_error": "{error}",
-    "assertion_error": "{error}",
+    "extra_forbidden": "unknown key: remove it",
 }
 """By pydantic's names of errors, filled in from an error's context."""
 
@@ -53,7 +51,12 @@ WORDS = {
 def sentence(problem: Mapping[str, Any]) -> str:
     """problem: one entry of pydantic's `errors()`. None of its sentences repeats the value."""
     words = WORDS.get(problem["type"])
-    if words is None:
+    if words is None:  # raised by a validator of ours, or of a kind that no field here has
         text: str = problem["msg"]
-        return text
-    return words.format_map(problem.get("ctx", {}))
+        return text.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return words.format_map({name: _plain(value) for name, value in problem.get("ctx", {}).items()})
+
+
+def _plain(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value

@@ -116,8 +116,8 @@ ORIGIN = re.compile("https?://[^/]*")
 
 
 class BasePaths:
-    """Takes the paths that clients make from a base URL with one `/v1` too few or too many, in front
-    of all that looks at a request's path.
+    """Takes the paths that clients make from a base URL with one `/v1` too few or too many. It stands
+    in front of all that looks at a request's path.
 
     Whether a base URL ends with `/v1` differs by client: Anthropic's add `/v1`, OpenAI's don't, and
     some drop it. The servers of llama.cpp and mlx-lm take OpenAI's paths without it, too. A base

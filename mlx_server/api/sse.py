@@ -41,7 +41,7 @@ def event(data: Mapping[str, Any]) -> bytes:
 class Frames:
     """The frames that a stream sends besides its chunks. The defaults are OpenAI's."""
 
-    keep_alive: bytes = KEEP_ALIVE
+    keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE
     end: bytes = DONE
     error: Callable[[ServerError], Mapping[str, Any]] = ServerError.body
     encode: Callable[[Mapping[str, Any]], bytes] = event
@@ -112,7 +112,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(self._last_write + KEEP_ALIVE_SECONDS - clock())
             if clock() - self._last_write >= KEEP_ALIVE_SECONDS:
-                await self._write(send, self._frames.keep_alive)
+                await self._write(send, self._frames.keep_alive())
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:

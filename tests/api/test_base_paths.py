@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -34,6 +35,10 @@ from tests.api.test_routes import routes
         ("//v1///chat/completions/", "/v1/chat/completions"),
         ("/v1/models//q3", "/v1/models/q3"),
         ("//", "/"),
+        ("http://localhost:8000/v1/models", "/v1/models"),
+        ("https://localhost//models", "/v1/models"),
+        ("http://localhost", ""),
+        ("/http://localhost", "/http:/localhost"),
         ("/modelsx", "/modelsx"),
         ("/page/models", "/page/models"),
     ],
@@ -50,15 +55,22 @@ def test_no_route_is_hidden_and_all_of_v1_is_found_without_it() -> None:
 
 
 def test_head_asks_whether_the_server_answers(client: TestClient) -> None:
-    for path in ("/health", "/v1/models", "//models/", "/metrics", f"/v1/models/{wire.MODEL}"):
-        assert client.head(path).status_code == client.get(path).status_code == 200
-    assert client.head("/v1/responses").status_code == 405
+    paths = {path for methods, path in routes() if "GET" in methods and "{" not in path}
+    for path in paths | {"//models/", f"/v1/models/{wire.MODEL}", "/v1/responses"}:
+        asked = client.head(path)
+        assert not asked.content
+        if path != "/page/events":  # it has no end
+            assert asked.status_code == client.get(path).status_code
 
 
-@pytest.mark.parametrize("host", ["host.docker.internal:8000", "host.containers.internal"])
+@pytest.mark.parametrize(
+    "host",
+    ["host.docker.internal:8000", "host.containers.internal", "gateway.docker.internal"],
+)
 def test_containers_reach_the_server(client: TestClient, host: str) -> None:
     assert client.get("/v1/models", headers={"host": host}).status_code == 200
-    assert client.get("/v1/models", headers={"host": f"{host[:4]}.example"}).status_code == 403
+    for other in (f"{host[:4]}.example", "docker.internal.example", "xdocker.internal"):
+        assert client.get("/v1/models", headers={"host": other}).status_code == 403
 
 
 def test_every_client_s_way_to_answer(client: TestClient) -> None:
@@ -80,3 +92,38 @@ def test_keys_are_asked_for_all_the_same(tiny_path: Path) -> None:
     with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=(wire.key("key"),)) as client:
         for path in ("/models", "/v1/v1/models", "/v1/api/tags"):
             assert client.get(path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stop": ""},
+        {"stop": [""]},
+        {"stop": ["", "x"]},
+        {"reasoning_effort": ""},
+        {"tool_choice": ""},
+        {"response_format": ""},
+        {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
+        {"top_k": 20.0, "n": 1.0, "max_tokens": 5.0, "seed": 1.0},
+        {"model": f"{wire.MODEL}:latest"},
+    ],
+    ids=str,
+)
+def test_what_clients_send_for_nothing_and_whole_numbers_with_a_point(
+    client: TestClient, field: dict[str, Any]
+) -> None:
+    chat = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}], **field}
+    wire.ok(client.post("/v1/chat/completions", json=chat))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "suffix": "", "logprobs": 1.0, "best_of": 1.0}),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": ""}, "max_tool_calls": 3.0}),
+        ("/v1/messages", {**BODY, "stop_sequences": [""], "top_k": 20.0}),
+        ("/api/generate", {"prompt": "a", "stream": False, "think": "", "suffix": ""}),
+    ],
+)
+def test_so_do_the_other_endpoints(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    wire.ok(client.post(path, json={"model": wire.MODEL, **body}))

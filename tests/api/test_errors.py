@@ -144,7 +144,7 @@ def ask(method: str, path: str, **request: Any) -> httpx.Response:
         (
             "invalid",
             400,
-            ("`stop`: Input should be a valid string", "invalid_request_error", "stop", None),
+            ("`stop`: should be a string", "invalid_request_error", "stop", None),
         ),
     ],
 )

@@ -22,6 +22,7 @@ LENGTH = ("content-length", "2")
 CHUNKED = ("transfer-encoding", "chunked")
 
 
+FORM = ("content-type", "application/x-www-form-urlencoded")
 BYTES = ("content-type", "application/octet-stream")
 
 
@@ -46,7 +47,9 @@ BYTES = ("content-type", "application/octet-stream")
         ("POST", [LENGTH, ("content-type", "application/vnd.api+json")], 415),
         ("POST", [LENGTH, ("content-type", "text/plain")], 415),
         ("POST", [LENGTH, ("content-type", "text/plain; application/json")], 415),
-        ("POST", [LENGTH, ("content-type", "application/x-www-form-urlencoded")], 415),
+        ("POST", [LENGTH, FORM], 200),
+        ("POST", [LENGTH, FORM, ("origin", "http://localhost:8000")], 415),
+        ("POST", [LENGTH, FORM, ("sec-fetch-mode", "no-cors")], 415),
         ("POST", [LENGTH, ("content-type", "multipart/form-data; boundary=x")], 415),
         ("POST", [LENGTH, ("content-type", "")], 415),
         ("POST", [LENGTH], 200),

@@ -32,12 +32,12 @@ def test_an_entry_with_nothing_but_its_source(tmp_path: Path) -> None:
         ),
         ("source: watsonx:https://example.com\nproject_id: p", "have an `api_key_env`"),
         ("source: demo:smollm2\napi_key_env: KEY", "`api_key_env` needs a `source`"),
-        ("source: openai+http://h\napi_key_env: sk-abc", "match pattern"),
+        ("source: openai+http://h\napi_key_env: sk-abc", "should match"),
         ("source: openai+http://h\nfallback: [nowhere]", "the name of another model"),
         ("source: openai+http://h\nfallback: [up]", "the name of another model"),
         ("source: openai+http://h\ncapabilities: {tool: true}", "did you mean `tools`?"),
         ("source: openai+http://h\nupstream: {retry: 1}", "did you mean `retries`?"),
-        ("source: openai+http://h\nupstream: {retries: 11}", "less than or equal to 10"),
+        ("source: openai+http://h\nupstream: {retries: 11}", "at most 10"),
     ],
 )
 def test_a_mistake(entry: str, wrong: str, tmp_path: Path) -> None:

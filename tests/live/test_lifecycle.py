@@ -212,7 +212,7 @@ def test_a_model_that_can_not_be_loaded_fails_alone(tmp_path: Path, tiny_path: P
         assert "Traceback" not in server.log
 
 
-def test_a_long_wait_is_filled_with_comments(
+def test_a_long_wait_is_filled_with_comments_and_for_responses_with_events(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
@@ -223,5 +223,12 @@ def test_a_long_wait_is_filled_with_comments(
         lines = (line for line in found.iter_lines() if line)
         assert next(lines).startswith("data: ")
         assert [next(lines), next(lines)] == [": keep-alive"] * 2
+    body = {"model": wire.MODEL, "input": "hi", "stream": True}
+    path = "/v1/responses"
+    with wire.client(tiny_path, engine) as client, client.stream("POST", path, json=body) as found:
+        data = (line for line in found.iter_lines() if line.startswith("data: "))
+        events = [json.loads(next(data).removeprefix("data: ")) for _ in range(4)]
+    assert [event["type"] for event in events[1:]] == ["response.in_progress"] * 3
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
     assert engine.taken
     assert not engine.running

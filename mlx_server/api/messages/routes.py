@@ -122,4 +122,4 @@ def frames(scope: Scope) -> Frames:
     def error_frame(error: ServerError) -> Mapping[str, Any]:
         return anthropic_error(error, scope)
 
-    return Frames(keep_alive=event(PING), end=b"", error=error_frame)
+    return Frames(keep_alive=lambda: event(PING), end=b"", error=error_frame)

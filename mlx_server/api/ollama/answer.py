@@ -87,7 +87,7 @@ class OllamaOutput:
     def frames(self) -> Frames:
         """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""
         return Frames(
-            keep_alive=line(self._chunk(Piece())),
+            keep_alive=lambda: line(self._chunk(Piece())),
             end=b"",
             error=ollama_error,
             encode=line,

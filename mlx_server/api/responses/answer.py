@@ -127,6 +127,11 @@ class ResponseOutput:
         yield from self._numbered(self._close("incomplete"))
         yield from self._numbered([self._ended("cancelled", "incomplete")])
 
+    def alive(self) -> Wire:
+        """An event for a client that counts events, while there is no other one to send."""
+        (event,) = self._numbered([self._status_event("in_progress")])
+        return event
+
     def _numbered(self, events: Iterable[Wire]) -> Iterator[Wire]:
         for event in events:
             yield {"type": event["type"], "sequence_number": self._number, **event}

@@ -21,7 +21,7 @@ from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody, 
 from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.api.security import signer_of
-from mlx_server.api.sse import EventStream
+from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
 from mlx_server.messages import Conversation, Message, media_places
@@ -126,7 +126,8 @@ async def responses(http: Request) -> Response:
         headers = ignored_header([*created.ignored, *started.ignored])
         if body.stream:
             is_streaming = True
-            return EventStream(run.chunks(), headers, source=run)
+            frames = Frames(keep_alive=lambda: OPENAI.encode(run.output.alive()))
+            return EventStream(run.chunks(), headers, source=run, frames=frames)
         return json_response(await while_connected(http, run.complete()), headers)
     finally:
         if not is_streaming:
