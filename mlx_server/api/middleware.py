@@ -116,7 +116,7 @@ ORIGIN = re.compile("https?://[^/]*")
 
 
 class BasePaths:
-    """Takes the paths that clients make from a base URL with one `/v1` too few or too many. It stands
+    """Takes the paths that clients make from a base URL with one `/v1` too few or too many. It is
     in front of all that looks at a request's path.
 
     Whether a base URL ends with `/v1` differs by client: Anthropic's add `/v1`, OpenAI's don't, and
