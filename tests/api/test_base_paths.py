@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -92,38 +91,3 @@ def test_keys_are_asked_for_all_the_same(tiny_path: Path) -> None:
     with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=(wire.key("key"),)) as client:
         for path in ("/models", "/v1/v1/models", "/v1/api/tags"):
             assert client.get(path).status_code == 401
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"stop": ""},
-        {"stop": [""]},
-        {"stop": ["", "x"]},
-        {"reasoning_effort": ""},
-        {"tool_choice": ""},
-        {"response_format": ""},
-        {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
-        {"top_k": 20.0, "n": 1.0, "max_tokens": 5.0, "seed": 1.0},
-        {"model": f"{wire.MODEL}:latest"},
-    ],
-    ids=str,
-)
-def test_what_clients_send_for_nothing_and_whole_numbers_with_a_point(
-    client: TestClient, field: dict[str, Any]
-) -> None:
-    chat = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}], **field}
-    wire.ok(client.post("/v1/chat/completions", json=chat))
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "", "logprobs": 1.0, "best_of": 1.0}),
-        ("/v1/responses", {"input": "a", "reasoning": {"effort": ""}, "max_tool_calls": 3.0}),
-        ("/v1/messages", {**BODY, "stop_sequences": [""], "top_k": 20.0}),
-        ("/api/generate", {"prompt": "a", "stream": False, "think": "", "suffix": ""}),
-    ],
-)
-def test_so_do_the_other_endpoints(client: TestClient, path: str, body: dict[str, Any]) -> None:
-    wire.ok(client.post(path, json={"model": wire.MODEL, **body}))

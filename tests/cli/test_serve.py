@@ -39,7 +39,7 @@ def test_wrong_settings_exit_with_2() -> None:
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         "bad.yaml:2: server.prot: unknown key: did you mean `port`?",
-        "bad.yaml:3: server.drain_seconds: should be greater than or equal to 0",
+        "bad.yaml:3: server.drain_seconds: should be at least 0",
         "--api-key: a key should be one or more visible ASCII characters",
     ]
     assert result.stdout == ""
