@@ -1,17 +1,18 @@
-"""Reads one JSON value of an upstream's answer, a body or a chunk, as a piece of the answer."""
+"""Reads one JSON value of an upstream's answer, a body or a chunk, as a piece of the answer: its
+texts, calls, log probabilities and usage. Tokens that an upstream does not count are estimated."""
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 
 from mlx_server.errors import UpstreamFailed
-from mlx_server.events import TokenLogprob
+from mlx_server.events import TokenCounts, TokenLogprob
 from mlx_server.upstream.dialects import DETAILS, REASONING, reason_of_end
-from mlx_server.upstream.logprobs import logprobs_of
-from mlx_server.upstream.usage import UpstreamUsage, usage_of
 
 
 class GrowingText:
@@ -28,6 +29,165 @@ class GrowingText:
         if piece:
             self._pieces.append(piece)
             self.size += len(piece)
+
+
+MAX_TOKENS = 1 << 40
+"""A count of tokens that is not below this bound is taken to be wrong."""
+
+CHARACTERS_PER_TOKEN = 4
+"""The characters per token by which tokens are estimated if an upstream does not count them."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamUsage:
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int = 0
+    reasoning: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenCharacters:
+    """The size of an answer, by which tokens are estimated that the upstream did not count."""
+
+    all: int
+    reasoning: int
+    text: int
+    has_calls: bool
+
+
+def is_counted(usage: UpstreamUsage | None, characters: int) -> bool:
+    """Whether the upstream's count of tokens is plausible: 0 is not for an answer with text."""
+    completion = usage.completion if usage else None
+    return completion is not None and (completion > 0 or not characters)
+
+
+def token_counts(
+    found: UpstreamUsage | None, spoken: SpokenCharacters, *, bills_prompt: bool
+) -> TokenCounts:
+    usage = found or UpstreamUsage()
+    completion = usage.completion
+    if completion is None or not is_counted(usage, spoken.all):
+        completion = -(-spoken.all // CHARACTERS_PER_TOKEN)
+    reasoning, both = usage.reasoning, spoken.reasoning + spoken.text
+    if reasoning is None:
+        reasoning = round(completion * spoken.reasoning / both) if both else 0
+    reasoning = min(reasoning, completion)
+    return TokenCounts(
+        completion_tokens=completion,
+        cached_tokens=usage.cached if bills_prompt else 0,
+        reasoning_tokens=reasoning,
+        text_tokens=0 if spoken.has_calls or not spoken.text else completion - reasoning,
+        further_prompt_tokens=(usage.prompt or 0) if bills_prompt else 0,
+    )
+
+
+def usage_of(value: Mapping[str, Any]) -> UpstreamUsage | None:
+    """The counts in a chunk or body; None if there are none."""
+    usage = value.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if prompt is None and completion is None:
+        return None
+    cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
+    reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
+    return UpstreamUsage(prompt, completion, min(cached, prompt or 0), reasoning)
+
+
+def _count(value: object, name: str) -> int | None:
+    count = value.get(name) if isinstance(value, Mapping) else None
+    return count if type(count) is int and 0 <= count < MAX_TOKENS else None
+
+
+def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    """The log probabilities of a choice, without entries that lack a token or a number."""
+    found = choice.get("logprobs")
+    if not isinstance(found, Mapping):
+        return ()
+    if isinstance(content := found.get("content"), list):
+        return tuple(_of_chat(content))
+    return tuple(_of_completions(found))
+
+
+def _of_chat(content: list[Any]) -> Iterator[TokenLogprob]:
+    for entry in content:
+        if isinstance(entry, Mapping):
+            top = entry.get("top_logprobs")
+            yield from _token_logprob(
+                entry.get("token"),
+                entry.get("logprob"),
+                entry.get("bytes"),
+                tuple(_of_chat(top)) if isinstance(top, list) else (),
+            )
+
+
+def _of_completions(found: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+    tokens, values, tops = (
+        each if isinstance(each := found.get(name), list) else []
+        for name in ("tokens", "token_logprobs", "top_logprobs")
+    )
+    for token, value, top in zip_longest(tokens, values, tops):
+        likely = top.items() if isinstance(top, Mapping) else ()
+        yield from _token_logprob(
+            token, value, None, tuple(each for pair in likely for each in _token_logprob(*pair))
+        )
+
+
+def _token_logprob(
+    token: object, value: object, spelled: object = None, top: tuple[TokenLogprob, ...] = ()
+) -> Iterator[TokenLogprob]:
+    if not isinstance(token, str) or isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    try:
+        raw = bytes(spelled) if isinstance(spelled, list) else token.encode()
+    except (TypeError, ValueError):
+        raw = token.encode("utf-8", "replace")
+    yield TokenLogprob(token, raw, float(value), top)
+
+
+class LogprobQueue:
+    """Assigns log probabilities to the texts that their tokens make, in linear time."""
+
+    def __init__(self, top: int) -> None:
+        """top: the number of alternatives that the client requested."""
+        self._top = top
+        self._waiting = deque[TokenLogprob]()
+        self._bytes = bytearray()
+        """The bytes of the last token taken that no text has used yet, then those of the waiting
+        tokens."""
+        self._left = 0
+        self.has_had_any = False
+
+    def add(self, found: Iterable[TokenLogprob]) -> None:
+        for each in found:
+            self.has_had_any = True
+            top = sorted(each.top, key=lambda other: -(other.logprob or 0.0))[: self._top]
+            self._waiting.append(replace(each, top=tuple(top)))
+            self._bytes += each.bytes
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._bytes.clear()
+        self._left = 0
+
+    def of(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Takes the log probabilities of the text's tokens. Those of earlier tokens, which are not
+        text, are dropped; those of later tokens wait for the next text."""
+        wanted = text.encode("utf-8", "replace")
+        begin = self._bytes.find(wanted)
+        if begin < 0:  # a repair has changed the text
+            self.clear()
+            return ()
+        taken, at, end = [], self._left, begin + len(wanted)
+        while self._waiting and at < end:
+            each = self._waiting.popleft()
+            at += len(each.bytes)
+            if at > begin:
+                taken.append(each)
+        del self._bytes[:end]
+        self._left = max(0, at - end)
+        return tuple(taken)
 
 
 def reasoning_of(said: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The options for parsing an upstream's answers."""
+"""Turns an upstream's response, or two for one answer, into the answer's events."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,15 +29,18 @@ from mlx_server.parsers.text_pieces import StopStrings
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
 from mlx_server.upstream.dialects import ENDS
-from mlx_server.upstream.logprobs import LogprobQueue
-from mlx_server.upstream.pieces import AnswerPiece, GrowingText, ReasoningDetails, split
-from mlx_server.upstream.text_families import ThoughtTags, parser_of
-from mlx_server.upstream.usage import (
+from mlx_server.upstream.pieces import (
+    AnswerPiece,
+    GrowingText,
+    LogprobQueue,
+    ReasoningDetails,
     SpokenCharacters,
     UpstreamUsage,
     is_counted,
+    split,
     token_counts,
 )
+from mlx_server.upstream.text_families import ThoughtTags, parser_of
 
 
 @dataclass(frozen=True)

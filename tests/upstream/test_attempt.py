@@ -13,15 +13,15 @@ import pytest
 from mlx_server.errors import ServerError, UpstreamFailed
 from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta
 from mlx_server.families import family_named
+from mlx_server.generation.upstream import LARGE, UpstreamAttempt
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.upstream.attempt import LARGE, UpstreamAttempt
 from mlx_server.upstream.connection import UpstreamConnection
 from mlx_server.upstream.dialects import CHAT
+from mlx_server.upstream.pieces import CHARACTERS_PER_TOKEN
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions
 from mlx_server.upstream.request import LimitedThoughts, UpstreamRequest
 from mlx_server.upstream.responses import Allowance
 from mlx_server.upstream.text_families import ThoughtTags
-from mlx_server.upstream.usage import CHARACTERS_PER_TOKEN
 from tests.upstream.entries import spec
 from tests.upstream.playing import USAGE, Json, PlayingServer, Reply, delta, says, streamed
 

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.upstream import credentials
-from mlx_server.upstream.credentials import ApiKey, IamToken
+from mlx_server.upstream import connection as credentials
+from mlx_server.upstream.connection import ApiKey, IamToken
 from tests.clients.recorded import WEATHER as CLIENTS_WEATHER
 from tests.clients.watsonx.exchanges import recorded
 from tests.upstream.playing import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.upstream.usage import MAX_TOKENS, UpstreamUsage, usage_of
+from mlx_server.upstream.pieces import MAX_TOKENS, UpstreamUsage, usage_of
 from tests.upstream.playing import PlayingServer, delta, in_one, streamed
 
 
