@@ -21,7 +21,7 @@ from mlx_server.errors import (
 )
 from mlx_server.events import Answer, Event, Started, TokenCounts, total
 from mlx_server.generation.constraints import constrain_continuation, is_format_required
-from mlx_server.generation.output import OutputProcessor
+from mlx_server.generation.output import RowOutput
 from mlx_server.generation.plan import (
     PromptOverflow,
     RequestPlan,
@@ -261,7 +261,7 @@ class RetryingAnswer:
         self.review = Review(index, request, prepared.family, policy, self, unchecked=unchecked)
         self._prepared, self._index, self._request = prepared, index, request
         self._first_row = row
-        self._output = OutputProcessor(prepared, index, row, request)
+        self._output = RowOutput(prepared, index, row, request)
         self._next: Generate | None = None
 
     @property
@@ -308,7 +308,7 @@ class RetryingAnswer:
         if row is None:
             return False
         self._next = row
-        self._output = OutputProcessor(prepared, self._index, row, request)
+        self._output = RowOutput(prepared, self._index, row, request)
         return True
 
     async def nudge(self) -> bool:

@@ -38,8 +38,8 @@ from mlx_server.generation.constraints import parse_context
 from mlx_server.generation.plan import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
+from mlx_server.parsers.output import OutputProcessor
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section, TextParser
-from mlx_server.parsers.text_pieces import StopStrings
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest, NamedTool
 
@@ -47,21 +47,20 @@ LONGEST_DELIMITER = 32
 """The most tokens of a delimiter that closes reasoning."""
 
 
-class OutputProcessor:
+class RowOutput(OutputProcessor):
     """Turns the tokens of one attempt at an answer into events. A second row may continue the
     first one: see `next_row`."""
 
     def __init__(
         self, prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest
     ) -> None:
-        self.finished = False
+        parallel = request.parallel_calls and not isinstance(request.tool_choice, NamedTool)
+        super().__init__(index, request.stop, parallel=parallel)
         self._prepared = prepared
-        self._index = index
         self._row = row
         self._request = request
         self._next: Generate | None = None
         self._echo = request.echo
-        self._parallel = request.parallel_calls and not isinstance(request.tool_choice, NamedTool)
         self._limit = row.max_tokens - row.overflow_tokens
         """The tokens after which the answer ends, unless it may end its text in overflow tokens."""
         self._answer_tokens_left = request.max_response_tokens
@@ -69,9 +68,8 @@ class OutputProcessor:
         self._tokenizer = prepared.checkpoint.tokenizer
         self._detokenizer = self._tokenizer.detokenizer(special=request.special_tokens)
         self._parser = _parser(prepared, index, row, request)
-        self._stops = StopStrings(request.stop)
         self._ids: list[int] = []
-        self._tokens = self._reasoning = self._text = self._calls = 0
+        self._tokens = self._reasoning = self._text = 0
         self._raw_ids: list[int] = []
         """All tokens that the model has generated, stop tokens included."""
         self._cached: int | None = None
@@ -163,7 +161,7 @@ class OutputProcessor:
         self._count_answer_token(section)
         if self._stops.matched:
             yield self._finished("stop")
-        elif self._calls and not self._parallel:
+        elif self.is_complete:
             yield self._finished("tool_calls")
         elif token.finish or self._answer_tokens_left == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
@@ -172,6 +170,9 @@ class OutputProcessor:
         """Takes the log probabilities of the text's tokens, and of the white space before it, out
         of those that are pending. Earlier ones, of tokens that are not text, are dropped; later
         ones stay for the next text."""
+        if not self._logprobs:
+            self._call_logprobs = 0
+            return ()
         pending, wanted = self._pending_bytes(), delta.text.encode()
         at = self._position_in(pending, wanted)
         before, taken, later, end = [], [], [], 0
@@ -350,25 +351,14 @@ class OutputProcessor:
 
     def _forward(self, events: Sequence[Event]) -> Iterator[Event]:
         for at, event in enumerate(events):
-            if self._calls and not self._parallel:
+            if self.is_complete:
                 return
-            if isinstance(event, Repaired | Violation):  # a report is not output and ends no text
-                if not self._stops.matched:
-                    yield event
-                continue
-            self._has_output = self._has_output or not isinstance(
-                event, ReasoningDelta | BuiltInCall
-            )
-            if isinstance(event, TextDelta):
-                self._has_text = True
-                logprobs = self._logprobs_of(event)
-                yield from self._stops.feed(replace(event, logprobs=logprobs))
-            elif not self._stops.matched:
-                yield from self._stops.finish()  # any other event ends the text before it
-                if isinstance(event, ToolCallFinished):
-                    self._calls += 1
-                    self._call_is_made(events[at:])
-                yield event
+            if not isinstance(event, Repaired | Violation | ReasoningDelta | BuiltInCall):
+                self._has_output = True
+            self._has_text = self._has_text or isinstance(event, TextDelta)
+            yield from self._report(event)
+            if isinstance(event, ToolCallFinished):
+                self._call_is_made(events[at:])
 
     def _call_is_made(self, events: Sequence[Event]) -> None:
         """Drops the log probabilities of a call's tokens, but not those of the text after it, of
@@ -402,15 +392,8 @@ class OutputProcessor:
         )
 
     def _finished(self, reason: FinishReason) -> Finished:
-        self.finished = True
-        return Finished(
-            self._index,
-            reason,
-            completion_tokens=self._tokens,
-            cached_tokens=self._cached or 0,
-            reasoning_tokens=self._reasoning,
-            text_tokens=self._text,
-            stop_string=self._stops.match,
+        return replace(
+            self._end(reason, self.counts),
             answer_forced=self._is_forced,
             messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
             raw=(self._tokenizer.raw(self._raw_ids),) if self._wants_raw else (),

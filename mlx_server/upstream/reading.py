@@ -1,7 +1,7 @@
 """Turns an upstream's response, or two for one answer, into the answer's events."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from mlx_server.events import (
     Repaired,
     TextDelta,
     TokenCounts,
+    TokenLogprob,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -24,8 +25,8 @@ from mlx_server.events import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.loops import TextLoopDetector
+from mlx_server.parsers.output import OutputProcessor
 from mlx_server.parsers.parse_context import ParseContext, Parser, TextParser
-from mlx_server.parsers.text_pieces import StopStrings
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
 from mlx_server.upstream.dialects import ENDS
@@ -71,13 +72,12 @@ NO_TOKEN = -1
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
 
-class AnswerReader:
+class AnswerReader(OutputProcessor):
     """Turns the pieces of one answer into its events, across one request or two."""
 
     def __init__(self, options: ReadingOptions) -> None:
-        self.finished = False
+        super().__init__(options.context.index, options.stops, parallel=options.parallel)
         self._options = options
-        self._index = options.context.index
         make_parser = partial(parser_of, options.family) if options.is_chat else TextParser
         self._content: Parser = make_parser(options.context)
         self._thoughts: Parser | None = None
@@ -93,7 +93,6 @@ class AnswerReader:
         self._structured = StructuredCallReader(
             emitter, options.context.tools, options.context.repair
         )
-        self._stops = StopStrings(options.stops)
         self._logprobs = None if options.logprobs is None else LogprobQueue(options.logprobs)
         self._numbers: dict[tuple[str, int], int] = {}
         self._ids: set[str] = set()
@@ -101,7 +100,7 @@ class AnswerReader:
         self._loops = None if repeats is None else TextLoopDetector(repeats)
         self._is_looping = False
         self._reported: set[Repaired] = set()
-        self._calls = self._spoken = self._reasoned = self._said = 0
+        self._spoken = self._reasoned = self._said = 0
         self._choice: int | None = None
         """The index of the answer that is read; others that the upstream may send are ignored."""
         self._has_others = False
@@ -167,12 +166,7 @@ class AnswerReader:
     @property
     def needs_no_more(self) -> bool:
         """Whether the answer is complete, or repeats itself without end."""
-        return self._is_complete or self._is_looping
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether a stop string or the one call that is allowed ends the answer."""
-        return self._stops.matched or (self._calls > 0 and not self._options.parallel)
+        return self.is_complete or self._is_looping
 
     @property
     def is_unterminated(self) -> bool:
@@ -244,7 +238,6 @@ class AnswerReader:
         yield from self._structured_calls(cut=cut)
         yield from self._stops.finish()
         yield from self._final_reports()
-        self.finished = True
         yield self._finished()
 
     def _feed_reasoning(self, text: str) -> Iterator[Event]:
@@ -266,7 +259,7 @@ class AnswerReader:
 
     def _structured_calls(self, *, cut: bool) -> Iterator[Event]:
         for number, call in enumerate(self._collected.calls):
-            if self._is_complete:
+            if self.is_complete:
                 return
             is_last = number == len(self._collected.calls) - 1
             if not (call.name or call.arguments):
@@ -296,39 +289,37 @@ class AnswerReader:
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
-            if self._is_complete:
+            if self.is_complete:
                 return
             match event:
                 case Repaired(where=where):
                     yield from self._repaired(replace(event, where=self._numbered(source, where)))
+                    continue
                 case Violation(what=what):
-                    yield replace(event, what=self._numbered(source, what))
-                case TextDelta():
-                    self._said += len(event.text)
-                    if self._logprobs:
-                        event = replace(event, logprobs=self._logprobs.of(event.text))
-                    if source == "thoughts" and event.text.strip():
+                    event = replace(event, what=self._numbered(source, what))
+                case TextDelta(text=text):
+                    self._said += len(text)
+                    if source == "thoughts" and text.strip():
                         yield from self._repaired(Repaired(self._index, "reasoning", "content"))
-                    yield from self._stops.feed(event)
-                case ReasoningDelta():
+                case ReasoningDelta(text=text):
+                    self._reasoned += len(text)
                     if source == "content":
                         if self._logprobs:
-                            self._logprobs.of(event.text)
+                            self._logprobs.of(text)
                         place = "reasoning_content"
                         yield from self._repaired(Repaired(self._index, "reasoning", place))
-                    self._reasoned += len(event.text)
-                    yield from self._stops.finish()
-                    yield event
                 case ToolCallStarted() | ToolCallDelta() | ToolCallFinished():
-                    yield from self._stops.finish()
-                    yield from self._call_event(source, event)
-                case _:
-                    yield from self._stops.finish()
-                    yield event
+                    event, repaired = self._call_event(source, event)
+                    yield from self._repaired(*repaired)
+            yield from self._report(event)
+
+    def _logprobs_of(self, delta: TextDelta) -> Sequence[TokenLogprob]:
+        return self._logprobs.of(delta.text) if self._logprobs else ()
 
     def _call_event(
         self, source: str, event: ToolCallStarted | ToolCallDelta | ToolCallFinished
-    ) -> Iterator[Event]:
+    ) -> tuple[ToolCallStarted | ToolCallDelta | ToolCallFinished, Sequence[Repaired]]:
+        """The event with the call's number among those of all sources, and what it repairs."""
         if source != "structured" and not isinstance(event, ToolCallFinished):
             self._echoed_calls.add(source, event)
         if isinstance(event, ToolCallStarted):
@@ -339,18 +330,19 @@ class AnswerReader:
             self._ids.add(id)
             event = replace(event, id=id)
         number = self._numbers[source, event.call]
-        if isinstance(event, ToolCallFinished):
-            if source == "content" and not self._options.expects_calls_as_text:
-                place = f"tool_calls[{number}]"
-                if not any(each.where.startswith(place) for each in self._reported):
-                    yield from self._repaired(Repaired(self._index, "unmarked", place))
-            self._calls += 1
-        yield replace(event, call=number)
+        repaired = []
+        is_text = source == "content" and not self._options.expects_calls_as_text
+        if isinstance(event, ToolCallFinished) and is_text:
+            place = f"tool_calls[{number}]"
+            if not any(each.where.startswith(place) for each in self._reported):
+                repaired = [Repaired(self._index, "unmarked", place)]
+        return replace(event, call=number), repaired
 
-    def _repaired(self, event: Repaired) -> Iterator[Event]:
-        if event not in self._reported:
-            self._reported.add(event)
-            yield event
+    def _repaired(self, *events: Repaired) -> Iterator[Event]:
+        for event in events:
+            if event not in self._reported:
+                self._reported.add(event)
+                yield from self._report(event)
 
     def _numbered(self, source: str, path: str) -> str:
         def number(found: re.Match[str]) -> str:
@@ -386,15 +378,9 @@ class AnswerReader:
         return total((self._before, token_counts(self._usage, spoken, bills_prompt=bills)))
 
     def _finished(self) -> Finished:
-        counts = self.counts
-        return Finished(
-            self._index,
-            self._reason_of_end(),
-            completion_tokens=counts.completion_tokens,
-            cached_tokens=counts.cached_tokens,
-            reasoning_tokens=counts.reasoning_tokens,
-            text_tokens=counts.text_tokens,
-            further_prompt_tokens=counts.further_prompt_tokens,
-            stop_string=self._stops.match or self._stop,
+        finished = self._end(self._reason_of_end(), self.counts)
+        return replace(
+            finished,
+            stop_string=finished.stop_string or self._stop,
             raw=(str(self._raw),) if self._options.keeps_raw else (),
         )

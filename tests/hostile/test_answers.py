@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
-from mlx_server.generation.output import OutputProcessor
+from mlx_server.generation.output import RowOutput
 from tests.live.server import TINY
 
 CHAT = "/v1/chat/completions"
@@ -111,13 +111,13 @@ def test_an_answer_that_can_not_be_read_ends_alone(
     step: int,
     stream: bool,
 ) -> None:
-    def begin(self: OutputProcessor, *given: Any) -> None:
+    def begin(self: RowOutput, *given: Any) -> None:
         made(self, *given)
         if self._request.seed == POISONED:
             setattr(self, part, Fails(getattr(self, part), step))
 
-    made = OutputProcessor.__init__
-    monkeypatch.setattr(OutputProcessor, "__init__", begin)
+    made = RowOutput.__init__
+    monkeypatch.setattr(RowOutput, "__init__", begin)
     reported = answers(client, stream=stream)
     poisoned, wanted = reported.pop(POISONED), list(unharmed)
     assert wanted.pop(POISONED).text.startswith(poisoned.text)
