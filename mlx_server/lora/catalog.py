@@ -101,6 +101,12 @@ class AdapterCatalog:
     def location(self, name: str) -> AdapterLocation:
         """Raises AdapterNotFound."""
         location = self._location_of(name)
+        if location is None and name in self._names():
+            raise AdapterNotFound(
+                f"The folder {name[:100]!r} of adapters has no {CONFIG}. Copy the one that was "
+                "saved with the weights.",
+                param="adapter",
+            )
         if location is None:
             raise AdapterNotFound(
                 f"There is no adapter {name[:100]!r} for this model. "

@@ -17,7 +17,12 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 LARGEST = 1e6
 """The bound on scales and alphas, far above any that is in use."""
 
-OUTER_NAMES = re.compile(r"(?>(?:base_model|model|language_model|text_model|transformer)\.)++")
+WRAPPERS = "_orig_mod|_fsdp_wrapped_module|module"
+"""What torch.compile, FSDP and DDP put before the names of a model's layers."""
+
+OUTER_NAMES = re.compile(
+    rf"(?>(?:base_model|model|language_model|text_model|transformer|{WRAPPERS})\.)++"
+)
 
 PEFT_EXTRAS = (
     "modules_to_save",
@@ -27,8 +32,15 @@ PEFT_EXTRAS = (
     "alora_invocation_tokens",
     "megatron_config",
     "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
 )
 """PEFT's settings that train more than low-rank pairs or store them in another layout."""
+
+CHANGES_BASE = re.compile("pissa|olora|corda|loftq|lora_ga")
+"""Ways in which PEFT begins a training and which take a part out of the base model's weights. One
+that was saved for the unchanged weights has another value."""
 
 Kind = Literal["lora", "dora"]
 Format = Literal["mlx", "peft"]
@@ -113,7 +125,7 @@ def _mlx_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
         raise _config_error(
             folder, "has `alpha` in lora_parameters where mlx-lm's `scale` should be"
         )
-    if type(config.get("num_layers")) is not int:
+    if type(config.get("num_layers", config.get("lora_layers"))) is not int:  # the older name
         raise _config_error(folder, "should have a whole number as `num_layers`")
     _rank_in(folder, parameters, "rank")
     _number(folder, parameters, "scale")
@@ -131,6 +143,12 @@ def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
     for name in PEFT_EXTRAS:
         if config.get(name):
             raise _config_error(folder, f"uses `{name}`, which can't be served. Train without it")
+    if CHANGES_BASE.match(str(way := config.get("init_lora_weights"))):
+        raise _config_error(
+            folder,
+            f"has the init_lora_weights {_shown(way)}: it fits only weights that PEFT has changed "
+            "with it. Save it with `path_initial_model_for_weight_conversion`",
+        )
     if config.get("bias", "none") != "none":
         raise _config_error(folder, "trains biases. Train with `bias` none")
     _rank_in(folder, config, "r")

@@ -48,7 +48,7 @@ TENSORS = {
     "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
     "peft": re.compile(
         r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)"
-        r"(?:\.default)?(?:\.weight)?"
+        r"(?:\.(?!weight$)\w+)?(?:\.weight)?"  # the name that the training gave it
     ),
 }
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
@@ -195,7 +195,13 @@ def _weights_file(folder: Path, name: str) -> Path:
             f"has its weights only in {pickles[0]}, which is never opened because such files can "
             f"run code. Save them as {name}",
         )
-    raise invalid(folder, f"has no {name}. Copy it there")
+    others = [other for other in names_in(folder) if other.endswith(".safetensors")]
+    remedy = "Copy it there"
+    if others:
+        is_other_format = others[-1] in (MLX_WEIGHTS, PEFT_WEIGHTS)
+        what = f"Copy the {CONFIG} that belongs to" if is_other_format else "Rename"
+        remedy = f"{what} {others[-1][:100]}"
+    raise invalid(folder, f"has no {name}. {remedy}")
 
 
 def _pairs(folder: Path, config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:

@@ -58,6 +58,9 @@ def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
         with pytest.raises(AdapterNotFound) as caught:
             catalog.find(name)
         assert (caught.value.status, caught.value.code) == (404, "adapter_not_found")
+    (tmp_path / "adapters" / "npz").mkdir()
+    with pytest.raises(AdapterNotFound, match=r"The folder 'npz' .* has no adapter_config\.json"):
+        catalog.find("npz")
 
 
 def test_another_base_needs_the_owners_word(tmp_path: Path) -> None:

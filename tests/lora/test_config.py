@@ -68,6 +68,14 @@ def test_settings_that_change_nothing_are_accepted() -> None:
     assert read({**PEFT, **unused, "bias": "none", "target_modules": "all-linear"})
     assert read(mlx(keys=None, dropout=0.1))
     assert read(mlx(keys=["self_attn.q_proj"]))
+    for way in (True, False, "gaussian", "eva", "orthogonal"):
+        assert read({**PEFT, "init_lora_weights": way})
+
+
+def test_the_older_name_of_the_layers_is_read() -> None:
+    older = {key: value for key, value in MLX.items() if key != "num_layers"}
+    assert read({**older, "lora_layers": 4})
+    assert "`num_layers`" in refusal(older)
 
 
 @pytest.mark.parametrize("rank", [1, MOST])
@@ -126,6 +134,10 @@ def test_what_peft_trains_besides_is_named(name: str) -> None:
         ({**PEFT, "peft_type": None}, "peft_type None"),
         ({**PEFT, "peft_type": {"x": {}}}, "peft_type an object"),
         ({**PEFT, "bias": None}, "trains biases"),
+        *(
+            ({**PEFT, "init_lora_weights": way}, f"has the init_lora_weights {way!r}")
+            for way in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+        ),
         ({**PEFT, "target_modules": 5}, "names as `target_modules`"),
         ({**PEFT, "target_modules": ["a", 5]}, "names as `target_modules`"),
         ({**PEFT, "alpha_pattern": "x"}, "an object as `alpha_pattern`"),

@@ -56,6 +56,8 @@ def test_mlx_lms_format(tmp_path: Path) -> None:
 def test_pefts_format(tmp_path: Path) -> None:
     spec = read(peft_adapter(tmp_path))
     assert (spec.format, spec.kind, spec.rank, spec.base) == ("peft", "lora", RANK, "org/Tiny-1B")
+    named = {name.replace(".weight", ".mine.weight"): t for name, t in peft_tensors().items()}
+    assert read(peft_adapter(tmp_path, named)).rank == RANK
 
 
 def test_dora_in_both_formats(tmp_path: Path) -> None:
@@ -358,7 +360,21 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "config is a folder": (config_as_folder, f"{CONFIG} is not a file"),
     "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is not a file"),
     "weights without config": (lambda f: (f / CONFIG).unlink(), f"has no {CONFIG}"),
-    "config without weights": (lambda f: (f / MLX_WEIGHTS).unlink(), f"has no {MLX_WEIGHTS}"),
+    "config without weights": (
+        lambda f: (f / MLX_WEIGHTS).unlink(),
+        f"has no {MLX_WEIGHTS}. Copy it",
+    ),
+    "only steps of a training": (
+        lambda f: [
+            (f / MLX_WEIGHTS).rename(f / "0000100_adapters.safetensors"),
+            (f / "0000200_adapters.safetensors").touch(),
+        ],
+        f"has no {MLX_WEIGHTS}. Rename 0000200_adapters.safetensors",
+    ),
+    "weights of another format": (
+        lambda f: (f / MLX_WEIGHTS).rename(f / PEFT_WEIGHTS),
+        f"has no {MLX_WEIGHTS}. Copy the {CONFIG} that belongs to {PEFT_WEIGHTS}",
+    ),
     "pickle only": (pickle_only, r"only in adapter_model\.bin, which is never opened"),
     "config links out": (link_out(CONFIG), f"{CONFIG} is a link to outside"),
     "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link to outside"),

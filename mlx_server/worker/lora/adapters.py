@@ -116,7 +116,7 @@ def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
 def _peft_leaf(tensor: str) -> tuple[str, str] | None:
     inner = tensor.removeprefix("base_model.model.")
     leaf = r"lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
-    match = re.fullmatch(rf"(.+)\.({leaf})(?:\.default)?(?:\.weight)?", inner)
+    match = re.fullmatch(rf"(.+)\.({leaf})(?:\.(?!weight$)\w+)?(?:\.weight)?", inner)
     return (match[1], match[2]) if match else None
 
 

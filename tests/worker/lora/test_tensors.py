@@ -53,6 +53,8 @@ NAMES = (
     "base_model.model.language_model.layers.",
     "base_model.model.layers.",
     "model.language_model.layers.",
+    "base_model.model._orig_mod.model.layers.",
+    "module.base_model.model._fsdp_wrapped_module.model.layers.",
 )
 """What stands before a layer's number where transformers' classes, old and new, name it."""
 
@@ -76,10 +78,14 @@ def test_a_layer_is_found_by_each_of_its_names(
         f"a{i}": save(
             tmp_path / f"a{i}",
             config,
-            {re.sub(r".*?layers\.", name, key, count=1): tensors[key] for key in tensors},
+            {
+                re.sub(r".*?layers\.", name, key, count=1).replace(".weight", end): tensors[key]
+                for key in tensors
+            },
             peft=True,
         )
         for i, name in enumerate(NAMES)
+        for end in [f".mine_{i}.weight" if i % 2 else ".weight"]  # the training's own name
     }
     prompt = a_prompt(20)
     desk = Desk(base).loaded(**adapters)
