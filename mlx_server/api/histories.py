@@ -15,8 +15,10 @@ from mlx_server.api.fields import MendedItems
 WITHOUT_MENDING: Final[Mapping[str, bool]] = {"mends_histories": False}
 """The context of a validation that refuses what is wrong, and so is short."""
 
-MENDS_OF_ITEM = 32
-MENDS = 1024
+MENDS_OF_ITEM = 64
+"""After them, what is wrong takes its whole field with it, of which an item has few."""
+MOST_FIELDS = 16
+MENDS = 4096
 """A history with more of them is refused: each takes a validation of its item."""
 
 
@@ -44,7 +46,7 @@ def _mended(item: Any, validate: ValidatorFunctionWrapHandler, unread: list[str]
     list if nothing of the item can be read."""
     if isinstance(item, str | list):  # a text without the object around it
         item = {"role": "user", "content": item}
-    for _ in range(MENDS_OF_ITEM if item is not None else 0):
+    for mends in range(MENDS_OF_ITEM + MOST_FIELDS if item is not None else 0):
         try:
             validated: list[Any] = validate([item])
             return validated
@@ -54,7 +56,10 @@ def _mended(item: Any, validate: ValidatorFunctionWrapHandler, unread: list[str]
             loc.pop()
         if not loc:
             break
-        item, is_whole = _mended_at(item, loc, problem["type"] == "list_type")
+        is_list = problem["type"] == "list_type"
+        if mends >= MENDS_OF_ITEM:
+            loc, is_list = loc[:1], False
+        item, is_whole = _mended_at(item, loc, is_list)
         if not is_whole:
             unread.append(".".join(part for part in loc if isinstance(part, str)))
     unread.append("")

@@ -658,6 +658,16 @@ def test_only_so_much_of_a_history_is_left_out(client: TestClient) -> None:
         assert client.post(CHAT, json=body).status_code == status
 
 
+def test_a_message_keeps_its_text_whatever_number_of_its_calls_is_wrong(
+    client: TestClient, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    message = {"role": "assistant", "content": "Let me look.", "tool_calls": [5] * 1000}
+    answer = client.post(CHAT, json={"model": MODEL, **chat(message, *user("hi"))})
+    assert answer.status_code == 200, answer.text
+    assert "Let me look." in tokenizer.raw(engine.taken[-1].prompt)
+    assert answer.headers[IGNORED] == "messages.tool_calls"
+
+
 def test_what_is_left_out_makes_no_room_for_more_items(client: TestClient) -> None:
     items = [*user("hi") * 21, None]
     assert client.post("/v1/conversations", json={"items": items}).status_code == 400

@@ -367,7 +367,7 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "only steps of a training": (
         lambda f: [
             (f / MLX_WEIGHTS).rename(f / "0000100_adapters.safetensors"),
-            (f / "0000200_adapters.safetensors").touch(),
+            (f / "0000200_adapters.safetensors").write_bytes(b""),
         ],
         f"has no {MLX_WEIGHTS}. Rename 0000200_adapters.safetensors",
     ),
