@@ -126,7 +126,7 @@ OWN_ROUTES: tuple[tuple[str, Json], ...] = (
     (CHAT, {"messages": [{"role": "user", "content": [{"type": WORD, "text": WORD}]}]}),
     (CHAT, {"messages": [{"role": "user", "content": LONG}]}),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [WORD]}]}),
-    (CHAT, {"tools": [{"type": WORD}]}),
+    (CHAT, {"tools": [{"type": NAME}]}),
     (CHAT, {"tool_choice": WORD}),
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": NAME * 9}}}),
     (CHAT, {"stop": [WORD * 900] * 64}),
