@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.text_pieces import HEAD, CodeFence, open_fence
+from mlx_server.parsers.text_pieces import CodeFence, open_fence
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,3 @@ def test_it_is_the_same_in_pieces(pieces: list[str]) -> None:
     for piece in pieces:
         fence.feed(piece)
     assert fence.open == open_fence("".join(pieces))
-
-
-def test_a_long_line_is_not_remembered() -> None:
-    """Else each delimiter within it would have it copied once more."""
-    fence = CodeFence()
-    for _ in range(HEAD):
-        fence.feed("<tool_call> ")
-    assert len(fence._line) == HEAD
