@@ -1,14 +1,23 @@
-"""What a notation finds becomes events: the arguments once, valid, and as early as certain."""
+"""What a call format finds becomes events: the arguments once, valid, and as early as certain."""
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from mlx_server.events import Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.calls import (
+    CompleteCall,
+    RepeatedCall,
+    argument_errors,
+    new_id,
+    new_short_id,
+)
 from mlx_server.tool_parsers.formats import GEMMA4
 from tests.tool_parsers.heard import TOOLS, Heard
 
@@ -145,3 +154,135 @@ def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None
     with pytest.raises(Malformed):
         heard.calls.add_repaired(found)
     assert heard.events == reported
+
+
+def test_a_number_that_becomes_text_keeps_its_digits(heard: Heard) -> None:
+    heard.calls.whole("write", '{"text": 3.10, "count": 2.0}')
+    assert heard.arguments() == '{"text": "3.10", "count": 2}'
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])
+def test_half_of_a_surrogate_pair_stays_as_it_was_written(heard: Heard, value: Any) -> None:
+    call = heard.calls.start("now")
+    call.value("x", value)
+    call.finish()
+    assert heard.arguments().encode()
+    assert json.loads(heard.arguments()) == {"x": value}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")]])
+def test_what_json_can_not_say_is_malformed(heard: Heard, value: Any) -> None:
+    with pytest.raises(Malformed):
+        heard.calls.start("now").value("x", value)
+    with pytest.raises(Malformed):
+        heard.calls.start("now").finish_with({"x": value})
+    assert not heard.of(ToolCallDelta)
+    assert not heard.of(ToolCallFinished)
+
+
+def test_what_is_too_deep_for_json_is_malformed(heard: Heard) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Malformed):
+        heard.calls.start("now").value("x", deep)
+
+
+SCHEMA: dict[str, Any] = {
+    "properties": {
+        "n": {"type": "integer"},
+        "size": {"type": ["number", "integer", "null"]},
+        "word": {"type": "string", "pattern": "^(a+)+$"},
+        "any": {},
+    },
+    "required": ["n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "errors"),
+    [
+        ({"n": 1, "size": 0.5, "word": "a", "any": [1], "other": {}}, {}),
+        ({"n": 2.0, "size": None}, {}),
+        ({}, {"n": "it is required"}),
+        ({"n": "1"}, {"n": "it should be of type integer"}),
+        ({"n": True}, {"n": "it should be of type integer"}),
+        ({"n": 1, "size": "x"}, {"size": "it should be of type null or number"}),
+        ({"n": 1, "word": "b" * 99}, {}),
+    ],
+)
+def test_required_arguments_and_types_are_checked_and_no_pattern(
+    arguments: dict[str, Any], errors: dict[str, str]
+) -> None:
+    assert dict(argument_errors(arguments, SCHEMA)) == errors
+
+
+@pytest.mark.parametrize(
+    ("make", "form"), [(new_id, r"call_[0-9a-f]{24}"), (new_short_id, r"[a-zA-Z0-9]{9}")]
+)
+def test_ids_have_the_form_that_templates_accept_and_none_comes_twice(
+    make: Callable[[], str], form: str
+) -> None:
+    made = [make() for _ in range(300)]
+    assert [id for id in made if not re.fullmatch(form, id, re.ASCII)] == []
+    assert len(set(made)) == len(made)
+
+
+def test_short_ids_use_all_letters_and_digits() -> None:
+    assert len(set("".join(new_short_id() for _ in range(2000)))) == 62
+
+
+STARTED, FINISHED = ToolCallStarted(0, 1, "x", "f"), ToolCallFinished(0, 1)
+
+
+def pieces(*texts: str) -> list[Event]:
+    return [ToolCallDelta(0, 1, text) for text in texts]
+
+
+def test_a_call_is_reported_once_it_is_complete() -> None:
+    reported: list[Event] = []
+    held = CompleteCall(reported.append)
+    for event in (STARTED, *pieces("{", "}")):
+        held.emit(event)
+    assert (reported, held.is_silent) == ([], True)
+    held.emit(FINISHED)
+    assert (reported, held.is_silent) == ([STARTED, *pieces("{", "}"), FINISHED], False)
+
+
+def test_a_call_is_reported_from_where_it_differs_from_the_one_before() -> None:
+    reported: list[Event] = []
+    held = RepeatedCall('{"a": 12}', reported.append)
+    begun = [STARTED, *pieces('{"a"', ": 1")]
+    for event in begun:
+        held.emit(event)
+    assert (reported, held.is_silent) == ([], True)
+    for event in pieces("3", "}"):
+        held.emit(event)
+        begun.append(event)
+        assert (reported, held.is_silent) == (begun, False)
+
+
+def test_the_same_call_again_is_never_reported() -> None:
+    reported: list[Event] = []
+    held = RepeatedCall('{"a": 12}', reported.append)
+    for event in (STARTED, *pieces('{"a": ', "12}"), FINISHED):
+        held.emit(event)
+    assert (reported, held.is_silent) == ([], True)
+
+
+def test_a_call_that_ends_earlier_than_the_one_before_is_another() -> None:
+    reported: list[Event] = []
+    held = RepeatedCall('{"a": 12}', reported.append)
+    for event in (STARTED, *pieces("{"), FINISHED):
+        held.emit(event)
+    assert reported == [STARTED, *pieces("{"), FINISHED]
+
+
+def test_one_that_differs_may_still_be_held_to_its_end() -> None:
+    reported: list[Event] = []
+    held = RepeatedCall("{}", reported.append, CompleteCall(reported.append))
+    for event in (STARTED, *pieces('{"a": 1}')):
+        held.emit(event)
+    assert (reported, held.is_silent) == ([], True)
+    held.emit(FINISHED)
+    assert (len(reported), held.is_silent) == (3, False)

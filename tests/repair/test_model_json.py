@@ -1,7 +1,8 @@
-"""Slips are mended; nothing is made up, nothing lost, and no text takes long."""
+"""JSON of a model is read without losing a digit or a key, or it is not read."""
 
 import contextlib
 import json
+import math
 import re
 import time
 from typing import Any
@@ -11,8 +12,189 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server import limits
-from mlx_server.repair.model_json import Malformed, loads
+from mlx_server.repair.model_json import (
+    ExactFloat,
+    Malformed,
+    UnknownTool,
+    json_text,
+    loads,
+    loads_exactly,
+    text_around_json,
+)
 from tests.slowness import slowness
+
+
+@pytest.mark.parametrize(
+    "text", ["3.10", "-0.0", "1e5", "12345678901234567890.12", "0.30000000000000004000"]
+)
+def test_a_float_keeps_its_text(text: str) -> None:
+    (number,) = loads_exactly(f"[{text}]")
+    assert isinstance(number, ExactFloat)
+    assert (number, number.text) == (float(text), text)
+    assert json.dumps(number) == json.dumps(float(text)), "it is a float like any other"
+
+
+def test_a_number_beyond_floats_is_infinite_and_keeps_its_text() -> None:
+    number = loads_exactly("1e999")
+    assert math.isinf(number)
+    assert number.text == "1e999"
+
+
+def test_integers_lose_nothing() -> None:
+    assert loads_exactly(str(2**70)) == 2**70
+    assert type(loads_exactly("5")) is int
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1, "a": 1}', '[{"b": {"": 1, "": 2}}]', '{"x": 1, "\\u0078": 2}', '{"a": {}, "a": {}}'],
+)
+def test_a_key_given_twice_is_an_error_at_any_depth(text: str) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        loads_exactly(text)
+
+
+def test_constants_are_floats_unless_they_are_converted() -> None:
+    assert math.isnan(loads_exactly("NaN"))
+    assert loads_exactly("[NaN, -Infinity]", str.lower) == ["nan", "-infinity"]
+
+
+@pytest.mark.parametrize("name", ["launch", "", "a b", "it's", "\x1b[31m\n"])
+def test_the_name_is_kept_and_quoted_on_one_line(name: str) -> None:
+    with pytest.raises(Malformed) as raised:
+        raise UnknownTool(name)
+    assert isinstance(raised.value, UnknownTool)
+    assert raised.value.name == name
+    assert str(raised.value) == f"there is no tool {name!r}"
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "mended"),
+    [
+        ('{"a": 1}', '{"a": 1}', ()),
+        (" [1]\n", " [1]\n", ()),
+        ('"x"', '"x"', ()),
+        ("5", "5", ()),
+        ('```json\n{"a": 1}\n```', '{"a": 1}', ("fences",)),
+        ('```\n{"a": 1}', '{"a": 1}', ("fences",)),
+        ('Sure! {"a": "b} {c"} Done.', '{"a": "b} {c"}', ("fences",)),
+        ('<think>x</think>\n{"a": 1}', '{"a": 1}', ("fences",)),
+        ('{"a": 1,}', '{"a": 1}', ("json",)),
+        ("Here: {'a': 'x',} ok", '{"a": "x"}', ("fences", "json")),
+    ],
+)
+def test_the_one_value_is_found(text: str, found: str, mended: tuple[str, ...]) -> None:
+    assert json_text(text) == (found, mended)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no JSON",
+        "it is 5",
+        '{"a": 1} and {"b": 2}',
+        '{"a": 1}\n{"a": 1}',
+        "[1], [2]",
+        'for {x}: {"a": 1}',
+        'see [1]: {"a": 1}',
+        '{"a": 1',
+        '{"a": "x}',
+        '{"a": "x',
+        'So: {"a": {"b": 1}',
+        '{"a": }',
+        '{"a": 1, "b"}',
+        '{"a": [1, 2}',
+        '{"a": NaN}',
+        '{"a": 1, "a": 1}',
+        'So: {"a": [{"b": 1, "b": 2}]}',
+        '{"a": 1e400,}',
+        "}{",
+        "[" * 100_000 + "]" * 100_000,
+        "[" * 1_000_000,
+        "]" * 1_000_000,
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_would_have_to_be_guessed_is_not(text: str) -> None:
+    assert json_text(text) is None
+
+
+def test_what_stands_around() -> None:
+    assert text_around_json('<think>Paris.</think>\n```json\n{"a": 1}\n```') == "Paris."
+    assert text_around_json('{"a": 1}') == ""
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.text("ab \"'\\,:é", max_size=6)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3)
+    ),
+    max_leaves=6,
+).filter(lambda value: isinstance(value, dict | list))
+SLIPS = st.sampled_from([",", '"', "'", "{", "}", "[", "]", ":", "True", " ", "1", "\\", "x", ""])
+PROSE = st.text("ab .,`\n\"'", max_size=8)
+
+
+def leaves(value: Any) -> list[Any]:
+    match value:
+        case dict():
+            return [leaf for key, item in value.items() for leaf in (key, *leaves(item))]
+        case list():
+            return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def is_written(leaf: Any, text: str) -> bool:
+    """As it is, or in another spelling."""
+    match leaf:
+        case None:
+            return bool(re.search("null|none", text, re.IGNORECASE))
+        case bool():
+            return bool(re.search(str(leaf), text, re.IGNORECASE))
+        case int() | float():
+            numbers = re.findall(r"-?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
+            return any(float(number) == float(leaf) for number in numbers)
+    return leaf.replace("\\", "") in ESCAPE.sub(read, text)
+
+
+SIGNS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "\\": ""}
+ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|(.))")
+
+
+def read(escape: re.Match[str]) -> str:
+    """Also what only looks like one, of which the backslash may stay."""
+    unit, sign = escape.groups()
+    return chr(int(unit, 16)) if unit else SIGNS.get(sign, sign)
+
+
+@given(values, PROSE, PROSE, st.data())
+def test_nothing_is_invented(value: Any, before: str, behind: str, data: st.DataObject) -> None:
+    whole = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
+    at = data.draw(st.integers(0, len(whole)))
+    broken = whole[:at] + data.draw(SLIPS) + whole[at + data.draw(st.integers(0, 1)) :]
+    text = before + broken + behind
+    if found := json_text(text):
+        for leaf in leaves(json.loads(found[0])):
+            assert is_written(leaf, text), (text, found[0])
+
+
+@given(values, st.data())
+def test_what_was_cut_off_is_never_completed(value: Any, data: st.DataObject) -> None:
+    text = json.dumps(value)
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    assert json_text(cut) is None
+
+
+@given(values, PROSE, PROSE)
+def test_what_stands_around_changes_nothing(value: Any, before: str, behind: str) -> None:
+    found = json_text(f"So {before}{json.dumps(value)}{behind}")
+    assert found
+    assert json.loads(found[0]) == value
+    assert found[1] == ("fences",)
+
 
 NO_VALUES = (
     *("−5", "+5", "<5", "$5", "50%", "~5", "5-", "_5", "5_", "\\5", "05", "0_5", "[1,000]"),
@@ -120,11 +302,11 @@ def test_a_bracket_that_may_be_missing(text: str, wanted: Any) -> None:
         loads(text)
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=6)
+loose_scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=6)
 objects = st.dictionaries(
     st.text(max_size=4),
     st.recursive(
-        scalars,
+        loose_scalars,
         lambda inner: (
             st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
         ),
@@ -159,14 +341,16 @@ def numbers(value: Any) -> list[int]:
     return []
 
 
-SIGNS = st.sampled_from([",", '"', "'", "{", "}", "[", "]", ":", "//x\n", "True", " ", "1", "\\"])
+LOOSE_SIGNS = st.sampled_from(
+    [",", '"', "'", "{", "}", "[", "]", ":", "//x\n", "True", " ", "1", "\\"]
+)
 
 
 @given(objects, st.data())
 def test_nothing_is_made_up_and_nothing_lost(value: Any, data: st.DataObject) -> None:
     text = json.dumps(value, ensure_ascii=False)
     at = data.draw(st.integers(0, len(text)))
-    broken = text[:at] + data.draw(SIGNS) + text[at + data.draw(st.integers(0, 1)) :]
+    broken = text[:at] + data.draw(LOOSE_SIGNS) + text[at + data.draw(st.integers(0, 1)) :]
     try:
         found = loads(broken)
     except Malformed:

@@ -1,0 +1,541 @@
+"""The call that a model meant: its tool, its form, its arguments' types. Nothing is guessed."""
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server import limits
+from mlx_server.repair.answers import CheckFailed, schema_errors
+from mlx_server.repair.calls import (
+    WRAPPERS,
+    FoundCall,
+    coerced,
+    match_tool_name,
+    read_arguments,
+    read_as,
+    read_calls,
+    takes_text,
+    unwrapped,
+)
+from mlx_server.repair.model_json import ExactFloat, Malformed
+from tests.slowness import slowness
+
+NAMES = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "docs__find", "___")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("get_weather", "get_weather"),
+        (" get_weather\n", "get_weather"),
+        ('"get_weather"', "get_weather"),
+        ("`search`", "search"),
+        ("functions.get_weather", "get_weather"),
+        ("functions:get_weather", "get_weather"),
+        ("tools.search", "search"),
+        ("default_api.search", "search"),
+        ("functions.odd", "functions.odd"),
+        ("get_weather<|channel|>commentary", "get_weather"),
+        ("get_weather<|constrain|>json", "get_weather"),
+        ("get_weather<｜tool▁sep｜>x", "get_weather"),
+        ("get_weather[ARGS]", "get_weather"),
+        ("get_weather.json", "get_weather"),
+        ("functions.get_weather json", "get_weather"),
+        ("search()", "search"),
+        ("search:0", "search"),
+        ("search.search", "search"),
+        ("functions.odd.functions.odd", "functions.odd"),
+        ("functions.get_weather<|channel|>analysis", "get_weather"),
+        ("GetWeather", "get_weather"),
+        ("get-weather", "get_weather"),
+        ("functions.Get_Weather", "get_weather"),
+        ("fetch_url", "fetch-url"),
+        ("functions.web.search", "search"),
+        ("functions.docs.find", "docs__find"),
+        ("docs.find", "docs__find"),
+        ("find", "docs__find"),
+        ("add", "add"),
+        ("Add", "Add"),
+        ("___", "___"),
+    ],
+)
+def test_the_tool_that_was_meant(written: str, meant: str) -> None:
+    assert match_tool_name(written, NAMES) == meant
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        " ",
+        "ADD",  # two tools are as near
+        "weather",
+        "get_weathers",
+        "get_weather2",
+        "functions.",
+        "<|channel|>get_weather",
+        "--",
+        "...",
+        "functions.functions.search",
+        "web.search",
+        "functions.web.read",
+        "searchfunctions.",
+    ],
+)
+def test_no_tool_is_guessed(written: str) -> None:
+    assert match_tool_name(written, NAMES) is None
+
+
+@given(st.text(), st.lists(st.text(), max_size=4))
+def test_it_is_one_of_them_or_none(written: str, names: list[str]) -> None:
+    found = match_tool_name(written, names)
+    assert found is None or found in names
+    assert (found == written) == (written in names)
+
+
+def test_a_name_without_end_takes_no_time() -> None:
+    assert match_tool_name("<|" * 200_000, NAMES) is None
+    assert match_tool_name("x" * 400_000, NAMES) is None
+    assert match_tool_name("x" + " " * 400_000 + "y", NAMES) is None
+
+
+TOOLS = {"f", "arguments"}
+CALL = FoundCall("f", {"a": 1})
+ARGUMENTS = {"a": 1}
+
+
+def found(value: Any, *, repairs: bool = True) -> list[FoundCall]:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return read_calls(text, TOOLS, repairs=repairs)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "f", "arguments": ARGUMENTS},
+        {"tool": "f", "args": '{"a": 1}'},
+        {"recipient_name": "f", "parameters": ARGUMENTS},
+        {"action": "f", "action_input": ARGUMENTS, "thought": "", "content": None},
+        {"type": "function", "function": {"name": "f", "arguments": ARGUMENTS}},
+        {"function": "f", "parameters": ARGUMENTS, "role": "assistant"},
+        {"tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"f": ARGUMENTS},
+        [{"name": "f", "arguments": ARGUMENTS}],
+    ],
+    ids=str,
+)
+def test_forms_of_a_call(value: Any) -> None:
+    assert found(value, repairs=False) == [CALL]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "f"},
+        {"name": "f", "arguments": ARGUMENTS, "comment": "I do it"},
+        {"name": "f", "arguments": ARGUMENTS, "content": "I do it"},
+        {"name": "f", "tool": "g", "arguments": ARGUMENTS},
+        {"name": "f", "arguments": ARGUMENTS, "parameters": ARGUMENTS},
+        {"name": "", "arguments": {}},
+        {"name": 5, "arguments": {}},
+        {"name": "f", "arguments": [1]},
+        {"name": "f", "arguments": "go"},
+        {"f": {}},
+        {"g": ARGUMENTS},
+        {"tool_calls": {"name": "f", "arguments": {}}},
+        [{"name": "f", "arguments": {}}, "and more"],
+        [],
+        {},
+        {"calls": []},
+        "5",
+        '{"name": "f", "name": "g", "arguments": {}}',
+    ],
+    ids=str,
+)
+def test_what_would_lose_a_word_or_has_no_call_is_none(value: Any) -> None:
+    with pytest.raises(Malformed):
+        found(value)
+
+
+def test_a_tool_may_have_the_name_of_a_key() -> None:
+    assert found({"arguments": ARGUMENTS}) == [FoundCall("arguments", {"a": 1})]
+    assert found({"name": "f", "arguments": ARGUMENTS}) == [CALL]
+
+
+@pytest.mark.parametrize(
+    ("value", "id"),
+    [
+        ({"id": "x", "name": "f", "arguments": {}}, "x"),
+        ({"call_id": "x", "tool_calls": [{"name": "f", "arguments": {}}]}, "x"),
+        ({"id": "out", "tool_calls": [{"id": "x", "name": "f", "arguments": {}}]}, "x"),
+        ({"id": "", "name": "f", "arguments": {}}, None),
+        ({"id": 7, "name": "f", "arguments": {}}, None),
+    ],
+)
+def test_the_id_is_the_nearest_text(value: Any, id: str | None) -> None:
+    assert [call.id for call in found(value)] == [id]
+
+
+def test_mistakes_are_noted_for_the_calls_that_had_them_and_read_only_if_allowed() -> None:
+    broken = '{"name": "f", "arguments": {"a": 1,}}'
+    assert [call.has_mistakes for call in found(broken)] == [True]
+    inside = {"calls": [{"name": "f", "args": '{"a": 1,}'}, {"name": "f", "args": '{"a": 1}'}]}
+    assert [call.has_mistakes for call in found(inside)] == [True, False]
+    for each in (broken, inside):
+        with pytest.raises(Malformed):
+            found(each, repairs=False)
+
+
+@pytest.mark.parametrize("depth", [300, 450, 10_000])
+@pytest.mark.parametrize("begin", ['{"calls":[', '{"function":', '{"function":{"tool_calls":['])
+def test_calls_within_calls_are_read_or_are_text(begin: str, depth: int) -> None:
+    end = "".join({"{": "}", "[": "]"}.get(sign, "") for sign in reversed(begin))
+    whole = begin * depth + '{"name":"f","arguments":{}}' + end * depth
+    try:
+        calls = found(whole)
+    except Malformed:
+        return
+    assert calls == [FoundCall("f", {})]
+
+
+def test_arguments_are_an_object() -> None:
+    assert read_arguments('{"a": 1,}', repairs=True) == ARGUMENTS
+    for text, repairs in (('{"a": 1,}', False), ("[1]", True), ("{", True)):
+        with pytest.raises(Malformed):
+            read_arguments(text, repairs=repairs)
+
+
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+BOOLEAN, NULL = {"type": "boolean"}, {"type": "null"}
+ARRAY, OBJECT = {"type": "array"}, {"type": "object"}
+
+
+def of(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"k": schema}}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """5, 5.0 and true differ."""
+    return json.dumps(found, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "wanted"),
+    [
+        (INTEGER, "5", 5),
+        (INTEGER, " -5 ", -5),
+        (INTEGER, "5.0", 5),
+        (INTEGER, 5.0, 5),
+        (INTEGER, 5.5, 5.5),
+        (INTEGER, 2.0**53 - 1, 2**53 - 1),
+        (INTEGER, -1e23, -1e23),
+        (INTEGER, "1e23", "1e23"),
+        (INTEGER, "9007199254740993.0", "9007199254740993.0"),
+        (INTEGER, "5.5", "5.5"),
+        (INTEGER, "five", "five"),
+        (INTEGER, "", ""),
+        (INTEGER, None, None),
+        (INTEGER, True, True),
+        (INTEGER, "true", "true"),
+        (INTEGER, [5], [5]),
+        (INTEGER, "9" * 5000, "9" * 5000),
+        (INTEGER, "1e999", "1e999"),
+        (INTEGER, "NaN", "NaN"),
+        (NUMBER, "2.5", 2.5),
+        (NUMBER, "5", 5),
+        (NUMBER, 5, 5),
+        (NUMBER, "1e999", "1e999"),
+        (NUMBER, "Infinity", "Infinity"),
+        (BOOLEAN, "true", True),
+        (BOOLEAN, "False", False),
+        (BOOLEAN, "yes", "yes"),
+        (BOOLEAN, 1, 1),
+        (BOOLEAN, "TRUE", True),
+        (BOOLEAN, " False ", False),
+        ({"type": ["boolean", "string"]}, "TRUE", "TRUE"),
+        ({"type": ["boolean", "null"]}, "none", "none"),
+        ({"type": "str"}, 5, "5"),
+        ({"type": "int"}, "7", 7),
+        ({"type": "dict"}, '{"a": 1}', {"a": 1}),
+        (NULL, "null", None),
+        (NULL, "None", None),
+        (ARRAY, '["a", 1]', ["a", 1]),
+        (ARRAY, "a, b", "a, b"),
+        (OBJECT, '{"a": 1}', {"a": 1}),
+        (OBJECT, "[1]", "[1]"),
+        (OBJECT, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
+        (STRING, "5", "5"),
+        (STRING, "true", "true"),
+        (STRING, 5, "5"),
+        (STRING, ExactFloat("3.10"), "3.10"),
+        (STRING, ExactFloat("12345678901234567890.12"), "12345678901234567890.12"),
+        (STRING, ExactFloat("1e999"), math.inf),
+        (STRING, 0.5, 0.5),  # its spelling is lost
+        (STRING, True, "true"),
+        (STRING, None, None),
+        (STRING, 10**400, "1" + "0" * 400),
+        (STRING, math.inf, math.inf),
+        (INTEGER, math.inf, math.inf),
+        (STRING, {"a": 1}, {"a": 1}),
+        ({"type": ["string", "null"]}, "null", "null"),
+        ({"type": ["string", "null"]}, 7, "7"),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["integer", "null"]}, "7", 7),
+        ({"type": ["integer", "string"]}, "7", "7"),
+        ({"type": ["integer", "string"]}, 7.0, 7),
+        ({"anyOf": [INTEGER, NULL]}, "7", 7),
+        ({"oneOf": [INTEGER, BOOLEAN]}, "true", True),
+        ({"anyOf": [INTEGER, True]}, "7", "7"),
+        ({"allOf": [{"type": ["integer", "string"]}, INTEGER]}, "7", 7),
+        ({"allOf": [NUMBER, INTEGER]}, 7.0, 7),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"enum": ["1", "2"]}, 1, "1"),
+        ({"enum": [1, "1"]}, "1", "1"),
+        ({"const": 5}, "5", 5),
+        ({}, "5", "5"),
+        ({}, 5.0, 5.0),
+        ({"$ref": "#/$defs/n"}, "5", 5),
+        ({"$ref": "#/$defs/a~1b"}, "5", 5),
+        ({"$ref": "#/$defs/none"}, "5", "5"),
+        ({"$ref": "other.json#/$defs/n"}, "5", "5"),
+    ],
+)
+def test_a_value_in_the_type_that_is_asked_for(schema: Any, value: Any, wanted: Any) -> None:
+    root = {**of(schema), "$defs": {"n": INTEGER, "a/b": INTEGER}}
+    assert same(coerced(value, root, "k"), wanted)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        of({"type": "object", "properties": {"n": INTEGER, "s": STRING}}),
+        of({"anyOf": [{"type": "object", "properties": {"n": INTEGER, "s": STRING}}, NULL]}),
+        of({"allOf": [{"properties": {"n": INTEGER}}, {"properties": {"s": STRING}}]}),
+        {**of({"anyOf": [{"$ref": "#/$defs/f"}, NULL]})}
+        | {"$defs": {"f": {"properties": {"n": INTEGER, "s": STRING}}}},
+        {"properties": {"k": {"additionalProperties": INTEGER, "properties": {"s": STRING}}}},
+        {"additionalProperties": {"properties": {"n": INTEGER, "s": STRING}}},
+    ],
+    ids=["object", "anyOf", "allOf", "optional reference", "additional", "unnamed"],
+)
+def test_objects_are_followed(schema: Any) -> None:
+    found = coerced({"n": "1", "s": 2, "n2": None}, schema, "k")
+    assert same(found, {"n": 1, "s": "2", "n2": None})
+
+
+def test_lists_are_followed_also_in_text() -> None:
+    schema = of({"type": "array", "items": {"properties": {"n": INTEGER}}})
+    assert same(coerced('[{"n": "1"}, {"n": 2.0}, 3]', schema, "k"), [{"n": 1}, {"n": 2}, 3])
+
+
+def test_a_schema_that_contains_itself() -> None:
+    schema = {"properties": {"n": INTEGER, "k": {"$ref": "#"}}}
+    assert same(
+        coerced({"n": "1", "k": {"n": "2", "k": {"n": "3"}}}, schema, "k"),
+        {"n": 1, "k": {"n": 2, "k": {"n": 3}}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wanted"),
+    [
+        (STRING, '"5"', '"5"'),
+        (STRING, " x\n", " x\n"),
+        (INTEGER, "5", 5),
+        (BOOLEAN, "True", True),
+        ({"type": ["string", "null"]}, "7", "7"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "integer"]}, "7", 7),
+        (ARRAY, "[1, 2]", [1, 2]),
+        (OBJECT, '{"a": "b"}', {"a": "b"}),
+        ({}, "5", 5),
+        ({}, "word", "word"),
+        ({}, "1e999", "1e999"),
+        (INTEGER, "word", "word"),
+    ],
+)
+def test_bare_text_is_read_by_the_schema(schema: Any, text: str, wanted: Any) -> None:
+    assert same(read_as(text, of(schema), "k"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("schema", "streams"),
+    [
+        (STRING, True),
+        ({"type": ["string"]}, True),
+        ({"enum": ["a", "b"]}, True),
+        ({"type": "string", "enum": ["a"]}, True),
+        ({"anyOf": [STRING, {"const": "x"}]}, True),
+        ({"allOf": [{"type": ["string", "null"]}, STRING]}, True),
+        ({"type": ["string", "null"]}, False),
+        ({"anyOf": [STRING, {}]}, False),
+        ({"anyOf": [STRING, True]}, False),
+        ({"enum": ["a", 1]}, False),
+        ({}, False),
+        (INTEGER, False),
+    ],
+)
+def test_only_what_can_be_nothing_else_is_text(schema: Any, streams: bool) -> None:
+    assert takes_text(of(schema), "k") is streams
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+words = st.sampled_from(
+    [
+        "type",
+        "properties",
+        "items",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "enum",
+        "const",
+        "$ref",
+        "$defs",
+        "additionalProperties",
+        "k",
+    ]
+)
+absurd = st.recursive(
+    json_values | st.sampled_from(["string", "integer", "#", "#/$defs", "#/properties/k", "#//"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(words, absurd), json_values)
+def test_no_schema_is_too_absurd(schema: dict[str, Any], value: Any) -> None:
+    once = coerced(value, schema, "k")
+    takes_text(schema, "k")
+    read_as(json.dumps(value), schema, "k")
+    if isinstance(value, float) and not math.isfinite(value):
+        return
+    assert repr(coerced(once, schema, "k")) == repr(once), "there is nothing left to be done"
+
+
+@given(json_values)
+def test_without_a_schema_a_value_stays_as_it_is(value: Any) -> None:
+    assert repr(coerced(value, {}, "k")) == repr(value)
+
+
+def chain(length: int) -> dict[str, Any]:
+    links = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}, NULL]} for i in range(length)}
+    return {"properties": {"k": {"$ref": "#/$defs/0"}}, "$defs": {**links, str(length): INTEGER}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"k": {"$ref": "#/properties/k"}}},
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}] * 50, "properties": {"k": {"$ref": "#"}}},
+        {"properties": {"k": {"allOf": [{"$ref": "#/properties/k"}] * 50}}},
+        {"properties": {"k": {"anyOf": [{"anyOf": [INTEGER] * 500}] * 500}}},
+        chain(5000),
+    ],
+    ids=["itself", "root", "many roots", "many selves", "wide", "chain"],
+)
+def test_schemas_without_end_take_no_time(schema: dict[str, Any]) -> None:
+    began = time.thread_time()
+    coerced([{"k": "5"}] * 100, schema, "k")
+    takes_text(schema, "k")
+    assert time.thread_time() - began < 3 * slowness()
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"items": {"enum": ["a", "b"]}}},
+    "required": ["name"],
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "wrong"),
+    [
+        ({"name": "x", "tags": ["a"]}, PERSON, []),
+        ({"tags": ["a", "c"]}, PERSON, ["$.tags[1]: 'c' is not one of", "$: 'name' is a required"]),
+        ([1, 1], {"uniqueItems": True}, ["$: [1, 1] has non-unique"]),
+        ("abc", {"pattern": "^b"}, ["$: 'abc' does not match"]),
+        (1, {"if": {"type": "integer"}, "then": {"minimum": 2}}, ["$: 1 is less than"]),
+        (1, False, ["$: False schema"]),
+        (1, True, []),
+        (3, {"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 3}, []),
+        (
+            3,
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "maximum": 3,
+                "exclusiveMaximum": True,
+            },
+            ["$: 3 is greater than or equal"],
+        ),
+        (1, {"$schema": "of nobody", "type": "string"}, ["$: 1 is not of type"]),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(value: Any, schema: Any, wrong: list[str]) -> None:
+    found = schema_errors(value, schema)
+    assert all(error.startswith(begin) for error, begin in zip(found, wrong, strict=True)), found
+
+
+def test_it_is_not_too_much_to_read() -> None:
+    schema = {"items": {"const": "x" * 1000}}
+    found = schema_errors(list(range(100)), schema)
+    assert len(found) == limits.CHECK_ERRORS
+    assert all(len(error) <= limits.FIELD_ERROR_CHARACTERS + 1 for error in found)
+
+
+DOUBLING = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(a+)+$"},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a0", "$defs": {**DOUBLING, "a40": {}}},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "file:///etc/hostname"},
+        {"$ref": "#/$defs/nowhere"},
+        {"type": 5},
+        {"pattern": "("},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_what_can_not_be_found_out_is_said_to_be_so(schema: Any) -> None:
+    with pytest.raises(CheckFailed):
+        schema_errors("a" * 40 + "!", schema, seconds=1)
+
+
+KNOWN = ("city", "unit")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "inside"),
+    [
+        ("arguments", {"city": "Rome"}, {"city": "Rome"}),
+        ("input", '{"city": "Rome", "unit": "c"}', {"city": "Rome", "unit": "c"}),
+        ("parameters", {}, {}),
+        ("arguments", {"town": "Rome"}, None),
+        ("arguments", "Rome", None),
+        ("arguments", '["city"]', None),
+        ("where", {"city": "Rome"}, None),
+    ],
+)
+def test_what_is_inside(key: str, value: Any, inside: Any) -> None:
+    assert unwrapped(key, value, KNOWN) == inside
+
+
+@given(st.sampled_from(sorted(WRAPPERS)), st.dictionaries(st.sampled_from(KNOWN), st.text()))
+def test_a_parameter_of_the_tool_is_never_a_wrapper(key: str, value: dict[str, str]) -> None:
+    assert unwrapped(key, value, (*KNOWN, key)) is None
+    assert unwrapped(key, value, ()) is None
