@@ -9,8 +9,7 @@ from typing import Any
 
 from mlx_server.checkpoints.architectures import texts
 from mlx_server.checkpoints.encoders import is_encoder, is_reranker
-from mlx_server.checkpoints.files import read_own
-from mlx_server.checkpoints.folder_check import is_own
+from mlx_server.checkpoints.files import is_own, read_own
 from mlx_server.engine.messages import Pooling
 from mlx_server.errors import ModelUnusable, public_message
 

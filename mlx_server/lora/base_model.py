@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlx_server import limits
-from mlx_server.checkpoints.files import read_json
-from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.files import check_model, read_json
 from mlx_server.checkpoints.quantization import quantization_of
 from mlx_server.checkpoints.weights_files import (
     BadHeader,

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from mlx_server import limits
-from mlx_server.checkpoints.folder_check import is_inside
+from mlx_server.checkpoints.files import is_inside
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest, served_names
 from mlx_server.lora.base_model import BaseModelShapes, plain_name
 from mlx_server.lora.config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid

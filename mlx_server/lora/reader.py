@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlx_server import limits
-from mlx_server.checkpoints.folder_check import is_own
+from mlx_server.checkpoints.files import is_own
 from mlx_server.checkpoints.weights_files import (
     BadHeader,
     NoWeights,

@@ -19,7 +19,7 @@ from pypdf import PdfReader, PdfWriter
 from pypdf.errors import PyPdfError
 from pypdf.generic import DecodedStreamObject, NameObject
 
-from mlx_server.pdf.messages import PdfText, ReadPdf, Refused, Reply
+from mlx_server.pdf.text import PdfText, ReadPdf, Refused, Reply
 from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 
 

@@ -1,4 +1,4 @@
-"""The server's end of the process that reads PDF files."""
+"""The server's end of the process that reads PDF files, and the messages between the two."""
 
 from pathlib import Path
 
@@ -6,8 +6,27 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable
-from mlx_server.pdf.messages import ReadPdf, Refused, Reply
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+
+
+class ReadPdf(msgspec.Struct, frozen=True):
+    data: bytes
+    pages: int
+    characters: int
+    seconds: float
+
+
+class PdfText(msgspec.Struct, frozen=True, tag=True):
+    pages: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    why: str
+    """A sentence's end, such as "is encrypted"."""
+
+
+Reply = PdfText | Refused
+
 
 CHILD = str(Path(__file__).with_name("child.py"))
 """This file is not imported here, because the reader stays out of the server process."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlx_server.checkpoints.folder_check import Stamp
+from mlx_server.checkpoints.files import Stamp
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded
 from mlx_server.errors import (

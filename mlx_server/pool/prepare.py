@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.checkpoints.embedder import Embedder, width_of
 from mlx_server.checkpoints.encoders import is_encoder, is_reranker
-from mlx_server.checkpoints.folder_check import Stamp, stamp_of_files, stamp_of_model
+from mlx_server.checkpoints.files import Stamp, stamp_of_files, stamp_of_model
 from mlx_server.checkpoints.weights_files import weights_bytes, weights_on_disk
 from mlx_server.engine.messages import NO_CACHES, KvCost
 from mlx_server.engine.worker_arguments import RankGroup

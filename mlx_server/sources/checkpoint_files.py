@@ -9,8 +9,7 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.checkpoints.architectures import why_unknown
-from mlx_server.checkpoints.files import read_json
-from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.files import check_model, read_json
 from mlx_server.checkpoints.tokenizer import read_tokenizer
 from mlx_server.checkpoints.weights_files import tensor_names
 from mlx_server.errors import ModelUnusable

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import httpx2
 
 from mlx_server import limits
-from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.files import check_model
 from mlx_server.errors import (
     AdapterInvalid,
     ModelUnusable,

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_server import __version__
 from mlx_server.checkpoints.checkpoint import BUILT_IN_VOCABULARY
-from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.files import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 

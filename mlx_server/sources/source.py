@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from mlx_server.checkpoints.files import read_json
-from mlx_server.checkpoints.folder_check import check_model
+from mlx_server.checkpoints.files import check_model, read_json
 from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress

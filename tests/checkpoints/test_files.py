@@ -9,12 +9,6 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.checkpoints.files import (
-    other_kind,
-    other_than_weights,
-    read_json,
-    read_optional_json,
-)
-from mlx_server.checkpoints.folder_check import (
     MOST_BYTES,
     SAMPLE_BYTES,
     SAMPLES,
@@ -22,6 +16,10 @@ from mlx_server.checkpoints.folder_check import (
     identity_of_model,
     is_inside,
     is_own,
+    other_kind,
+    other_than_weights,
+    read_json,
+    read_optional_json,
     stamp_of_model,
 )
 from mlx_server.errors import ModelUnusable

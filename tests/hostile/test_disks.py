@@ -17,7 +17,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.checkpoints.folder_check import check_model, stamp_of_model
+from mlx_server.checkpoints.files import check_model, stamp_of_model
 from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable, ServerError
 from mlx_server.lora.base_model import BaseModelShapes
@@ -284,7 +284,7 @@ def limited(*ulimits: str, code: str) -> subprocess.CompletedProcess[str]:
 def test_templates_render_within_a_lower_limit() -> None:
     kilobytes = limits.TEMPLATE_MEMORY // 1024 - 100_000
     code = (
-        "from mlx_server.templates.process import PROCESSES\n"
+        "from mlx_server.templates.chat_template import PROCESSES\n"
         "print(PROCESSES.render('{{ a }}', {'a': 'rendered'}))"
     )
     assert limited(f"-v {kilobytes}", code=code).stdout == "rendered\n"

@@ -21,7 +21,7 @@ from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, 
 from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
-from mlx_server.templates.process import PROCESSES
+from mlx_server.templates.chat_template import PROCESSES
 from mlx_server.worker.engine import Engine
 from tests.hostile import zoo
 from tests.hostile.watch import watching

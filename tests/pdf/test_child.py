@@ -6,7 +6,7 @@ import pytest
 from pypdf import PageObject
 
 from mlx_server.pdf.child import reply_to
-from mlx_server.pdf.messages import PdfText, ReadPdf, Refused, Reply
+from mlx_server.pdf.text import PdfText, ReadPdf, Refused, Reply
 from tests.pdf.files import assembled, locked, pdf, sharing
 
 

@@ -21,8 +21,13 @@ from mlx_server.request_threads import client_of_request
 from mlx_server.sandbox import parent
 from mlx_server.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from mlx_server.templates import child, messages
-from mlx_server.templates.chat_template import ChatTemplate
-from mlx_server.templates.process import PROCESSES, PROGRAM, TemplateProcesses, ask
+from mlx_server.templates.chat_template import (
+    PROCESSES,
+    PROGRAM,
+    ChatTemplate,
+    TemplateProcesses,
+    ask,
+)
 from tests.live.server import eventually
 from tests.templates.test_process import pids
 
@@ -175,7 +180,7 @@ def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPat
 
 DYING = f"""
 import os, signal, sys, threading, time
-from mlx_server.templates.process import PROCESSES
+from mlx_server.templates.chat_template import PROCESSES
 PROCESSES.render("a", {{}})
 (own,) = PROCESSES._idle
 if sys.argv[1] == "busy":

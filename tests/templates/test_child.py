@@ -8,8 +8,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.templates.chat_template import ChatTemplate
-from mlx_server.templates.process import PROCESSES
+from mlx_server.templates.chat_template import PROCESSES, ChatTemplate
 from tests.slowness import slowness
 
 pytestmark = pytest.mark.tables

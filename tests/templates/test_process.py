@@ -12,8 +12,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.sandbox.parent import WarmProcess
 from mlx_server.templates import child, messages
-from mlx_server.templates.chat_template import ChatTemplate
-from mlx_server.templates.process import PROGRAM, TemplateProcesses, ask
+from mlx_server.templates.chat_template import PROGRAM, ChatTemplate, TemplateProcesses, ask
 
 
 def pids() -> set[int]:

@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server import limits
-from mlx_server.checkpoints.folder_check import identity_of_model
+from mlx_server.checkpoints.files import identity_of_model
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import FLUSH_SECONDS, DiskCacheUse
 from mlx_server.errors import public_message
