@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mlx_server.engine.messages import CancelRows, LimitCache
+from tests.worker.architectures import WINDOW
 from tests.worker.kinds import Kind
-from tests.worker.newer_architectures import WINDOW
 from tests.worker.one_pass import expected
 from tests.worker.test_kinds import Answers, Bench
 
