@@ -16,7 +16,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead
 from mlx_server.prompt_files.names import common_length
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.lora.layers import RowAdapter, RowAdapters, using
+from mlx_server.worker.lora_layers import RowAdapter, RowAdapters, using
 from mlx_server.worker.prefill.prompt_cache import Cache, PromptCache, ids_of
 from mlx_server.worker.prefill.schedule import LEAST, MOST, PrefillCost, PrefillPiece
 from mlx_server.worker.row_cache import NEAREST

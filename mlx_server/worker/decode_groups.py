@@ -20,7 +20,7 @@ import mlx.nn as nn
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.lora.layers import RowAdapters, using
+from mlx_server.worker.lora_layers import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import (
     BatchKVCache,
     CacheList,

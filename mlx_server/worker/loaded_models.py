@@ -26,7 +26,7 @@ from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.kv_caches import set_kv_bits
-from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.weights import WeightReadPace
 

@@ -19,7 +19,7 @@ from mlx_server.loops import LoopDetector
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter
+from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 
 Fault = Callable[[], str | None]
 """Returns what was wrong with a draw, once that is computed; None if nothing was."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from mlx_server.engine.messages import ComputeAhead, Generate
-from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter
+from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.prompt_cache import Cache, PromptCache, cache_key, can_always_be_cut
 from mlx_server.worker.row import Row, row_adapter_of
 

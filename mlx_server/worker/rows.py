@@ -28,7 +28,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_texts
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels, StepTime
-from mlx_server.worker.lora.layers import NO_ADAPTER, RowAdapter, RowAdapters, using
+from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.row import row_adapter_of

@@ -24,7 +24,7 @@ from bench_parts.inside import network, timed
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.lora_adapters import AdapterWeights
 
 ROWS = (1, 4, 8, 16)
 ADAPTERS = (0, 1, 2, 4, 8)

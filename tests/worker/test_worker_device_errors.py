@@ -23,7 +23,7 @@ from mlx_server.engine.messages import (
 from mlx_server.worker import engine
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.lora.adapters import AdapterWeights
+from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill_groups import PrefillGroups
 from mlx_server.worker.rows import PIECE, RowAdmission

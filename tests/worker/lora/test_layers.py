@@ -13,8 +13,8 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.worker.lora.adapters import TRAIN_OTHERS, AdapterWeights
-from mlx_server.worker.lora.layers import AdapterSlots, ForwardPass, LoraDelta, RowAdapters, using
+from mlx_server.worker.lora_adapters import TRAIN_OTHERS, AdapterWeights
+from mlx_server.worker.lora_layers import AdapterSlots, ForwardPass, LoraDelta, RowAdapters, using
 from tests.worker.lora.toys import RANK, WIDTH, pair, same
 from tests.worker.lora_files import save
 

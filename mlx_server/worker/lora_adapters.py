@@ -24,8 +24,8 @@ from mlx_server.lora.config import (
     plain_path,
 )
 from mlx_server.system.files import read_regular
-from mlx_server.worker.lora import layers
-from mlx_server.worker.lora.layers import (
+from mlx_server.worker import lora_layers
+from mlx_server.worker.lora_layers import (
     EMBEDDINGS,
     EXPERTS,
     LAYERS,
@@ -297,11 +297,11 @@ class AdapterWeights:
         used = {path for paths in self._layers.values() for path in paths}
         modules = dict(self._model.named_modules())
         for path in self._dtypes.keys() - used:
-            layers.unwrap(modules[path])
+            lora_layers.unwrap(modules[path])
             del self._dtypes[path]
         for layer in modules.values():
             if own_type(layer) in SORTING and not any(map(_wrapped, layer.children().values())):
-                layers.unwrap(layer)
+                lora_layers.unwrap(layer)
 
     def _load(self, adapter: str, folder: Path) -> None:
         modules = dict(self._model.named_modules())
@@ -337,10 +337,10 @@ class AdapterWeights:
         self, adapter: str, modules: Mapping[str, Any], path: str, delta: LoraDelta, *, head: bool
     ) -> None:
         layer = modules[path]
-        layers.wrap(layer, self._forward_pass)
+        lora_layers.wrap(layer, self._forward_pass)
         layer.slots.put(adapter, delta)
         if own_type(layer) in EXPERTS:
-            layers.wrap(modules[_parent(path)], self._forward_pass)
+            lora_layers.wrap(modules[_parent(path)], self._forward_pass)
         if own_type(layer) in EMBEDDINGS and head:
             layer.head.put(adapter, LoraDelta(delta.b.T, delta.a.T))
 
