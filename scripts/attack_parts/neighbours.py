@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from attack_parts.servers import Server
+from mlx_server.api.security import CLIENT_HEADER
 
 Body = dict[str, Any]
 
@@ -20,8 +21,8 @@ STREAM: Body = {
     "stream": True,
 }
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-OTHERS = ("127.0.0.2", "127.0.0.3")
-"""The addresses of the attackers, who so are other clients; the stream comes from 127.0.0.1."""
+OTHERS = ("attacker 1", "attacker 2")
+"""The names that the attackers give themselves, so that they and the stream are three clients."""
 ANSWER_SECONDS = 120.0
 
 WORDS = " ".join(f"word{number}" for number in range(700))
@@ -107,8 +108,8 @@ def beside(server: Server, attack: Callable[[int], tuple[str, Body]]) -> tuple[W
     an answer with a small schema of its own."""
     over = threading.Event()
     threads = [
-        threading.Thread(target=_attack, args=(server, address, attack, over, first))
-        for first, address in enumerate(OTHERS * 2)
+        threading.Thread(target=_attack, args=(server, client, attack, over, first))
+        for first, client in enumerate(OTHERS * 2)
     ]
     for thread in threads:
         thread.start()
@@ -129,13 +130,14 @@ def beside(server: Server, attack: Callable[[int], tuple[str, Body]]) -> tuple[W
 
 def _attack(
     server: Server,
-    address: str,
+    client: str,
     attack: Callable[[int], tuple[str, Body]],
     over: threading.Event,
     number: int,
 ) -> None:
-    transport = httpx.HTTPTransport(local_address=address)
-    with httpx.Client(base_url=server.url, transport=transport, timeout=ANSWER_SECONDS) as http:
+    with server.http() as http:
+        http.timeout = httpx.Timeout(ANSWER_SECONDS)
+        http.headers[CLIENT_HEADER] = client
         while not over.wait(0.01):
             path, body = attack(number)
             number += len(OTHERS) * 2
