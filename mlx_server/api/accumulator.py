@@ -2,8 +2,10 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
@@ -109,16 +111,36 @@ class KeptLogprobs:
             )
 
 
+def logprob_json(token: TokenLogprob) -> msgspec.Raw:
+    """The log probabilities of a token and of its alternatives, as most APIs have them."""
+    tops = [_logprob(top) for top in token.top]
+    return msgspec.Raw(msgspec.json.encode({**_logprob(token), "top_logprobs": tops}))
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
 class Accumulator:
-    def __init__(self, *, model: str, prompts: int, n: int, keeps_logprobs: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        prompts: int,
+        n: int,
+        keeps_logprobs: bool = False,
+        write_logprobs: Callable[[TokenLogprob], object] = logprob_json,
+    ) -> None:
         """keeps_logprobs: whether log probabilities are collected, which a stream's chunks have had
-        already."""
+        already. They are written at once: together, a million would keep the event loop for
+        seconds."""
         self.model = model
         self.fingerprint: str | None = None
         self.answers = [Answer() for _ in range(prompts * n)]
-        self.logprobs: list[list[TokenLogprob]] = [[] for _ in self.answers]
-        """The log probabilities of each answer, if they are collected."""
+        self.logprobs: list[list[Any]] = [[] for _ in self.answers]
+        """The log probabilities of each answer as they are written, if they are collected."""
         self._kept_logprobs = KeptLogprobs() if keeps_logprobs else None
+        self._write_logprobs = write_logprobs
         self._sent_ids = [0] * (prompts * n)
         """How many of each answer's token ids the stream's chunks have had."""
         self._n = n
@@ -143,7 +165,7 @@ class Accumulator:
                 return
             case TextDelta() if self._kept_logprobs:
                 self._kept_logprobs.add(event.logprobs)
-                self.logprobs[event.index].extend(event.logprobs)
+                self.logprobs[event.index] += map(self._write_logprobs, event.logprobs)
             case Finished():
                 self.prompt_tokens += event.further_prompt_tokens
                 self._tool_output_tokens += event.further_tool_output_tokens

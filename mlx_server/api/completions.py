@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
@@ -109,7 +110,9 @@ class CompletionOutput:
         has_body: bool = True,
     ) -> None:
         """has_body: whether a body is needed, which has all log probabilities."""
-        self._accumulator = Accumulator(model=model, prompts=prompts, n=n, keeps_logprobs=has_body)
+        self._accumulator = Accumulator(
+            model=model, prompts=prompts, n=n, keeps_logprobs=has_body, write_logprobs=_scored
+        )
         self._offsets = [0] * (prompts * n)
         """The offset in characters of the next token, for each answer."""
         self._is_begun = [False] * (prompts * n)
@@ -144,7 +147,8 @@ class CompletionOutput:
         self._accumulator.add(event)
         match event:
             case TextDelta(index, text, logprobs):
-                yield self._chunk(self._choice(index, text, logprobs, None))
+                scored = list(map(_scored, logprobs))
+                yield self._chunk(self._choice(index, text, scored, None))
             case PromptProgress(index):
                 progress = prompt_progress(event, time.monotonic() - self._began)
                 yield {**self._chunk(self._choice(index, "", (), None)), **progress}
@@ -190,28 +194,32 @@ class CompletionOutput:
         return {"usage": self._accumulator.usage() if self._continuous_usage else None}
 
     def _choice(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None
+        self, index: int, text: str, logprobs: Sequence["Scored"], reason: str | None
     ) -> Wire:
         reported = self._reported(index, logprobs) if self._logprobs else None
         return {"index": index, "text": text, "logprobs": reported, "finish_reason": reason}
 
-    def _reported(self, index: int, logprobs: Sequence[TokenLogprob]) -> Wire:
+    def _reported(self, index: int, logprobs: Sequence["Scored"]) -> Wire:
         offsets = []
-        for token in logprobs:
+        for token, *_ in logprobs:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(token.token)
+            self._offsets[index] += len(token)
+        tops = [top for *_, top in logprobs]
         return {
-            "tokens": [token.token for token in logprobs],
-            "token_logprobs": [token.logprob for token in logprobs],
-            "top_logprobs": _tops(logprobs),
+            "tokens": [token for token, *_ in logprobs],
+            "token_logprobs": [logprob for _, logprob, _ in logprobs],
+            "top_logprobs": tops if any(tops) else None,
             "text_offset": offsets,
         }
 
 
-def _tops(tokens: Sequence[TokenLogprob]) -> list[dict[str, float | None] | None] | None:
-    """None if none were requested; the entry of a prompt's first token is None too."""
-    tops = [{top.token: top.logprob for top in token.top} or None for token in tokens]
-    return tops if any(tops) else None
+Scored = tuple[str, float | None, msgspec.Raw | None]
+"""A token, its log probability and JSON of the alternatives, which the first of a prompt lacks."""
+
+
+def _scored(token: TokenLogprob) -> Scored:
+    tops = {top.token: top.logprob for top in token.top}
+    return token.token, token.logprob, msgspec.Raw(msgspec.json.encode(tops)) if tops else None
 
 
 PATH = "/v1/completions"

@@ -3,7 +3,7 @@
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,7 +13,13 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.completions import TokenId
 from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
-from mlx_server.api.handlers import documented, json_response, read, while_connected
+from mlx_server.api.handlers import (
+    JsonPieces,
+    documented,
+    json_pieces,
+    read,
+    while_connected,
+)
 from mlx_server.api.metrics import Metrics
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
@@ -76,10 +82,10 @@ def checked(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
 def listed(
     found: Embeddings, model: str, write: Callable[[bytes], str | msgspec.Raw]
 ) -> dict[str, Any]:
-    data = [
+    data = (
         {"object": "embedding", "index": index, "embedding": write(vector)}
         for index, vector in enumerate(found.vectors)
-    ]
+    )
     usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
@@ -106,8 +112,22 @@ async def embeddings(http: Request) -> Response:
     body = await read(http, EmbeddingsBody)
     found = await embedded(http, to_request(body, http.state.client))
     write = written_as_base64 if body.encoding_format == "base64" else numbers
-    made = await in_thread(listed, found, body.model, write)
-    return json_response(made, ignored_header(await in_thread(body.ignored)))
+    ignored = ignored_header(await in_thread(body.ignored))
+    return vectors_response(found, listed(found, body.model, write), ignored)
+
+
+SMALL_BYTES = 64 << 10
+"""Of vectors that are written at once."""
+
+
+def vectors_response(
+    found: Embeddings | None, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> Response:
+    """The vectors as JSON take several times their memory, so that many are written as they are
+    sent. body: has their iterator."""
+    is_small = sum(map(len, found.vectors if found else ())) <= SMALL_BYTES
+    pieces = json_pieces(body)
+    return JsonPieces(list(pieces) if is_small else pieces, headers)
 
 
 async def embedded(http: Request, request: EmbedRequest) -> Embeddings:

@@ -8,6 +8,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     Mapping,
 )
 from contextlib import aclosing
@@ -17,6 +18,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from mlx_server.api import strict_json
 from mlx_server.api.errors import messages_too_long, validation_error
@@ -31,6 +33,7 @@ from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.requests import GenerateRequest
+from mlx_server.system.turns import turn
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -166,8 +169,11 @@ async def respond_buffered(
 ) -> Response:
     events, started = await _started(http, request, overflow)
     async with aclosing(events):
-        body = await while_connected(http, _body(started, events, output, store))
-    return json_response(body, _headers(started, ignored))
+        body = await while_connected(http, _body(started, events, output, store, request))
+    headers = _headers(started, ignored)
+    if request.logprobs is None and request.prompt_logprobs is None:
+        return json_response(body, headers)
+    return JsonPieces(await in_thread(list, json_pieces(body)), headers)
 
 
 async def _chunks(
@@ -185,12 +191,18 @@ async def _chunks(
 
 
 async def _body(
-    started: Started, events: AsyncIterator[Event], output: Output, store: Store | None
+    started: Started,
+    events: AsyncIterator[Event],
+    output: Output,
+    store: Store | None,
+    request: GenerateRequest,
 ) -> Mapping[str, Any]:
     output.add(started)
     async for event in events:
         output.add(event)
-    body = output.body()
+    # the log probabilities of a prompt may be a million
+    of_prompts = request.prompt_logprobs is not None
+    body = await in_thread(output.body) if of_prompts else output.body()
     if store:
         await store(body)
     return body
@@ -220,3 +232,63 @@ def json_response(body: object, headers: Mapping[str, str] | None = None) -> Res
     return Response(
         msgspec.json.encode(body), media_type="application/json", headers=dict(headers or {})
     )
+
+
+SLICE = 16
+"""The items of a long list that are encoded together."""
+
+
+def json_pieces(body: object) -> Iterator[bytes]:
+    """Encodes a body that may have a million values, of which each piece has few: no other thread
+    runs while one is encoded. The items of an iterator are made one by one."""
+    if isinstance(body, Mapping):
+        yield b"{"
+        for at, (name, value) in enumerate(body.items()):
+            yield (b"," if at else b"") + msgspec.json.encode(name) + b":"
+            yield from json_pieces(value)
+        yield b"}"
+    elif isinstance(body, list):
+        yield b"["
+        for at in range(0, len(body), SLICE):
+            yield b"," if at else b""
+            if len(body) > SLICE:
+                yield msgspec.json.encode(body[at : at + SLICE])[1:-1]
+                continue
+            for place, item in enumerate(body):
+                yield b"," if place else b""
+                yield from json_pieces(item)
+        yield b"]"
+    elif isinstance(body, Iterator):
+        yield b"["
+        for at, item in enumerate(body):
+            yield (b"," if at else b"") + msgspec.json.encode(item)
+        yield b"]"
+    else:
+        yield msgspec.json.encode(body)
+
+
+class JsonPieces(Response):
+    """A large answer. It is not joined to one text, as long as it takes to copy that. Of an
+    iterator each piece is made when it is sent, and the answer has no Content-Length."""
+
+    def __init__(self, pieces: Iterable[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(None, media_type="application/json", headers=dict(headers))
+        self._pieces = pieces
+        del self.headers["content-length"]
+        if isinstance(pieces, list):
+            self.headers["content-length"] = str(sum(map(len, pieces)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        sent = bytearray()
+        for piece in self._pieces:
+            sent += piece
+            if len(sent) >= SENT_BYTES:
+                await turn()
+                await send({"type": "http.response.body", "body": bytes(sent), "more_body": True})
+                sent.clear()
+        await send({"type": "http.response.body", "body": bytes(sent)})
+
+
+SENT_BYTES = 64 << 10

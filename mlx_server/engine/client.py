@@ -32,6 +32,27 @@ from mlx_server.engine.messages import (
 from mlx_server.engine.row_stream import Item, RowStream, error_of
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
 from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
+from mlx_server.system.turns import turn
+
+LARGE_BYTES = 64 << 10
+
+
+def encoded(command: Command) -> msgspec.Raw:
+    """Encodes a command. Raises an error if the engine could not read it, which would end it.
+
+    Of a large one it is not tried whether the token ids can be read: that takes four times as long
+    as to write them, and whatever is an integer can be.
+    """
+    payload = messages.encode_command(command)
+    tried = payload
+    if len(payload) > LARGE_BYTES:
+        match command:
+            case Generate() | messages.ComputeAhead():
+                tried = messages.encode_command(msgspec.structs.replace(command, prompt=[]))
+            case Embed():
+                tried = messages.encode_command(msgspec.structs.replace(command, inputs=[]))
+    messages.decode_command(tried)
+    return msgspec.Raw(payload)
 
 
 class Outbox:
@@ -44,11 +65,12 @@ class Outbox:
         self._encoded: list[msgspec.Raw] = []
 
     def send(self, command: Command) -> None:
-        payload = messages.encode_command(command)
-        messages.decode_command(payload)  # an unreadable command would end the engine
+        self.send_encoded(encoded(command))
+
+    def send_encoded(self, command: msgspec.Raw) -> None:
         if not self._encoded:
             asyncio.get_running_loop().call_soon(self._write_all)
-        self._encoded.append(msgspec.Raw(payload))
+        self._encoded.append(command)
 
     def _write_all(self) -> None:
         encoded, self._encoded = self._encoded, []
@@ -302,8 +324,13 @@ class EngineClient:
         for row in rows:
             self._number(row, answers)
         try:
+            commands = list[msgspec.Raw]()
             for row in rows:
-                self._send(row)
+                await turn()
+                commands.append(encoded(row))
+            self._check_alive()
+            for command in commands:
+                self._outbox.send_encoded(command)
             yield answers
         finally:
             self.cancel(answers.rows)
@@ -347,11 +374,14 @@ class EngineClient:
             self._send(messages.UnpauseRows(answers.rows))
 
     def _send(self, command: Command) -> None:
+        self._check_alive()
+        self._outbox.send(command)
+
+    def _check_alive(self) -> None:
         if self._death:
             raise copy(self._death)  # a shared one would collect every request's traceback
         if self._is_cut_off:
             raise EngineDied(DIED)
-        self._outbox.send(command)
 
     def _write(self, frame: bytes) -> None:
         if self._writer is not None and not self._is_cut_off:

@@ -7,7 +7,7 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.checkpoints.embedder import Embedder
-from mlx_server.engine.messages import Embed, Embedded, padded_tokens
+from mlx_server.engine.messages import Embed, Embedded
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.plan import prepared_for
 from mlx_server.pool.lease import MemoryDemand
@@ -18,6 +18,9 @@ from mlx_server.request_threads import check_wanted, in_thread
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
 """Limits of a group of texts that are computed together: the texts, and their padded tokens."""
+
+SENT_TOKENS = 16 * GROUP_TOKENS
+"""The padded tokens of the groups that are sent to the engine together."""
 
 Input = str | tuple[int, ...]
 """A text, or token ids, to which no special tokens are added."""
@@ -65,24 +68,44 @@ async def compute(
 
     command: a template for the commands of all groups. second_from: see `Embed`.
     """
-    groups = list(grouped(texts))
-    rows = [_row(command, texts, second_from, group) for group in groups]
+    groups: list[list[int]] = await in_thread(list, grouped(texts))
     found: dict[int, bytes] = {}
-    async with pool.lease(prepared, _demand(prepared, command, rows)) as lease:
-        _check_ids(lease.model, texts)
-        async with lease.engine.embed(rows) as feed:
-            lease.began(rows)
-            places = dict(zip((row.row for row in rows), groups, strict=True))
-            while len(found) < len(texts):
-                for item in await feed.take():
-                    assert isinstance(item, Embedded)
-                    found.update(zip(places[item.row], item.vectors, strict=True))
-                    lease.left([item.row])
+    async with pool.lease(prepared, _demand(prepared, command, texts, groups)) as lease:
+        await in_thread(_check_ids, lease.model, texts)
+        for sent in _sent_together(groups, texts):
+            rows = [_row(command, texts, second_from, group) for group in sent]
+            async with lease.engine.embed(rows) as feed:
+                lease.began(rows)
+                places = dict(zip((row.row for row in rows), sent, strict=True))
+                while places:
+                    for item in await feed.take():
+                        assert isinstance(item, Embedded)
+                        found.update(zip(places.pop(item.row), item.vectors, strict=True))
+                        lease.left([item.row])
     return tuple(found[place] for place in range(len(texts)))
 
 
+def _sent_together(
+    groups: Sequence[list[int]], texts: Sequence[Sequence[int]]
+) -> Iterator[list[list[int]]]:
+    """Yields the groups that the engine gets at a time: to write and to read a million token ids in
+    one piece would keep all else waiting."""
+    sent: list[list[int]] = []
+    tokens = 0
+    for group in groups:
+        size = len(group) * len(texts[group[-1]])
+        if sent and tokens + size > SENT_TOKENS:
+            yield sent
+            sent, tokens = [], 0
+        sent.append(group)
+        tokens += size
+    if sent:
+        yield sent
+
+
 def grouped(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yields the indices of each group of texts, which have similar lengths."""
+    """Yields the indices of each group of texts, which have similar lengths; the last is the
+    longest."""
     group: list[int] = []
     for place in sorted(range(len(texts)), key=lambda place: len(texts[place])):
         tokens = (len(group) + 1) * len(texts[place])
@@ -107,11 +130,16 @@ def _row(
     )
 
 
-def _demand(prepared: PreparedModel, command: Embed, rows: Sequence[Embed]) -> MemoryDemand:
+def _demand(
+    prepared: PreparedModel,
+    command: Embed,
+    texts: Sequence[Sequence[int]],
+    groups: Sequence[list[int]],
+) -> MemoryDemand:
     """The memory of the largest group, since the engine computes a client's groups one by one."""
-    largest = max(rows, key=lambda row: padded_tokens(row.inputs))
-    longest = max(map(len, largest.inputs))
-    return MemoryDemand(prepared.kv, longest, longest, len(largest.inputs), command.client)
+    largest = max(groups, key=lambda group: len(group) * len(texts[group[-1]]))
+    longest = len(texts[largest[-1]])
+    return MemoryDemand(prepared.kv, longest, longest, len(largest), command.client)
 
 
 async def _prepared(request: EmbedRequest, pool: Pool) -> PreparedModel:

@@ -124,6 +124,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
             first, answered = planned.rows[0], Answer()
             while True:
                 for item in items:
+                    await turn()  # there may be as many as came while the client read nothing
                     answer = answers[item.row]
                     for event in (reported := await answer.feed(item)):
                         answered.add(event)

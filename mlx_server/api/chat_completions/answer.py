@@ -5,8 +5,11 @@ import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from mlx_server.api.accumulator import (
     Accumulator,
+    logprob_json,
     prompt_logprobs_body,
     prompt_progress,
 )
@@ -138,7 +141,7 @@ class ChatOutput:
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": _logprobs(logprobs) if logprobs else None,
+            "logprobs": _logprobs(list(map(logprob_json, logprobs))) if logprobs else None,
             "finish_reason": finish_reason,
             **self._ids(self._accumulator.new_token_ids(index)),
         }
@@ -261,10 +264,5 @@ def _function(call: ToolCall) -> Wire:
     return {"name": call.name, "arguments": call.arguments}
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Wire:
-    content = [{**_token(t), "top_logprobs": [_token(top) for top in t.top]} for t in tokens]
+def _logprobs(content: Sequence[msgspec.Raw]) -> Wire:
     return {"content": content, "refusal": None}
-
-
-def _token(token: TokenLogprob) -> Wire:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}

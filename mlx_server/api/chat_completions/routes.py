@@ -25,7 +25,7 @@ from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import Store as Storing
-from mlx_server.api.handlers import documented, json_response, read, respond
+from mlx_server.api.handlers import documented, json_pieces, json_response, read, respond
 from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted
@@ -61,7 +61,7 @@ async def _storing(http: Request, body: ChatBody, id: str) -> Storing:
     await store.check_room(owner)
 
     async def add(completion: Mapping[str, Any]) -> None:
-        stored = with_metadata({**echo, **completion}, metadata, time.time())
+        stored = await in_thread(with_metadata, {**echo, **completion}, metadata, time.time())
         await store.add_completion(stored, owner, messages)
 
     return add
@@ -84,7 +84,7 @@ def with_metadata(
         completion["id"],
         created_at,
         msgspec.json.encode(labels),
-        msgspec.json.encode({**completion, "metadata": metadata}),
+        b"".join(json_pieces({**completion, "metadata": metadata})),
     )
 
 

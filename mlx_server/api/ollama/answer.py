@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mlx_server.api.accumulator import Accumulator, Timing, arguments_object
+from mlx_server.api.accumulator import Accumulator, Timing, arguments_object, logprob_json
 from mlx_server.api.embeddings import numbers
 from mlx_server.api.errors import ollama_error
 from mlx_server.api.sse import Frames
@@ -17,7 +17,6 @@ from mlx_server.events import (
     Finished,
     ReasoningDelta,
     TextDelta,
-    TokenLogprob,
     ToolCallFinished,
 )
 from mlx_server.generation.embeddings import Embeddings
@@ -72,7 +71,8 @@ class OllamaOutput:
         self._accumulator.add(event)
         match event:
             case TextDelta(_, _, logprobs):
-                yield {**self._chunk(Piece(text=event.separated)), **_logprobs(logprobs)}
+                scored = _logprobs(list(map(logprob_json, logprobs)))
+                yield {**self._chunk(Piece(text=event.separated)), **scored}
             case ReasoningDelta():
                 yield self._chunk(Piece(thinking=event.separated))
             case ToolCallFinished():
@@ -122,7 +122,7 @@ def embed_answer(model: str, found: Embeddings | None, began: float) -> Wire:
     """found: None if the request had no input. began: by `time.perf_counter`."""
     return {
         "model": model,
-        "embeddings": [numbers(vector) for vector in found.vectors] if found else [],
+        "embeddings": map(numbers, found.vectors if found else ()),
         "total_duration": int((time.perf_counter() - began) * 1e9),
         "load_duration": 0,
         "prompt_eval_count": found.tokens if found else 0,
@@ -148,9 +148,5 @@ def _called(call: ToolCall) -> Wire:
     }
 
 
-def _logprobs(given: Sequence[TokenLogprob]) -> Wire:
-    def entry(token: TokenLogprob) -> Wire:
-        return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-    found = [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in given]
-    return {"logprobs": found} if found else {}
+def _logprobs(given: Sequence[msgspec.Raw]) -> Wire:
+    return {"logprobs": given} if given else {}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server import __version__
 from mlx_server.api.embeddings import checked as checked_inputs
-from mlx_server.api.embeddings import embedded
+from mlx_server.api.embeddings import embedded, vectors_response
 from mlx_server.api.errors import ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
@@ -179,8 +179,8 @@ async def embed(http: Request) -> Response:
     began = time.perf_counter()
     inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
     found = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
-    made = await in_thread(embed_answer, body.model, found, began)
-    return json_response(made, _unused(http, body))
+    made = embed_answer(body.model, found, began)
+    return vectors_response(found, made, _unused(http, body))
 
 
 @router.post(EMBEDDINGS, openapi_extra=documented(EMBEDDINGS, OlderEmbedBody))

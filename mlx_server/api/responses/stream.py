@@ -6,7 +6,9 @@ The events have no `sequence_number` yet: the response adds it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from mlx_server.api.accumulator import arguments_object
+import msgspec
+
+from mlx_server.api.accumulator import arguments_object, logprob_json
 from mlx_server.api.freeform import FreeformInput
 from mlx_server.api.responses.items import Seal, Wire, new_id
 from mlx_server.api.responses.tools import HostedTools, OfferedTool
@@ -142,7 +144,9 @@ class StreamedMessage(TextItem):
     def __init__(self, output_index: int, phase: Phase | None = None) -> None:
         super().__init__(output_index)
         self.phase = phase
-        self._tokens: list[Wire] = []
+        self._tokens: list[msgspec.Raw] = []
+        """JSON of each token's log probabilities, which four events have: encoding a million of
+        them would keep all else waiting."""
 
     def wire(self) -> Wire:
         phase = {"phase": self.phase} if self.phase else {}
@@ -152,10 +156,7 @@ class StreamedMessage(TextItem):
         return {**super()._part(), "annotations": [], "logprobs": list(self._tokens)}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Wire:
-        added = [
-            {**_token(token), "top_logprobs": [_token(top) for top in token.top]}
-            for token in logprobs
-        ]
+        added = list(map(logprob_json, logprobs))
         self._tokens += added
         return {"logprobs": added}
 
@@ -289,10 +290,6 @@ def _listed(tool: ListedTool) -> Wire:
         "input_schema": tool.schema,
         "annotations": tool.annotations,
     }
-
-
-def _token(token: TokenLogprob) -> Wire:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
 class ClientCall(StreamedCall):
