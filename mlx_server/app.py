@@ -69,6 +69,8 @@ from mlx_server.system.process import return_large_blocks
 log = logging.getLogger("mlx_server")
 
 PRUNE_SECONDS = 3600.0
+BACKLOG = 16
+"""Connections that are accepted before the next count of them."""
 
 
 def create_app(
@@ -244,7 +246,7 @@ def server_of(settings: Settings, app: FastAPI) -> HttpServer:
         ws=sockets,
         ws_max_size=served.max_body_bytes,  # each message is a request body
         ws_per_message_deflate=False,
-        backlog=limits.ACCEPTED_AT_ONCE,
+        backlog=BACKLOG,
         timeout_keep_alive=limits.IDLE_SECONDS,
         timeout_graceful_shutdown=int(served.drain_seconds) + 5,
     )

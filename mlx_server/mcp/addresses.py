@@ -6,10 +6,9 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from mlx_server import limits
 from mlx_server.mcp.errors import McpError
 
-RESOLVERS = ThreadPoolExecutor(limits.MCP_RESOLVERS, "mcp-resolver")
+RESOLVERS = ThreadPoolExecutor(8, "mcp-resolver")
 """Threads for DNS only, since a lookup may take very long and would block other work."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from mlx_server import limits
 from mlx_server.repair.model_json import Malformed
 
 T = TypeVar("T")
@@ -21,6 +20,9 @@ Steps = Generator[None, None, T]
 Into = Callable[[str], None]
 
 SPACE = re.compile(r"\s+")
+
+CACHED = 1024
+"""The sets of delimiters of which each cache has the patterns."""
 
 MOST_STOPS = 8
 """The most stop tokens in a row that are dropped where they are spelled out at the end of an
@@ -363,7 +365,7 @@ def complete_source(text: str) -> Source:
     return source
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
+@lru_cache(maxsize=CACHED)
 def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern of stop tokens in a row at the text's end, the last of which may be
     incomplete. No place within a run is tried again, so that the time is in proportion to the
@@ -378,7 +380,7 @@ def _stops_at_end(stops: tuple[str, ...]) -> re.Pattern[str]:
     )
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
+@lru_cache(maxsize=CACHED)
 def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern that finds where any of these is spelled, overlapping ones too; its group 1
     is the longest.
@@ -389,7 +391,7 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?=({'|'.join(map(re.escape, longest_first)) or '(?!)'}))")
 
 
-@lru_cache(maxsize=limits.CACHED_DELIMITER_SETS)
+@lru_cache(maxsize=CACHED)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int, str]:
     """Returns a pattern of their first characters, the length of the longest, and all of them,
     each after a zero."""

@@ -17,7 +17,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from msgspec import structs
 
-from mlx_server import limits
 from mlx_server.engine.messages import (
     Generate,
     Prefilled,
@@ -561,6 +560,6 @@ class Batch:
                 waiting.known = max(waiting.known, known)
 
 
-@lru_cache(maxsize=limits.STOP_TOKEN_SETS)
+@lru_cache(maxsize=256)
 def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
     return StopSequences([[token] for token in tokens])

@@ -1,0 +1,224 @@
+"""Limits that would take long to reach, lowered; and that each limit is reached by some test."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from llguidance import LLMatcher, LLParserLimits
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.api.responses.runs import Runs
+from mlx_server.api.responses.web_socket import UnstoredContext
+from mlx_server.engine.messages import Grammar
+from mlx_server.errors import AdapterInvalid, BadRequest
+from mlx_server.fair_queue import FairQueue
+from mlx_server.generation.review import turns_to_check
+from mlx_server.mcp import Connectors, McpLimits
+from mlx_server.requests import McpServer
+from mlx_server.schemas.compiler import BYTES
+from mlx_server.store import ItemRecord
+from mlx_server.worker.constrained_decoding import grammar_compiler
+from tests.api import wire
+from tests.api.wire import MODEL, ScriptedEngine
+from tests.lora import adapter_files as adapters
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_path: Path) -> Iterator[TestClient]:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        yield client
+
+
+def socket_memory(size: int) -> bool:
+    memory = UnstoredContext(Runs(cast(Any, None), 1).socket_memory)
+    memory.keep("a", [ItemRecord("i", b"x")])
+    memory.keep("b", [ItemRecord("i", b"x" * (size - 1))])
+    return "b" in memory.contexts
+
+
+def checks(count: int) -> bool:
+    async def all_at_once() -> bool:
+        turns = turns_to_check("a client of this test")
+        async with asyncio.timeout(0.1):
+            for _ in range(count):
+                await turns.acquire()
+        return True
+
+    try:
+        return asyncio.run(all_at_once())
+    except TimeoutError:
+        return False
+
+
+def remembered(clients: int) -> bool:
+    queue = FairQueue()
+    for client in range(clients):
+        queue.charge(str(client), 1)
+    queue.advance(0)
+    return all(queue.time(str(client)) for client in range(clients))
+
+
+def servers(count: int) -> bool:
+    async def opened() -> bool:
+        named = [McpServer(str(at), connector="none") for at in range(count)]
+        try:
+            async with Connectors({}, limits=McpLimits(servers=limits.MCP_SERVERS)).open(named):
+                return True
+        except BadRequest as error:
+            return "the limit is" not in str(error)
+
+    return asyncio.run(opened())
+
+
+def rules(count: int) -> bool:
+    source = "start: a1\n" + "".join(f'a{at}: "x"\n' for at in range(1, count))
+    try:
+        grammar_compiler.compiled(Grammar(source), cast(Any, None))
+    except grammar_compiler.GrammarRefused as refusal:
+        return "rules" not in str(refusal)
+    except AttributeError:  # it went on to the vocabulary
+        return True
+    return True
+
+
+CASES: dict[str, tuple[int, Callable[[int], bool]]] = {
+    "SOCKETS_MEMORY_BYTES": (100, socket_memory),
+    "CHECK_PROCESSES": (3, checks),
+    "REMEMBERED_CLIENTS": (5, remembered),
+    "MCP_SERVERS": (3, servers),
+    "WHOLE_GRAMMAR_RULES": (5, rules),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_within_passes_and_one_more_does_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, passes = CASES[name]
+    monkeypatch.setattr(limits, name, most)
+    assert passes(most)
+    assert not passes(most + 1)
+
+
+AMBIGUOUS = 'start: s\ns: "a" | s s | s s s\n'
+EXPRESSION = "start: /(a|b)*a(a|b){8}/\n"
+OF_GRAMMARS = {
+    "GRAMMAR_ITEMS_IN_ROW": ("max_items_in_row", AMBIGUOUS, 20),
+    "GRAMMAR_STEP_ITEMS": ("step_max_items", AMBIGUOUS, 5),
+    "GRAMMAR_FIRST_STEPS": ("initial_lexer_fuel", EXPRESSION, 5),
+    "GRAMMAR_STEPS": ("step_lexer_fuel", EXPRESSION, 5),
+    "GRAMMAR_STATES": ("max_lexer_states", EXPRESSION, 5),
+    "GRAMMAR_SIZE": ("max_grammar_size", AMBIGUOUS, 5),
+}
+
+
+@pytest.mark.parametrize("name", OF_GRAMMARS)
+def test_what_a_grammar_may_cost(name: str) -> None:
+    field, source, low = OF_GRAMMARS[name]
+    fields = [field for field, *_ in OF_GRAMMARS.values()]
+    ours = grammar_compiler.LIMITS
+    assert getattr(ours, field) == getattr(limits, name)
+    lowered = LLParserLimits(**{each: getattr(ours, each) for each in fields} | {field: low})
+    assert goes_on(source, ours)
+    assert not goes_on(source, lowered)
+
+
+def goes_on(source: str, parser_limits: LLParserLimits) -> bool:
+    matcher = LLMatcher(BYTES, source, log_level=0, limits=parser_limits)
+    for byte in b"aaabaabb":
+        if matcher.is_error():
+            return False
+        mask = matcher.compute_bitmask()
+        if mask[byte >> 3] >> (byte & 7) & 1:
+            matcher.consume_token(byte)
+    return not matcher.is_error()
+
+
+def test_the_header_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = adapters.peft_adapter(tmp_path / "a", adapters.peft_tensors())
+    (weights,) = path.glob("*.safetensors")
+    size = int.from_bytes(weights.read_bytes()[:8], "little")
+    monkeypatch.setattr(limits, "ADAPTER_HEADER_BYTES", size)
+    adapters.read(path)
+    monkeypatch.setattr(limits, "ADAPTER_HEADER_BYTES", size - 1)
+    with pytest.raises(AdapterInvalid):
+        adapters.read(path)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_name_of_a_lane(client: TestClient, more: int) -> None:
+    lane = "x" * (limits.LANE_CHARACTERS + more)
+    with (
+        suppress(*wire.CANCELLED),
+        client.websocket_connect("ws://localhost/v1/responses") as socket,
+    ):
+        body = {"type": "response.create", "model": MODEL, "input": "hi", "stream_id": lane}
+        socket.send_json(body)
+        event = socket.receive_json()
+        assert (event["type"] == "error") == bool(more)
+
+
+def test_the_parts_of_a_logged_path(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    logged = []
+    for parts in (limits.LOGGED_PATH_PARTS - 1, 10 * limits.LOGGED_PATH_PARTS):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "mlx_server.access"):
+            client.get("/v1" + "/models" * (parts - 1))
+        (record,) = caplog.records
+        logged += re.findall(r"/v1\S*", record.getMessage())
+    few, many = logged
+    assert few == "/v1" + "/models" * (limits.LOGGED_PATH_PARTS - 2)
+    assert many.count("/") <= limits.LOGGED_PATH_PARTS
+    assert many.endswith("/*")
+
+
+OF_RECORDS = {
+    "WAIT_SECONDS": "wait_seconds=",
+    "QUEUE": "PoolLimits(concurrency=2, queue=3)",
+    "STORE_BYTES": "StoreSettings(",
+    "CHECK_SECONDS": "seconds=",
+    "LOG_FILE_BYTES": "rotate_bytes=",
+    "SEND_SECONDS": ".send_seconds = ",
+    "TEMPLATE_PROCESSES": "WarmProcesses(",
+    "SOCKET_FRAMES": "too many messages are waiting",
+    "MCP_RESPONSES": "McpLimits(responses=",
+    "MCP_PROCESSES": "LIMITS, processes=",
+    "MCP_SESSIONS": "LIMITS, sessions=",
+    "MCP_WAIT_SECONDS": "wait_seconds=",
+    "MCP_OPEN_SECONDS": "McpLimits(open_seconds=",
+    "MCP_CALL_SECONDS": "call_seconds=",
+    "MCP_CALLS": "ToolLoopLimits(calls=",
+    "MCP_PARALLEL_CALLS": "parallel_calls=2",
+    "MCP_ROUNDS": "ToolLoopLimits(rounds=",
+    "MCP_ROUND_SECONDS": "ToolLoopLimits(seconds=",
+    "MCP_RESULT_BYTES": "McpLimits(result_bytes=",
+    "MCP_ALL_RESULT_BYTES": "all_result_bytes=",
+    "MCP_MESSAGE_BYTES": "message_bytes=",
+    "MCP_SESSION_BYTES": "session_bytes=",
+}
+"""Limits that tests lower in the record of their users, or reach by the wire: with what words."""
+
+
+def test_every_limit_is_reached_by_a_test() -> None:
+    """By its name, or by what `OF_RECORDS` has for it."""
+    texts = [path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)]
+    here = Path(__file__).read_text().partition("OF_RECORDS")[0]
+    every, words = "\n".join([*texts, here]), set(re.findall(r"\w+", "\n".join([*texts, here])))
+    names = [name for name in vars(limits) if name.isupper() and name not in OTHERS]
+    missing = [name for name in names if name not in words and name not in OF_RECORDS]
+    assert missing == UNREACHED
+    assert [said for said in OF_RECORDS.values() if said not in every] == []
+
+
+UNREACHED = ["CORRECTION_TOKENS", "UNREAD_BYTES", "TEXT_SCHEMA_DEPTH"]
+"""Limits that no test reaches yet."""
+
+OTHERS = {"SECTIONS", "FOUND", "SIZES"}
