@@ -170,7 +170,7 @@ async def version() -> Response:
 @router.get("/")
 async def is_running() -> Response:
     """Answers the request by which clients find out whether a server runs."""
-    return Response("mlx-server is is_running", media_type="text/plain")
+    return Response("mlx-server is running", media_type="text/plain")
 
 
 @router.post(EMBED, openapi_extra=documented(EMBED, EmbedBody))
