@@ -21,7 +21,7 @@ from mlx_server.fair_queue import FairQueue
 from mlx_server.generation.review import turns_to_check
 from mlx_server.mcp import Connectors, McpLimits
 from mlx_server.requests import McpServer
-from mlx_server.schemas.compiler import BYTES
+from mlx_server.schemas.compiler import BYTES, LIMITS
 from mlx_server.store import ItemRecord
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from tests.api import wire
@@ -124,7 +124,7 @@ OF_GRAMMARS = {
 def test_what_a_grammar_may_cost(name: str) -> None:
     field, source, low = OF_GRAMMARS[name]
     fields = [field for field, *_ in OF_GRAMMARS.values()]
-    ours = grammar_compiler.LIMITS
+    ours = LIMITS
     assert getattr(ours, field) == getattr(limits, name)
     lowered = LLParserLimits(**{each: getattr(ours, each) for each in fields} | {field: low})
     assert goes_on(source, ours)
