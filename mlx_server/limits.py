@@ -260,6 +260,7 @@ CHECKPOINT_HEADER_BYTES        = _limit(100_000_000,   "bytes",      "model",   
 CHECKPOINT_FILES               = _limit(1000,         "items",      "model",      "weights files, counted in the folder or in the name of a shard", "the model is unusable")
 SMALL_FILES_BYTES              = _limit(512 << 20,     "bytes",      "model",      "the files next to the weights that a download fetches and checks first", "the download ends")
 HUB_LIST_BYTES                 = _limit(32 << 20,      "bytes",      "model",      "the hub's lists of a repository's files, all pages together", "the download ends")
+HUB_PAUSE_SECONDS              = _limit(60,            "seconds",    "request",    "the pause that the hub may ask for with Retry-After or RateLimit", "the pause is a few seconds")
 CHECKPOINT_LAYERS              = _limit(2048,         "items",      "model",      "layers and experts in a config", "the model is unusable")
 NORMALIZER_GROWTH              = _limit(1000,         "items",      "model",      "the factor by which a tokenizer's normalizer may lengthen a text", "the model is unusable")
 TOKENIZER_BYTES                = _limit(64 << 20,      "bytes",      "model",      "`tokenizer.json`, or the file that it is converted from", "the model is unusable")

@@ -5,6 +5,7 @@ A commit or a content called `../../x` would lead out of its cache. A list of fi
 after page, without end.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,6 +18,11 @@ from mlx_server.errors import ModelUnusable
 
 NAMES = ("ETag", "X-Linked-Etag", "X-Repo-Commit")
 """The headers of a file that become names in the cache."""
+
+
+PAUSES = ("Retry-After", "RateLimit")
+"""The headers for which the hub client would wait as long as they say, before it tries again. It
+waits some seconds where there is none, and gives up after a few tries."""
 
 
 class _Read(threading.local):
@@ -76,6 +82,9 @@ def _whole(response: httpx2.Response) -> httpx2.Response:
             )
     headers = response.headers.copy()
     headers.pop("Content-Encoding", None)  # it is decoded
+    for name in PAUSES:
+        if _asks_for_too_long(headers.get(name, "")):
+            headers.pop(name, None)
     return httpx2.Response(
         response.status_code,
         headers=headers,
@@ -84,6 +93,11 @@ def _whole(response: httpx2.Response) -> httpx2.Response:
         extensions=response.extensions,
         history=response.history,
     )
+
+
+def _asks_for_too_long(pause: str) -> bool:
+    numbers = [int(number[:9]) for number in re.findall(r"\d+", pause.rpartition("t=")[2])]
+    return not numbers or max(numbers) > limits.HUB_PAUSE_SECONDS
 
 
 def _check_headers(response: httpx2.Response) -> None:

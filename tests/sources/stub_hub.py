@@ -38,6 +38,8 @@ class Hub(BaseHTTPRequestHandler):
     """The status in place of any file, where it needs a token."""
     ranges: ClassVar[list[str]] = []
     revisions: ClassVar[tuple[str, ...]] = ("main", "v2")
+    pauses: ClassVar[dict[str, str]] = {}
+    """The headers that ask the client to wait."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -116,6 +118,8 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", self.names.get("commit", COMMIT))
         if self.next_page:
             self.send_header("Link", f'<http://{self.headers["Host"]}{self.next_page}>; rel="next"')
+        for name, pause in self.pauses.items():
+            self.send_header(name, pause)
         if code:
             self.send_header("X-Error-Code", code)
         if span:
@@ -132,7 +136,7 @@ class Hub(BaseHTTPRequestHandler):
 def serving_hub() -> Iterator[ThreadingHTTPServer]:
     Hub.files, Hub.asked, Hub.ranges = [], [], []
     Hub.bodies, Hub.sizes, Hub.cut_off, Hub.refused = {}, {}, set(), None
-    Hub.names, Hub.endless, Hub.next_page = {}, set(), ""
+    Hub.names, Hub.endless, Hub.next_page, Hub.pauses = {}, set(), "", {}
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import get_session
 
+from mlx_server import limits
+from mlx_server.sources.hub_answers import check_answers
 from mlx_server.sources.source import adapter_on_disk
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
 from tests.sources.test_source import BODY, CHECKPOINT, put
@@ -345,6 +348,27 @@ def test_a_further_page_of_a_list_is_checked_too(tmp_path: Path, hub: ThreadingH
     Hub.names = {"lfs on the next page": "../../../escaped"}
     answer = resolve_in_child("org/name", tmp_path, hub)
     assert "which leads out of the cache" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "pause", "is_kept"),
+    [
+        ("Retry-After", str(limits.HUB_PAUSE_SECONDS), True),
+        ("Retry-After", str(limits.HUB_PAUSE_SECONDS + 1), False),
+        ("Retry-After", "9" * 5000, False),
+        ("Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT", False),
+        ("RateLimit", '"api";r=0;t=5', True),
+        ("RateLimit", '"api";r=0;t=99999', False),
+    ],
+)
+def test_no_hub_has_its_client_wait_for_long(
+    hub: ThreadingHTTPServer, name: str, pause: str, is_kept: bool
+) -> None:
+    Hub.pauses = {name: pause}
+    check_answers()
+    response = get_session().get(f"http://127.0.0.1:{hub.server_port}/org/busy/resolve/x")
+    assert response.status_code == 429
+    assert (name in response.headers) == is_kept
 
 
 def test_an_adapter_larger_than_the_disk_is_not_fetched(
