@@ -44,7 +44,6 @@ def user(content: Any) -> list[Json]:
 TEXT_PLACES: dict[str, Any] = {
     "/v1/chat/completions": lambda text: {"messages": user(text)},
     "/v1/chat/completions/render": lambda text: {"messages": user(text)},
-    "/apply-template": lambda text: {"messages": user(text)},
     "/v1/completions": lambda text: {"prompt": text},
     "/v1/messages": lambda text: {"messages": user(text), "max_tokens": 4},
     "/v1/messages/count_tokens": lambda text: {"messages": user(text)},
@@ -685,7 +684,6 @@ def test_what_is_left_out_makes_no_room_for_more_items(client: TestClient) -> No
         ),
         ("/tokenize", {"messages": user([IMAGE])}, "messages.content.image_url"),
         ("/v1/chat/completions/render", chat(*user([IMAGE])), "messages.content.image_url"),
-        ("/apply-template", chat(*user([IMAGE])), "messages.content.image_url"),
     ],
 )
 def test_an_image_is_counted_as_its_line(

@@ -53,7 +53,6 @@ PAGE = {(method, route.path) for route in page_routes() for method in route.meth
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("POST", "/v1/chat/completions/render"),
-    ("POST", "/apply-template"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
     ("POST", "/api/embed"),

@@ -1,3 +1,5 @@
+"""TODO."""
+
 import json
 import math
 import struct
@@ -9,10 +11,19 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.rerank import RerankRequest, answers_of, score, tokenized
+from mlx_server.generation.rerank import (
+    RerankRequest,
+    answers_of,
+    pairs,
+    probability,
+    score,
+    tokenized,
+)
 from mlx_server.pool.prepare import PreparedModel
 from tests.pool.preparing import of
 from tests.tiny import IM_END, IM_START, SPECIAL, tiny_reranker
+from tests.tiny_encoders import BERT, CLS, POSITIONS, SEP, ranking, tiny_encoder
+from tests.tiny_encoders import SPECIAL as ENCODER_SPECIAL
 
 PROMPT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -114,3 +125,49 @@ def test_a_model_that_can_not_answer(tmp_path: Path, named: Any, reason: str) ->
 def test_the_answers_are_those_of_its_files(prepared: PreparedModel) -> None:
     tokenizer = prepared.checkpoint.tokenizer
     assert answers_of(prepared) == [tokenizer.id_of("n"), tokenizer.id_of("y")]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    folder = tmp_path_factory.mktemp("encoder")
+    tiny_encoder(folder, ranking(BERT))
+    return of(folder)
+
+
+def test_a_pair_is_what_the_tokenizer_makes_of_it(encoder: PreparedModel) -> None:
+    assert encoder.task == "rerank"
+    (text,), (start,) = pairs(encoder, "who?", ["me 2"])
+    ids = encoder.checkpoint.tokenizer.encode
+    assert text == [CLS, *ids("who?"), SEP, *ids("me 2"), SEP]
+    assert text[start:] == [*ids("me 2"), SEP], "the first separator belongs to the query"
+
+
+@pytest.mark.parametrize("text", [*ENCODER_SPECIAL, "a [SEP] b", "[CLS"])
+def test_what_a_client_writes_in_a_pair_is_text(encoder: PreparedModel, text: str) -> None:
+    for query, document in ((text, "d"), ("q", text)):
+        (found,), _ = pairs(encoder, query, [document])
+        control = [id for id in found if id in (CLS, SEP)]
+        assert control == [CLS, SEP, SEP]
+        assert "[" in encoder.checkpoint.tokenizer.raw(found).replace("[SEP]", "")
+
+
+@pytest.mark.parametrize(
+    ("query", "document", "param"),
+    [("x" * POSITIONS, "d", "query"), ("x" * 50, "y" * 50, "documents[1]")],
+)
+def test_what_is_too_long_is_named(
+    encoder: PreparedModel, query: str, document: str, param: str
+) -> None:
+    with pytest.raises(ContextTooLong) as refused:
+        pairs(encoder, query, ["d", document])
+    assert refused.value.param == param
+
+
+def test_the_longest_pair_fits(encoder: PreparedModel) -> None:
+    (text,), _ = pairs(encoder, "x" * 50, ["y" * (POSITIONS - 53)])
+    assert len(text) == POSITIONS
+
+
+@pytest.mark.parametrize(("logit", "wanted"), [(0, 0.5), (1, 0.7310586), (-800, 0), (800, 1)])
+def test_a_score_goes_from_0_to_1(logit: float, wanted: float) -> None:
+    assert probability(struct.pack("<f", logit)) == pytest.approx(wanted)

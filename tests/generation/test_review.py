@@ -4,12 +4,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.engine.messages import Generate
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
 from mlx_server.families.hermes import PLAIN
+from mlx_server.generation.generate import RetryingAnswer
+from mlx_server.generation.plan import plan
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
+from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import GenerateRequest, JsonFormat
+from tests.generation.scripted import END, finished, said, text_of
 
 Attempt = Sequence[Event]
 
@@ -41,7 +47,7 @@ class Written:
         return False
 
 
-def said(text: str, tokens: int = 5) -> Attempt:
+def attempt(text: str, tokens: int = 5) -> Attempt:
     return [TextDelta(0, text), Finished(0, "stop", tokens, 0, text_tokens=tokens)]
 
 
@@ -62,7 +68,7 @@ def reviewed(
 
 
 def test_it_is_made_again_and_its_tokens_count() -> None:
-    events, answer = reviewed(said(WRONG, 5), said("[3]", 3))
+    events, answer = reviewed(attempt(WRONG, 5), attempt("[3]", 3))
     end = Finished(0, "stop", 8, 0, text_tokens=8)
     assert events == [TextDelta(0, "[3]"), Repaired(0, "schema", "content"), end]
     (again,) = answer.again
@@ -71,21 +77,21 @@ def test_it_is_made_again_and_its_tokens_count() -> None:
 
 
 def test_it_is_made_again_as_often_as_is_allowed() -> None:
-    wrong = said(WRONG)
+    wrong = attempt(WRONG)
     events, answer = reviewed(wrong, wrong, wrong, policy=replace(ALL_REPAIRS, retries=1))
     assert events[:2] == [TextDelta(0, WRONG), VIOLATION]
     assert len(answer.again) == 1
 
 
 def test_where_there_is_no_room_for_another_it_is_reported() -> None:
-    events, answer = reviewed(said(WRONG))
-    assert events == [TextDelta(0, WRONG), VIOLATION, said("")[-1]]
+    events, answer = reviewed(attempt(WRONG))
+    assert events == [TextDelta(0, WRONG), VIOLATION, attempt("")[-1]]
     assert len(answer.again) == 1
 
 
 def test_a_stream_is_not_taken_back() -> None:
-    events, answer = reviewed(said(WRONG), request=replace(REQUEST, buffered=False))
-    assert events == [TextDelta(0, WRONG), VIOLATION, said("")[-1]]
+    events, answer = reviewed(attempt(WRONG), request=replace(REQUEST, buffered=False))
+    assert events == [TextDelta(0, WRONG), VIOLATION, attempt("")[-1]]
     assert answer.again == []
 
 
@@ -95,6 +101,43 @@ def test_a_continued_message_is_checked_with_its_beginning() -> None:
     )
     request = replace(REQUEST, prompts=(begun,))
     for rest, errors in ((" 4]", []), (" 3]", [VIOLATION])):
-        events, answer = reviewed(said(rest), request=request)
+        events, answer = reviewed(attempt(rest), request=request)
         assert events[1:-1] == errors
         assert answer.again == []
+
+
+LISTING = GenerateRequest(
+    "m",
+    (Conversation((Message("user", "Numbers?"),)),),
+    format=JsonFormat({"type": "array", "uniqueItems": True}, strict=False),
+    buffered=True,
+)
+
+
+def test_a_rejected_answer_has_another_row(spec: ModelSpec, tokenizer: Tokenizer) -> None:
+    roomy = replace(spec, context_length=1000)
+    prepared = prepare(roomy, lambda *_: None, upcast=True)
+    planned = plan(prepared, LISTING)
+    assert planned.unchecked
+    answer = RetryingAnswer(prepared, 0, planned.rows[0], LISTING, unchecked=True)
+
+    async def fed(text: str) -> list[Event]:
+        items = [*said(tokenizer.encode(text)), *said(END, finish="stop")]
+        return [event for item in items for event in await answer.feed(item)]
+
+    async def both() -> tuple[list[Event], Generate | None, list[Event]]:
+        return await fed("[3, 3]"), answer.next_row(), await fed("[3]")
+
+    first, row, second = asyncio.run(both())
+    assert first == []
+    assert row
+    prompt = tokenizer.decode(row.prompt)
+    assert "Numbers?" in prompt
+    assert "non-unique" in prompt
+    assert row.grammar == planned.rows[0].grammar
+    assert text_of(second) == "[3]"
+    assert Repaired(0, "schema", "content") in second
+    tokens = sum(len(tokenizer.encode(text)) + 1 for text in ("[3, 3]", "[3]"))
+    assert [end.completion_tokens for end in finished(second)] == [tokens]
+    assert answer.finished
+    assert answer.next_row() is None

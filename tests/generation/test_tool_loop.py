@@ -20,9 +20,13 @@ from mlx_server.events import (
     McpCallFinished,
     McpCallReady,
     McpCallStarted,
+    Repaired,
     Started,
     TextDelta,
     TokenCounts,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
     ToolsListed,
     Violation,
 )
@@ -30,7 +34,7 @@ from mlx_server.generation.generate import generate
 from mlx_server.generation.tool_loop import ToolLoopLimits, respond
 from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp import McpLimits as McpLimits
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import (
@@ -38,11 +42,22 @@ from mlx_server.requests import (
     Approval,
     GenerateRequest,
     JsonFormat,
+    McpChoice,
     McpServer,
     McpTools,
     ToolFilter,
 )
-from tests.generation.tool_lab import HOSTILE, asking, call, kinds, lab, only, results, text
+from tests.generation.tool_lab import (
+    FUNCTION,
+    HOSTILE,
+    asking,
+    call,
+    kinds,
+    lab,
+    only,
+    results,
+    text,
+)
 from tests.mcp.official import make
 from tests.mcp.playing import CACHED, MODEL, Playing, all_gone, playing, served
 
@@ -365,3 +380,150 @@ async def test_the_next_round_finds_its_prompt_in_the_cache(tmp_path: Path) -> N
         await pool.stop()
     assert text(events) == "Three."
     assert events[-1].cached_tokens > 0  # type: ignore[union-attr]
+
+
+async def test_a_function_of_the_clients_ends_the_turn_behind_our_own_calls(
+    tmp_path: Path,
+) -> None:
+    mixed = call("add", a=1, b=2) + call("weather") + call("add", a=2, b=2)
+    async with lab(tmp_path, mixed, "Never said.") as the:
+        events = await the.events(conversation=asking(FUNCTION))
+    assert [event.call for event in only(events, ToolCallStarted)] == [1]
+    assert [event.call for event in only(events, ToolCallFinished)] == [1]
+    assert {event.call for event in only(events, ToolCallDelta)} == {1}
+    assert [event.call for event in only(events, McpCallStarted)] == [0, 2]
+    assert sorted(results(events)) == [("3", None), ("4", None)]
+    assert events[-1].reason == "tool_calls"  # type: ignore[union-attr]
+    assert len(the.engine.rows) == 1
+
+
+async def test_calls_over_max_tool_calls_are_ignored(tmp_path: Path) -> None:
+    three = "".join(call("add", a=1, b=n) for n in range(3))
+    async with lab(tmp_path, three, "Enough.") as the:
+        events = await the.events(the.tools(max_calls=2))
+        assert sorted(results(events)) == [("1", None), ("2", None)]
+        assert [event.call for event in only(events, McpCallStarted)] == [0, 1]
+        assert text(events) == "Enough."
+        assert '"b": 2' not in the.engine.prompts[1], "the model does not hear of it either"
+
+
+async def test_a_call_that_was_cut_off_is_not_made(tmp_path: Path) -> None:
+    async with lab(tmp_path, call("shout", text="long enough to be cut")) as the:
+        events = await the.events(max_tokens=50)
+    assert "McpCallReady" not in kinds(events)
+    assert results(events) == []
+    assert events[-1].reason == "length"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("server", "asks"),
+    [
+        (McpServer("s"), {"add", "shout"}),
+        (McpServer("s", never_approve=ALL_TOOLS), set()),
+        (McpServer("s", never_approve=ToolFilter(read_only=True)), {"shout"}),
+        (
+            McpServer("s", always_approve=ToolFilter(frozenset({"add"})), never_approve=ALL_TOOLS),
+            {"add"},
+        ),
+    ],
+)
+async def test_what_needs_approval(tmp_path: Path, server: McpServer, asks: set[str]) -> None:
+    both = call("add", a=1, b=2) + call("shout", text="a")
+    async with lab(tmp_path, both, "Done.") as the:
+        tools = McpTools((replace(server, url=the.server.url),))
+        events = await the.events(tools)
+    assert {event.name for event in only(events, ApprovalRequested)} == asks
+    assert {event.name for event in only(events, McpCallStarted)} == {"add", "shout"} - asks
+
+
+async def test_repairs_are_of_the_call_they_are_told_of(tmp_path: Path) -> None:
+    wrong = call("add", a="1", b=2)
+    async with lab(tmp_path, call("add", a=1, b=2), wrong, "Three.") as the:
+        events = await the.events()
+    assert [event.where for event in only(events, Repaired)] == [
+        "tool_calls[1].function.arguments.a"
+    ]
+    assert results(events) == [("3", None), ("3", None)]
+
+
+async def test_names_that_are_taken_get_their_servers(tmp_path: Path) -> None:
+    say = call("weather") + call("a__add", a=1, b=2) + call("b__add", a=3, b=4)
+    async with lab(tmp_path, say, "Never.") as the:
+        servers = tuple(
+            replace(the.server, label=label, allowed=ToolFilter(frozenset({"add", "shout"})))
+            for label in ("a", "b")
+        )
+        shout = Tool("shout", "The client's own.", {})
+        events = await the.events(McpTools(servers), conversation=asking(FUNCTION, shout))
+    assert [(e.server, e.name) for e in only(events, McpCallStarted)] == [
+        ("a", "add"),
+        ("b", "add"),
+    ]
+    assert sorted(results(events)) == [("3", None), ("7", None)]
+    offered = [line for line in the.engine.prompts[0].splitlines() if line.startswith("tool: ")]
+    names = [json.loads(line.removeprefix("tool: "))["name"] for line in offered]
+    assert names == ["weather", "shout", "a__add", "a__shout", "b__add", "b__shout"]
+
+
+async def test_earlier_calls_go_by_the_names_of_now(tmp_path: Path) -> None:
+    made = ToolCall("c1", "add", '{"a": 1, "b": 2}', server="calc")
+    other = ToolCall("c2", "odd name!", "{}", server="gone")
+    said = Message("assistant", tool_calls=(made, other))
+    answers = (Message("tool", "3", tool_call_id="c1"), Message("tool", "?", tool_call_id="c2"))
+    taken = Tool("add", "The client's own.", {})
+    async with lab(tmp_path, "Yes.") as the:
+        conversation = Conversation((Message("user", "Hi"), said, *answers), (taken,))
+        await the.events(conversation=conversation)
+        prompt = the.engine.prompts[0]
+    assert "call c1: calc__add" in prompt
+    assert "call c2: odd_name_" in prompt
+
+
+async def test_only_allowed_tools_are_offered(tmp_path: Path) -> None:
+    async with lab(tmp_path, call("shout", text="a")) as the:
+        tools = McpTools((replace(the.server, allowed=ToolFilter(read_only=True)),))
+        events = await the.events(tools)
+        (listed,) = only(events, ToolsListed)
+        assert [tool.name for tool in listed.tools] == ["add"]
+        assert results(events) == []
+        approval = Approval("r", "calc", "shout", "{}", approve=True)
+        events = await the.events(replace(tools, approvals=(approval,)))
+        assert results(events) == [(None, "There is no such tool.")]
+
+
+async def test_a_list_that_the_client_has_is_not_told_again(tmp_path: Path) -> None:
+    async with lab(tmp_path, "Hi.") as the:
+        known = replace(the.server, listed=True)
+        assert only(await the.events(McpTools((known,))), ToolsListed) == []
+        gone = replace(known, url="http://127.0.0.1:9/mcp")
+        (listed,) = only(await the.events(McpTools((gone,))), ToolsListed)
+        assert "can't be reached" in listed.error
+
+
+async def test_a_tool_that_has_to_be_called(tmp_path: Path) -> None:
+    async with lab(tmp_path, call("calc__add", a=1, b=2), "Three.") as the:
+        choice = McpChoice("calc", "add")
+        taken = asking(Tool("add", "The client's own.", {}))
+        events = await the.events(the.tools(choice=choice), conversation=taken)
+        assert results(events) == [("3", None)]
+        for wrong in (McpChoice("calc", "nothing"), McpChoice("nobody")):
+            with pytest.raises(BadRequest) as error:
+                await the.events(the.tools(choice=wrong))
+            assert error.value.param == "tool_choice"
+        empty = replace(the.server, allowed=ToolFilter(frozenset()))
+        with pytest.raises(BadRequest, match="does not offer"):
+            await the.events(McpTools((empty,), choice=McpChoice("calc")))
+
+
+async def test_a_tool_with_a_schema_of_no_use_costs_only_itself(tmp_path: Path) -> None:
+    connectors = {"odd": Connector(command=(sys.executable, str(HOSTILE), "unusable schema"))}
+    async with playing(tmp_path, "qwen3", call("look"), "No.") as (pool, _):
+        found = Connectors(connectors)
+        server = McpServer("odd", connector="odd", never_approve=ALL_TOOLS)
+        asked = GenerateRequest(MODEL, (asking(),), tool_choice="required")
+        events = [e async for e in respond(asked, McpTools((server,)), found, pool)]
+        await found.stop()
+    (listed,) = only(events, ToolsListed)
+    assert [tool.name for tool in listed.tools] == ["look"]
+    assert "'odd' is left out:" in listed.error
+    assert results(events) == [("seen", None)]

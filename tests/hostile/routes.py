@@ -473,7 +473,6 @@ ROUTES = (
         answers=404,  # the id is that of another thing
     ),
     Route("/v1/chat/completions/render", ChatBody, CHAT),
-    Route("/apply-template", ChatBody, CHAT),
     Route("/v1/completions", CompletionBody, COMPLETIONS),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
     Route("/v1/rerank", RerankBody, RANKED),

@@ -5,7 +5,7 @@ without an answer.
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -119,21 +119,10 @@ def filter_of(http: Request) -> CompletionFilter:
     return CompletionFilter(http.query_params.get("model"), metadata)
 
 
-Rendering = Callable[[PreparedModel, GenerateRequest], tuple[dict[str, Any], tuple[str, ...]]]
-"""Makes the body, and the names of the parameters that the template does not read."""
-
-
-def prompt_only(
-    prepared: PreparedModel, request: GenerateRequest
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    planned = dry_run(prepared, request)
-    prompt = prepared.checkpoint.tokenizer.raw(planned.rows[0].prompt)
-    return {"prompt": prompt}, planned.ignored
-
-
 def rendered(
     prepared: PreparedModel, request: GenerateRequest
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The body, and the names of the parameters that the template does not read."""
     planned = dry_run(prepared, request)
     row = planned.rows[0]
     sampling = {
@@ -157,7 +146,6 @@ def rendered(
 PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
 RENDER = PATH + "/render"
-TEMPLATE = "/apply-template"
 
 router = APIRouter()
 
@@ -187,15 +175,6 @@ async def chat_completions(http: Request) -> Response:
 
 @router.post(RENDER, openapi_extra=documented(RENDER, ChatBody))
 async def render(http: Request) -> Response:
-    return await _rendered(http, rendered)
-
-
-@router.post(TEMPLATE, openapi_extra=documented(TEMPLATE, ChatBody))
-async def apply_template(http: Request) -> Response:
-    return await _rendered(http, prompt_only)
-
-
-async def _rendered(http: Request, render: Rendering) -> Response:
     if not http.app.state.show_prompts:
         raise Forbidden(
             "This route shows the prompt that the chat template makes of a request. The server's "
@@ -206,9 +185,9 @@ async def _rendered(http: Request, render: Rendering) -> Response:
     pool: Pool = http.app.state.pool
     name, _ = pool.models.split(body.model)
     prepared = await pool.prepared(name)
-    made, unread = await in_thread(render, prepared, request, model=prepared.id)
+    dry, unread = await in_thread(rendered, prepared, request, model=prepared.id)
     ignored = await in_thread(body.ignored)
-    return json_response(made, ignored_header([*ignored, *unread]))
+    return json_response(dry, ignored_header([*ignored, *unread]))
 
 
 @router.get(PATH)

@@ -175,15 +175,8 @@ def test_fields_without_effect_are_listed(client: TestClient) -> None:
 
 
 def test_the_prompt_is_shown_only_if_the_owner_says_so(client: TestClient) -> None:
-    for path in ("/v1/chat/completions/render", "/apply-template"):
-        assert "show_prompts" in refused(client, {"messages": [HI]}, path, 403)["message"]
-
-
-def test_a_prompt_as_llama_cpp_shows_it(shown: TestClient) -> None:
-    body = {"model": wire.MODEL, "messages": [HI], "frobnicate": 1}
-    answer = shown.post("/apply-template", json=body)
-    assert ok(answer) == {"prompt": RENDERED}
-    assert answer.headers[IGNORED] == "frobnicate"
+    path = "/v1/chat/completions/render"
+    assert "show_prompts" in refused(client, {"messages": [HI]}, path, 403)["message"]
 
 
 def test_a_dry_run(shown: TestClient) -> None:

@@ -62,7 +62,7 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         "tools_in_prompt": Setting(
             {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
         ),
-        "compute_ahead": "tests/generation/test_ahead.py::test_the_owner_turns_it_off",
+        "compute_ahead": "tests/generation/test_generate.py::test_the_owner_turns_it_off",
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
         "task": f"{EMBEDDINGS}::test_they_are_those_of_a_plain_computation",
         "matryoshka": f"{EMBEDDINGS}::test_fewer_dimensions",
