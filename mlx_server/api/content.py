@@ -1,5 +1,9 @@
-"""Images, sounds and videos of a message, as the wire has them: what is known of each is read from
-its first bytes."""
+"""The content of messages on the wire: its parts, media and files.
+
+Clients send the parts of any API again that they have once had. One that is not text is a medium, a
+file, a thought, or has no effect and is reported: a history is not refused for it. What is known of
+a medium is read from its first bytes.
+"""
 
 import base64
 import re

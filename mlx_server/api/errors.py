@@ -1,7 +1,8 @@
 """Error responses: OpenAI's body, on Anthropic's and Ollama's routes theirs, with the status.
 
 Routes raise, and the exception handlers of this module answer. A route that validates a body itself
-raises `validation_error`, which uses the body to name the parameter exactly.
+raises `validation_error`, which uses the body to name the parameter exactly. A prompt that exceeds
+the context is reported in each API's own words: clients recognise them, and shorten.
 """
 
 import json

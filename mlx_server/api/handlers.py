@@ -1,4 +1,9 @@
-"""Reads a request's body into a wire type."""
+"""Reads the body of a request, generates its events and folds them into a response, for every
+endpoint; the work is cancelled when the client disconnects.
+
+A client that closes only its sending side, which HTTP allows, counts as disconnected: the server
+can't tell the two apart.
+"""
 
 import asyncio
 from collections.abc import (

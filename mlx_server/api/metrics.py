@@ -1,4 +1,5 @@
-"""Prometheus metrics, counted from the events of answers and the steps of the engine."""
+"""Prometheus metrics, counted from the events of answers and the steps of the engine, and samples
+of speed and memory for the page's charts."""
 
 import os
 import time

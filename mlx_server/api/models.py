@@ -1,4 +1,5 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`, for OpenAI's clients and Anthropic's."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, for OpenAI's clients and Anthropic's, and the model
+of a request that names none."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,4 +1,5 @@
-"""`GET /v1/pool`: the models and adapters in memory, for the server's owner."""
+"""Routes about what is in memory: `GET /v1/pool` for the server's owner, vLLM's routes that load
+and unload adapters, `GET /health`, the only route that needs no key, and `GET /version`."""
 
 import asyncio
 from dataclasses import asdict

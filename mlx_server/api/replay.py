@@ -1,6 +1,8 @@
-"""`POST /v1/replay/reset`: replay models begin their transcripts again, as for a new test.
+"""Replay models, for tests: their transcripts begin again, tests give them answers and see what was
+asked, and what the server answers is written into a transcript.
 
-The route exists only where replay models are served.
+`/v1/replay/reset` exists only where replay models are served; `/v1/replay/given` only on the server
+that the pytest plugin starts, which alone has the key.
 """
 
 import asyncio

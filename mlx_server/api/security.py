@@ -1,4 +1,5 @@
-"""Checks requests before the app sees them: Host, Origin, body headers and API keys.
+"""Checks requests before the app sees them: Host, Origin, body headers and API keys; signs and
+seals what clients keep for the server.
 
 Any web page can make the browser on this machine send requests to a local server. Such a request
 has a foreign Host (DNS rebinding) or a foreign Origin.

@@ -1,4 +1,5 @@
-"""Generates the events of a request for an upstream model, which another server runs."""
+"""Generates the events of a request for an upstream model, which another server runs: several
+attempts may be needed for an answer, and an attempt may take two requests."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` on the wire, as OpenAI documents it."""
+"""`POST /v1/chat/completions` on the wire, as OpenAI documents it, and the request it makes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`/api/chat`, `/api/generate` and `/api/show` on the wire, as Ollama documents them."""
+"""The bodies of Ollama's routes, as Ollama documents them, and the requests that they make."""
 
 import math
 import re

@@ -1,4 +1,5 @@
-"""Ollama's routes. Those that would change the machine say which command does it."""
+"""Ollama's routes, and its lists of models. Those that would change the machine say which command
+does it."""
 
 import hashlib
 import time

@@ -1,4 +1,5 @@
-"""`POST /v1/responses` on the wire, as OpenAI and Open Responses document it."""
+"""`POST /v1/responses` on the wire, as OpenAI and Open Responses document it, and a new response,
+which repeats its request."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

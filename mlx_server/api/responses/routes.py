@@ -1,4 +1,4 @@
-"""The routes of `/v1/responses`."""
+"""The routes of `/v1/responses`, and the summary of a conversation that `/compact` makes."""
 
 import re
 import time

@@ -1,4 +1,5 @@
-"""Refuses message framing that h11 accepts but a proxy might read differently.
+"""The protocol of an HTTP connection: it refuses message framing that h11 accepts but a proxy might
+read differently, and closes connections that send or read too slowly.
 
 If two servers disagree on where a request ends, a second request can be smuggled in its body.
 """

@@ -1,4 +1,5 @@
-"""A limit on bytes that many connections share."""
+"""The protocol of WebSockets, with limits on their number, their frames and the memory that all of
+them share."""
 
 import asyncio
 import select
