@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import mlx.core as mx
 import numpy as np
+import ollama
 import pytest
 from mlx.utils import tree_unflatten
 from mlx_lm.models.llama import Model, ModelArgs
@@ -152,3 +153,25 @@ def test_long_inputs_are_refused_or_cut(http: httpx.Client, network: Any) -> Non
     np.testing.assert_allclose(
         cut["data"][1]["embedding"], whole["data"][0]["embedding"], atol=2e-5
     )
+
+
+def test_ollamas_client(server: LiveServer, http: httpx.Client) -> None:
+    wanted = http.post(PATH, json={"model": EMBEDS, "input": TEXTS}).json()["data"]
+    with ollama.Client(host=server.url, trust_env=False) as client:
+        found = client.embed(EMBEDS, TEXTS)
+        assert found.prompt_eval_count
+        for vector, each in zip(found.embeddings, wanted, strict=True):
+            np.testing.assert_allclose(vector, each["embedding"], atol=2e-5)
+        (cut,) = client.embed(EMBEDS, "x" * 3000).embeddings
+        assert len(cut) == 64, "it is cut, unless that is refused"
+        known = r"^the input length exceeds the context length\. .* length is 2048 tokens"
+        with pytest.raises(ollama.ResponseError, match=known):
+            client.embed(EMBEDS, "x" * 3000, truncate=False)
+        older = client.embeddings(EMBEDS, TEXTS[0]).embedding
+        np.testing.assert_allclose(older, wanted[0]["embedding"], atol=2e-5)
+        assert client.embed(EMBEDS, []).embeddings == []
+        assert client.show(EMBEDS).capabilities == ["embedding"]
+        assert len(client.embed(CUT, "x", dimensions=16, keep_alive="5m").embeddings[0]) == 16
+    body = {"model": EMBEDS, "input": "x", "options": {"seed": 1}}
+    response = http.post("/api/embed", json=body)
+    assert response.headers["x-mlx-server-ignored"] == "options.seed"

@@ -18,7 +18,11 @@ RANKING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "documents": PLAIN,
         "instruction": PLAIN,
         "top_n": f"{LIVE}::test_the_best_of_them",
-        "return_documents": f"{LIVE}::test_documents_come_back_if_asked_for",
+        "return_documents": "tests/api/rerank/test_router.py"
+        "::test_the_documents_are_ranked_and_returned_if_that_was_asked_for",
     },
-    rerank.RankedDocument: {"text": f"{LIVE}::test_documents_come_back_if_asked_for"},
+    rerank.RankedDocument: {
+        "text": "tests/api/rerank/test_router.py"
+        "::test_the_documents_are_ranked_and_returned_if_that_was_asked_for"
+    },
 }

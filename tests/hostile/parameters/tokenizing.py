@@ -8,6 +8,7 @@ from mlx_server.api import tokenize
 from tests.hostile.parameters.case import Shown
 
 WIRE = "tests/api/tokenize/test_tokenize_wire.py"
+PROMISES = "tests/api/test_promises.py"
 TOKENIZER = "tests/checkpoints/test_tokenizer.py"
 
 ENDS = f"{WIRE}::test_where_the_prompt_ends"
@@ -15,7 +16,7 @@ SPECIAL = f"{TOKENIZER}::test_special_tokens_of_a_text_are_added_or_not"
 
 TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     tokenize.TokenizeBody: {
-        "model": f"{WIRE}::test_no_such_model",
+        "model": f"{PROMISES}::test_an_unknown_model_is_named",
         "prompt": f"{WIRE}::test_a_text",
         "content": f"{WIRE}::test_a_content_has_no_special_tokens_of_its_own",
         "add_special": f"{WIRE}::test_a_content_has_no_special_tokens_of_its_own",
@@ -24,14 +25,14 @@ TOKENIZING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "messages": f"{WIRE}::test_messages_are_counted_as_they_are_answered",
         "tools": f"{WIRE}::test_tools_count",
         "chat_template_kwargs": "tests/generation/test_tokenization.py::test_template_kwargs",
-        "chat_template": f"{WIRE}::test_what_is_refused",
+        "chat_template": f"{PROMISES}::test_values_are_refused_by_their_name_or_taken",
         "add_generation_prompt": ENDS,
         "continue_final_message": ENDS,
         "add_special_tokens": SPECIAL,
         "return_token_strs": f"{WIRE}::test_token_strings_are_those_of_the_vocabulary",
     },
     tokenize.DetokenizeBody: {
-        "model": f"{WIRE}::test_no_such_model",
+        "model": f"{PROMISES}::test_an_unknown_model_is_named",
         "tokens": f"{WIRE}::test_there_and_back",
     },
 }
