@@ -11,7 +11,7 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Generate, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.pdf import text as pdf
-from mlx_server.schemas import messages as schemas
+from mlx_server.schemas import compiled as schemas
 from mlx_server.templates import messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged

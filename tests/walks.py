@@ -11,7 +11,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import END, replay_checkpoint
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.families.goldens import _scratch, tokenizer_of
 
 HOSTILE = (

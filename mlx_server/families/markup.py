@@ -9,7 +9,6 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.errors import InvalidGrammar
 from mlx_server.families.base import TEXT, Delimiters, ModelFamily
-from mlx_server.grammars.first_text import control_ids, first_text
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.markup_grammar import markup_grammar
@@ -17,6 +16,7 @@ from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext, Parser
 from mlx_server.prompts.history_rendering import in_hermes_tags
+from mlx_server.schemas.compiler import control_ids, first_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, UncallableTool, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.formats import HERMES
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
 from mlx_server.generation.defaults import template_kwargs
-from mlx_server.grammars.formats import format_rule
+from mlx_server.grammars.formats import format_rule, usable_tools
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.schema import usable_tools
 from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.pool.prepare import PreparedModel

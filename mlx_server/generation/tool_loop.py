@@ -45,7 +45,7 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.generation.generate import generate
-from mlx_server.grammars.schema import check
+from mlx_server.grammars.formats import check_schema
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
@@ -58,7 +58,7 @@ from mlx_server.requests import (
     NamedTool,
     ToolChoice,
 )
-from mlx_server.schemas.members import object_of
+from mlx_server.schemas.arguments import object_of
 
 log = logging.getLogger("mlx_server.mcp")
 
@@ -534,7 +534,7 @@ class ServerTools:
             label = server.requested.label
             for name, listed in server.listing.tools.items():
                 try:
-                    check(object_of(listed.schema), strict=False)
+                    check_schema(object_of(listed.schema), strict=False)
                 except (InvalidGrammar, CompilerTooSlow) as error:
                     sentence = f"{name!r} is left out: {error.message}"
                     self._left_out.setdefault(label, []).append(sentence)

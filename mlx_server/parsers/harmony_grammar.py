@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from mlx_server.engine.messages import Grammar
 from mlx_server.errors import BadRequest
-from mlx_server.grammars.formats import format_rule
+from mlx_server.grammars.formats import arguments, format_rule
 from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.harmony_parser import (
     FUNCTIONS,

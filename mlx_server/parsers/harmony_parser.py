@@ -43,7 +43,7 @@ from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.text_pieces import PieceSeparator
 from mlx_server.repair.calls import FoundCall
 from mlx_server.repair.model_json import Malformed, json_text, parsed, text_around_json
-from mlx_server.schemas.members import lists_properties
+from mlx_server.schemas.arguments import lists_properties
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Into, Source, Steps

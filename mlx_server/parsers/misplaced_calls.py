@@ -22,7 +22,7 @@ from mlx_server.repair.calls import (
     read_calls,
 )
 from mlx_server.repair.model_json import Malformed
-from mlx_server.schemas.fitting import fits, is_made_of
+from mlx_server.schemas.arguments import fits, is_made_of
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES

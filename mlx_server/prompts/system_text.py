@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_server.messages import Tool
 from mlx_server.prompts.message_normalization import OwnText, Part, Turn
-from mlx_server.schemas.types import named
+from mlx_server.schemas.view import named
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 

@@ -13,8 +13,7 @@ from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.sandbox.parent import Stopped
-from mlx_server.schemas.compiled import ask
-from mlx_server.schemas.messages import CheckedValue, CheckValue
+from mlx_server.schemas.compiled import CheckedValue, CheckValue, ask
 
 
 class CheckFailed(Exception):

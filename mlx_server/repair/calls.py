@@ -21,9 +21,8 @@ from mlx_server.repair.model_json import (
     loads_exactly,
     loads_value,
 )
-from mlx_server.schemas.lenient import items, member, types_of_member
-from mlx_server.schemas.types import type_of, types_of
-from mlx_server.schemas.view import View
+from mlx_server.schemas.arguments import lenient_items, lenient_member, types_of_member
+from mlx_server.schemas.view import View, type_of, types_of
 
 PREFIXES = ("functions.", "functions:", "function.", "tools.", "tool.", "default_api.")
 LEAKED = re.compile(r"<\|.*|<｜.*|\[[A-Z_]+\].*", re.DOTALL)
@@ -217,7 +216,7 @@ def takes_text(schema: Schema, key: str) -> bool:
 def coerced(value: Any, schema: Schema, key: str) -> Any:
     """Converts the value of parameter `key` to a type that its schema allows, if it can."""
     view = View(schema)
-    return _coerced(value, member(schema, key, view), view, limits.COERCED_DEPTH)
+    return _coerced(value, lenient_member(schema, key, view), view, limits.COERCED_DEPTH)
 
 
 def read_as(text: str, schema: Schema, key: str, mistake: Mistake | None = None) -> Any:
@@ -227,13 +226,13 @@ def read_as(text: str, schema: Schema, key: str, mistake: Mistake | None = None)
     object with mistakes, which is read where the schema allows no text. Without it, it stays text.
     """
     view = View(schema)
-    return _read_as(text, member(schema, key, view), view, mistake)
+    return _read_as(text, lenient_member(schema, key, view), view, mistake)
 
 
 def read_tree(tree: Any, schema: Schema, key: str, mistake: Mistake | None = None) -> Any:
     """Applies `read_as` to lists and objects in which every value is such a text."""
     view = View(schema)
-    return _read_tree(tree, member(schema, key, view), view, mistake)
+    return _read_tree(tree, lenient_member(schema, key, view), view, mistake)
 
 
 def _read_tree(tree: Any, wanted: Schema, view: View, mistake: Mistake | None) -> Any:
@@ -244,10 +243,11 @@ def _read_tree(tree: Any, wanted: Schema, view: View, mistake: Mistake | None) -
     match tree:
         case dict():
             return {
-                k: _read_tree(v, member(wanted, k, view), view, mistake) for k, v in tree.items()
+                k: _read_tree(v, lenient_member(wanted, k, view), view, mistake)
+                for k, v in tree.items()
             }
         case list():
-            each = items(wanted, view)
+            each = lenient_items(wanted, view)
             return [_read_tree(item, each, view, mistake) for item in tree]
         case "":
             empty: Any = {"array": [], "object": {}}
@@ -308,9 +308,12 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
 def _inside(value: Any, wanted: Schema, view: View, depth: int) -> Any:
     match value:
         case dict():
-            return {k: _coerced(v, member(wanted, k, view), view, depth) for k, v in value.items()}
+            return {
+                k: _coerced(v, lenient_member(wanted, k, view), view, depth)
+                for k, v in value.items()
+            }
         case list():
-            each = items(wanted, view)
+            each = lenient_items(wanted, view)
             return [_coerced(item, each, view, depth) for item in value]
     return value
 

@@ -8,10 +8,11 @@ import gc
 import json
 import math
 import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -26,10 +27,7 @@ from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 from mlx_server.schemas.check import check
-from mlx_server.schemas.compiler import STACK_BYTES, fault, text_fault
-from mlx_server.schemas.disjoint import Disjointness
-from mlx_server.schemas.grammar import simplified_text
-from mlx_server.schemas.messages import (
+from mlx_server.schemas.compiled import (
     CheckedValue,
     CheckValue,
     Compile,
@@ -39,10 +37,80 @@ from mlx_server.schemas.messages import (
     Request,
     SchemaRefused,
 )
+from mlx_server.schemas.compiler import STACK_BYTES, fault, text_fault
+from mlx_server.schemas.grammar import Disjointness, simplified_text, unsupported_keywords
 from mlx_server.schemas.patterns import as_rust, written_out
-from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.unsatisfiable import refusal_of
-from mlx_server.schemas.view import Part, View, pointer, refused
+from mlx_server.schemas.view import DEFINITIONS, Part, View, pointer, refused
+
+MOST_STEPS = 32
+"""The most parts within each other that are tried, and schemas that are joined to one."""
+
+_UNSATISFIABLE = "Unsatisfiable schema: "
+_MEMBER = "required property '"
+_MEMBER_END = "' is unsatisfiable"
+_ITEM = re.compile(r"required item is unsatisfiable|prefixItems\[(\d+)\] is unsatisfiable")
+_DEFINITION = re.compile(r" while processing (#\S*)$")
+_EMPTY_TEXT = re.compile(r"Regex is empty: .*", re.DOTALL)
+
+
+def refusal_of(why: str, view: View) -> InvalidGrammar | None:
+    """Returns the error that names the innermost part; None if llguidance refuses the schema for
+    another reason. why: its message."""
+    if _UNSATISFIABLE not in why:
+        return None
+    part = Part((), view.root)
+    for _ in range(MOST_STEPS):
+        if definition := _DEFINITION.search(why):
+            why = why[: definition.start()]
+            part = view.target(Part((), {"$ref": definition[1]})) or part
+        inner = next(_required(why, part, view), None)
+        if inner is None:
+            break
+        part = inner
+        inside = _fault_of(part.schema, view.root)
+        if _UNSATISFIABLE not in inside:  # it can't be met only together with others
+            break
+        why = inside
+    reason = why.rpartition(_UNSATISFIABLE)[2]
+    reason = _EMPTY_TEXT.sub("no text has its pattern, format and length", reason)
+    return refused(part.path, f"can't be met by any value: {reason}")
+
+
+def _required(why: str, part: Part, view: View) -> Iterator[Part]:
+    """Yields the schemas of the member or of the item that can't be met."""
+    name, is_member, _ = why.partition(_MEMBER)[2].rpartition(_MEMBER_END)
+    if is_member:
+        steps: tuple[str, ...] = ("properties", name)
+    elif item := _ITEM.search(why):
+        steps = ("prefixItems", item[1]) if item[1] else ("items",)
+    else:
+        return
+    for joined in _joined(part, view):
+        for inner in view.links(joined).used:
+            if inner.path[len(joined.path) :] == steps:
+                yield inner
+
+
+def _joined(part: Part, view: View) -> Iterator[Part]:
+    """Yields the part, the target of its `$ref` and the schemas of its `allOf`, and theirs in
+    turn."""
+    waiting = [part]
+    for _ in range(MOST_STEPS):
+        if not waiting:
+            return
+        part = waiting.pop()
+        yield part
+        links = view.links(part)
+        waiting += [each for each in links.used if each.path[len(part.path)] == "allOf"]
+        waiting += [links.target] if links.target else []
+
+
+def _fault_of(schema: Any, root: Any) -> str:
+    if isinstance(schema, Mapping):
+        definitions = {key: root[key] for key in DEFINITIONS if key in root}
+        schema = {**schema, **definitions, "x-guidance": {"coerce_one_of": True}}
+    return fault(f"start: %json {json.dumps(schema)}", reads_only=True)
+
 
 EXPRESSIONS = frozenset(
     ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")

@@ -1,4 +1,5 @@
-"""Compiles each schema once, to its grammar and the list of what the grammar does not enforce."""
+"""Compiles each schema once, to its grammar and the list of what the grammar does not enforce, in a
+process of its own (child.py)."""
 
 import threading
 from collections import OrderedDict
@@ -13,15 +14,47 @@ from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
 from mlx_server.sandbox.parent import OutOfTime, Program, Stopped, WarmProcesses
 from mlx_server.schemas.check import measure, written
-from mlx_server.schemas.messages import (
-    Compile,
-    Compiled,
-    ConvertGbnf,
-    Reply,
-    Request,
-    SchemaRefused,
-)
-from mlx_server.schemas.report import UnsupportedKeyword
+from mlx_server.schemas.grammar import UnsupportedKeyword
+
+
+class Compile(msgspec.Struct, array_like=True, tag=True):
+    schema: str
+    """The schema as JSON."""
+    seconds: float
+    """Limit on processor time; four times as much wall-clock time is allowed."""
+
+
+class ConvertGbnf(msgspec.Struct, array_like=True, tag=True):
+    gbnf: str
+    seconds: float
+
+
+class CheckValue(msgspec.Struct, array_like=True, tag=True):
+    value: str
+    """The value as JSON; the schema is JSON too."""
+    schema: str
+    seconds: float
+
+
+class Compiled(msgspec.Struct, array_like=True, tag=True):
+    grammar: str
+    """The schema as llguidance gets it, or a grammar in Lark."""
+    unsupported: list[tuple[tuple[str, ...], str, str]] = []
+    """The path, keyword and reason of each unsupported keyword."""
+
+
+class SchemaRefused(msgspec.Struct, array_like=True, tag=True):
+    message: str
+
+
+class CheckedValue(msgspec.Struct, array_like=True, tag=True):
+    errors: list[str]
+    """The violations of the schema, each as "path: message"."""
+
+
+Request = Compile | ConvertGbnf | CheckValue
+Reply = Compiled | CheckedValue | SchemaRefused
+
 
 CHILD = str(Path(__file__).with_name("child.py"))
 """This file is not imported here, because llguidance stays out of the server process."""

@@ -8,15 +8,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, RepairKind, ToolCallFinished, folded
+from mlx_server.grammars.formats import schema_unenforced
 from mlx_server.grammars.lark import Lark
-from mlx_server.grammars.schema import unenforced
 from mlx_server.messages import Tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.model_json import Malformed, UnknownTool
-from mlx_server.schemas.grammar import SPACE
-from mlx_server.schemas.members import object_of
-from mlx_server.schemas.report import UnsupportedKeyword
-from mlx_server.schemas.values import MemberSchema
+from mlx_server.schemas.arguments import MemberSchema, object_of
+from mlx_server.schemas.grammar import SPACE, UnsupportedKeyword
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 
@@ -309,7 +307,7 @@ def unsupported_keywords(call_formats: Sequence[CallFormat], tool: Tool) -> tupl
     enforce."""
     blocks = (block for each in call_formats for block in each.blocks)
     unsupported = (str(each) for block in blocks for each in block.unsupported(tool))
-    return tuple(dict.fromkeys([*unenforced(object_of(tool.parameters)), *unsupported]))
+    return tuple(dict.fromkeys([*schema_unenforced(object_of(tool.parameters)), *unsupported]))
 
 
 def writable(write: Callable[[T], str], each: Sequence[T]) -> list[str]:

@@ -33,9 +33,8 @@ from mlx_server.repair.calls import (
     unwrapped,
 )
 from mlx_server.repair.model_json import Malformed, UnknownTool, loads_arguments, loads_exactly
-from mlx_server.schemas.fitting import is_made_of
-from mlx_server.schemas.lenient import properties_in, required, types_of_member
-from mlx_server.schemas.types import ALL, type_of
+from mlx_server.schemas.arguments import is_made_of, properties_in, required, types_of_member
+from mlx_server.schemas.view import ALL, type_of
 
 
 def new_id() -> str:

@@ -15,9 +15,13 @@ from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed
-from mlx_server.schemas import unsupported_arguments
-from mlx_server.schemas.unsupported_arguments import unsupported_as_text
-from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of, members
+from mlx_server.schemas.arguments import (
+    MemberSchema,
+    ValueSchema,
+    arguments_of,
+    listed_members,
+    unsupported_as_text,
+)
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -200,9 +204,9 @@ class Elements:
             item = MemberSchema(ITEM, items, required=True)
             return f"({self._member_rule(lark, depth - 1, item)}){{{least},}}"
         said = ("type", "properties", "required", "additionalProperties")
-        if value.types - SCALARS == {"object"} and members(value) and value.says_only(*said):
+        if value.types - SCALARS == {"object"} and listed_members(value) and value.says_only(*said):
             written = partial(self._member_rule, lark, depth - 1)
-            return one_by_one_rule([members(value)], written, lark)
+            return one_by_one_rule([listed_members(value)], written, lark)
         return None
 
 
@@ -401,7 +405,7 @@ KIMI_K3 = CallFormat(
             _call_of,
             between="",
             after=TOOLS_END,
-            unsupported=unsupported_arguments.unsupported_as_text,
+            unsupported=unsupported_as_text,
         ),
     ),
 )

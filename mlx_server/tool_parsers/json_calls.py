@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mlx_server.grammars.formats import arguments
 from mlx_server.grammars.lark import Lark, literally
-from mlx_server.grammars.schema import arguments
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed, loads
 from mlx_server.schemas.grammar import SPACE

@@ -8,9 +8,12 @@ from functools import partial
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed, UnknownTool
-from mlx_server.schemas import unsupported_arguments
-from mlx_server.schemas.unsupported_arguments import unsupported_as_text
-from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
+from mlx_server.schemas.arguments import (
+    MemberSchema,
+    ValueSchema,
+    arguments_of,
+    unsupported_as_text,
+)
 from mlx_server.tool_parsers import json_calls, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -390,7 +393,7 @@ GLM = CallFormat(
         BlockGrammar(
             _call_of,
             after=CLOSE,
-            unsupported=unsupported_arguments.unsupported_as_text,
+            unsupported=unsupported_as_text,
             space=r"\n?",
         ),
     ),

@@ -8,14 +8,16 @@ from itertools import product
 from typing import Any, Literal, Protocol
 
 from mlx_server.events import RepairKind
-from mlx_server.grammars import schema
+from mlx_server.grammars import formats as answer_formats
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed, loads
-from mlx_server.schemas import unsupported_arguments
-from mlx_server.schemas.grammar import SPACE
-from mlx_server.schemas.report import UnsupportedKeyword
-from mlx_server.schemas.values import MemberSchema, arguments_of
+from mlx_server.schemas.arguments import (
+    MemberSchema,
+    arguments_of,
+    unsupported_one_by_one,
+)
+from mlx_server.schemas.grammar import SPACE, UnsupportedKeyword
 from mlx_server.tool_parsers import json_calls, value_rules, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -62,7 +64,7 @@ class JsonArguments:
         return call
 
     def write(self, lark: Lark, tool: Tool) -> str:
-        return schema.arguments(tool.parameters, lark, strict=tool.strict)
+        return answer_formats.arguments(tool.parameters, lark, strict=tool.strict)
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
         return ()
@@ -114,7 +116,7 @@ class LiteralArguments:
         return f"{comma_separated_rule(arguments_of(tool), written, lark, comma)} {closing}"
 
     def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
-        return unsupported_arguments.unsupported_one_by_one(tool)
+        return unsupported_one_by_one(tool)
 
 
 JSON = JsonArguments()

@@ -14,8 +14,12 @@ from typing import Any
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import ExactFloat, Malformed
-from mlx_server.schemas.unsupported_arguments import unsupported_as_text
-from mlx_server.schemas.values import MemberSchema, ValueSchema, arguments_of
+from mlx_server.schemas.arguments import (
+    MemberSchema,
+    ValueSchema,
+    arguments_of,
+    unsupported_as_text,
+)
 from mlx_server.tool_parsers import json_calls, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,

@@ -2,7 +2,7 @@
 
 Where a schema allows strings and other types, a bare text is read as the type that it looks like.
 So no string is allowed that would be read as a value that the schema forbids. What a schema says
-about strings is enforced, except for patterns that can't be read (see unsupported_arguments.py).
+about strings is enforced, except for patterns that can't be read (see `unsupported_as_text`).
 Where strings are allowed, numbers with limits are not. A literal with keywords that are not read
 here is written as JSON, which the readers of these formats understand as well.
 """
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from mlx_server import limits
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.schemas.arguments import KEYWORDS, MemberSchema, ValueSchema, listed_members
 from mlx_server.schemas.patterns import search_pattern
-from mlx_server.schemas.types import named
-from mlx_server.schemas.values import KEYWORDS, MemberSchema, ValueSchema, members
-from mlx_server.schemas.view import DEFINITIONS, View
+from mlx_server.schemas.view import DEFINITIONS, View, named
 from mlx_server.tool_parsers.call_format import UncallableTool, comma_separated_rule
 from mlx_server.tool_parsers.values import BARE_KEY
 
@@ -343,7 +342,7 @@ class LiteralGrammar:
         return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
     def _object(self, value: ValueSchema) -> str | None:
-        found, others = members(value), value.others
+        found, others = listed_members(value), value.others
         if not value.lists_all_members:
             return None
         if found or not others:

@@ -24,17 +24,19 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.schemas.check import measure, written
 from mlx_server.schemas.child import reply_to
-from mlx_server.schemas.messages import Compile, Compiled
-from mlx_server.schemas.report import UnsupportedKeyword
+from mlx_server.schemas.compiled import Compile, Compiled
+from mlx_server.schemas.grammar import UnsupportedKeyword
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
     GrammarFailed,
     GrammarRefused,
 )
-from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
-from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
+from mlx_server.worker.constrained_decoding.grammar_completion import (
+    GrammarCompletion,
+    YieldingMatcher,
+)
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.corpus_walks import cut_walks
 
 SECONDS = 60.0

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars.schema import usable_tools
+from mlx_server.grammars.formats import usable_tools
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import OutputSpec
 from tests.families.walks import Way

@@ -19,7 +19,7 @@ from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.schemas.compiler import LIMITS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.families.goldens import goldens_of
 
 STEPS = 2_000

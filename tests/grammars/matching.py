@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import formats, schema
+from mlx_server.grammars import formats
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
@@ -61,7 +61,7 @@ def allowed(matcher: LLMatcher) -> list[int]:
 
 def refusal(found: Any, *, strict: bool = False) -> str:
     with pytest.raises(InvalidGrammar) as caught:
-        schema.check(found, strict=strict, param="response_format")
+        formats.check_schema(found, strict=strict, param="response_format")
     assert caught.value.param == "response_format"
     assert caught.value.code == "invalid_json_schema"
     assert caught.value.status == 400

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import formats, schema
+from mlx_server.grammars import formats
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.grammars.matching import (
@@ -94,7 +94,7 @@ def test_text_is_never_a_control_token(wanted: Format) -> None:
 def test_arguments_are_an_object_even_where_a_tool_does_not_say_so() -> None:
     for parameters in ({}, {"properties": {"a": {"type": "integer"}}}):
         lark = Lark()
-        matcher = compiled(lark.source(schema.arguments(parameters, lark)).source)
+        matcher = compiled(lark.source(formats.arguments(parameters, lark)).source)
         assert matches(matcher, '{"a": 1}')
         assert not matches(matcher, "[]")
         assert not matches(matcher, "1")
@@ -119,9 +119,9 @@ def test_arguments_are_those_listed_unless_more_is_said(
     more: dict[str, object], closed: bool
 ) -> None:
     lark = Lark()
-    matcher = compiled(lark.source(schema.arguments({**LISTED, **more}, lark)).source)
+    matcher = compiled(lark.source(formats.arguments({**LISTED, **more}, lark)).source)
     assert matches(matcher, '{"a": 1, "b": 1}') is not closed
-    inside = compiled(lark.source(schema.arguments({"properties": {"o": LISTED}}, lark)).source)
+    inside = compiled(lark.source(formats.arguments({"properties": {"o": LISTED}}, lark)).source)
     assert matches(inside, '{"o": {"a": 1, "b": 1}}')
 
 
@@ -131,7 +131,7 @@ def test_arguments_of_each_tool_refer_to_their_own_definitions() -> None:
                 "$defs": {"a": {"type": kind}}}  # fmt: skip
 
     lark = Lark()
-    rules = [schema.arguments(tool(kind), lark) for kind in ("integer", "string")]
+    rules = [formats.arguments(tool(kind), lark) for kind in ("integer", "string")]
     matcher = compiled(lark.source(f'"1" {rules[0]} | "2" {rules[1]}').source)
     assert matches(matcher, '1{"a":1}')
     assert matches(matcher, '2{"a":"1"}')
@@ -140,9 +140,9 @@ def test_arguments_of_each_tool_refer_to_their_own_definitions() -> None:
 
 def test_arguments_are_lenient_unless_strict() -> None:
     parameters = {"properties": {"a": {"uniqueItems": True}}}
-    schema.arguments(parameters, Lark())
+    formats.arguments(parameters, Lark())
     with pytest.raises(InvalidGrammar, match="uniqueItems"):
-        schema.arguments(parameters, Lark(), strict=True)
+        formats.arguments(parameters, Lark(), strict=True)
 
 
 def test_only_what_is_lenient_is_unenforced() -> None:

@@ -8,9 +8,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.formats import arguments, schema_unenforced
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.lark_regex import NotRegular, regex_of
-from mlx_server.grammars.schema import arguments, unenforced
 
 PATCHES = r"""
 start: begin_patch hunk+ end_patch
@@ -124,7 +124,7 @@ def accepts(grammar: str, text: str) -> bool:
 def test_it_holds_a_text_within_json() -> None:
     text = {"type": "string", "pattern": f"^(?:{regex_of(PATCHES)})$"}
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    assert unenforced(schema) == ()
+    assert schema_unenforced(schema) == ()
     lark = Lark()
     grammar = lark.source(arguments(schema, lark)).source
     assert accepts(grammar, PATCH)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import schema
+from mlx_server.grammars import formats
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
 from tests.grammars.matching import matcher_of, matches, refusal, within
@@ -110,14 +110,14 @@ def test_what_may_stand_around_a_schema(found: dict[str, Any]) -> None:
 def test_tools_name_the_one_that_is_wrong() -> None:
     tools = [Tool("a"), Tool("b", None, {"properties": {"x": {"type": 5}}}, True)]
     with pytest.raises(InvalidGrammar) as caught:
-        schema.usable_tools(tools)
+        formats.usable_tools(tools)
     assert caught.value.param == "tools[1].function.parameters"
     with pytest.raises(InvalidGrammar, match="129 tools"):
-        schema.usable_tools([Tool(str(at)) for at in range(129)])
+        formats.usable_tools([Tool(str(at)) for at in range(129)])
     lenient, strict = Tool("a", parameters={"not": {}}), Tool("a", None, {"not": {}}, True)
-    schema.usable_tools([lenient])
+    formats.usable_tools([lenient])
     with pytest.raises(InvalidGrammar, match="#/not "):
-        schema.usable_tools([strict])
+        formats.usable_tools([strict])
 
 
 def _deep(depth: int) -> dict[str, Any]:
@@ -160,5 +160,5 @@ _WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
     ids=lambda value: str(value)[:40],
 )
 def test_limits_are_where_they_are_said_to_be(within_limit: Any, beyond: Any, named: str) -> None:
-    schema.check(within_limit, strict=False)
+    formats.check_schema(within_limit, strict=False)
     assert named in refusal(beyond)

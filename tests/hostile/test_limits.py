@@ -37,25 +37,24 @@ from mlx_server.checkpoints.weights_files import BadHeader, read_header_of
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
-from mlx_server.grammars import formats, schema, user_grammar
+from mlx_server.grammars import formats, user_grammar
 from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.prompts.harmony.typescript import SchemaReducer
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.repair import model_json
 from mlx_server.repair.model_json import Malformed, json_text
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
-from mlx_server.schemas import lenient, patterns
+from mlx_server.schemas import arguments as argument_schemas
+from mlx_server.schemas import patterns
+from mlx_server.schemas.arguments import variants_of
 from mlx_server.schemas.check import check, measure
 from mlx_server.schemas.check import written as written_schema
 from mlx_server.schemas.compiler import in_a_line
-from mlx_server.schemas.disjoint import Disjointness
-from mlx_server.schemas.report import unsupported_keywords
-from mlx_server.schemas.types import resolved
-from mlx_server.schemas.typescript import SchemaReducer
-from mlx_server.schemas.variants import variants_of
-from mlx_server.schemas.view import Part, View
+from mlx_server.schemas.grammar import Disjointness, unsupported_keywords
+from mlx_server.schemas.view import Part, View, resolved
 from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
@@ -64,7 +63,7 @@ from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.values import JSON
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.constrained_decoding.token_trie import UnusableVocabulary, Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import UnusableVocabulary, Vocabulary
 from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.rows import check_row
 from tests.api import wire
@@ -111,7 +110,7 @@ def padded(size: int) -> Json:
 
 def tools_of_bytes(size: int) -> None:
     parts = [padded(size // 8)] * 7 + [padded(size - 7 * (size // 8))]
-    schema.usable_tools([Tool(f"f{at}", "", part) for at, part in enumerate(parts)])
+    formats.usable_tools([Tool(f"f{at}", "", part) for at, part in enumerate(parts)])
 
 
 def prompt_text(size: int) -> None:
@@ -205,7 +204,7 @@ def coerced_depth(levels: int) -> bool:
 
 def coerced_parts(count: int) -> bool:
     schema: Json = {"allOf": [{"title": str(at)} for at in range(count - 1)]}
-    return len(lenient.parts_of(schema, View(schema))) == count
+    return len(argument_schemas.parts_of(schema, View(schema))) == count
 
 
 def repaired_json(steps: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.grammars import schema
+from mlx_server.grammars.formats import schema_unenforced
 from mlx_server.requests import JsonFormat
 from tests.grammars.matching import matcher_of, matches
 
@@ -27,7 +27,7 @@ def test_wide_bounds_are_enforced(
     bounds: dict[str, Any], taken: list[int], refused: list[int]
 ) -> None:
     asked = {"type": "integer", **bounds}
-    assert not schema.unenforced(asked)
+    assert not schema_unenforced(asked)
     matcher = matcher_of(JsonFormat(asked))
     assert all(matches(matcher, str(one)) for one in taken)
     assert not any(matches(matcher, str(one)) for one in refused)
@@ -47,5 +47,5 @@ def test_wide_bounds_are_enforced(
 )
 def test_others_are_named(asked: dict[str, Any]) -> None:
     """Plain llguidance takes a value that does not conform, or far too few that do."""
-    assert schema.unenforced(asked)
+    assert schema_unenforced(asked)
     matcher_of(JsonFormat(asked, strict=False))

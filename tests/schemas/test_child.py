@@ -7,7 +7,7 @@ import llguidance
 import pytest
 
 from mlx_server.schemas import child, compiler
-from mlx_server.schemas.messages import Compile, Compiled
+from mlx_server.schemas.compiled import Compile, Compiled
 from tests.schemas.large import MANY
 
 

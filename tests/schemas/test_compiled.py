@@ -11,8 +11,7 @@ from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
 from mlx_server.schemas import compiled as module
 from mlx_server.schemas.compiled import PROCESSES, compiled
-from mlx_server.schemas.disjoint import Disjointness
-from mlx_server.schemas.report import unsupported_keywords
+from mlx_server.schemas.grammar import Disjointness, unsupported_keywords
 from mlx_server.schemas.view import View
 from tests.schemas.large import MANY
 

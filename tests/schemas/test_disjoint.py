@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.schemas.disjoint import Disjointness
+from mlx_server.schemas.grammar import Disjointness
 from mlx_server.schemas.view import Part, View
 
 

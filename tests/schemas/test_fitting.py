@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.schemas.fitting import fits, is_made_of
+from mlx_server.schemas.arguments import fits, is_made_of
 from tests.slowness import slowness
 
 CITY: dict[str, Any] = {

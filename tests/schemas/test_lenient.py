@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from mlx_server.schemas.lenient import (
-    items,
-    member,
+from mlx_server.schemas.arguments import (
+    lenient_items,
+    lenient_member,
     parts_of,
     required,
     required_by,
@@ -31,7 +31,7 @@ def test_a_member_may_have_the_types_of_each_alternative() -> None:
 
 def test_a_member_that_is_not_listed_has_the_schema_of_the_others() -> None:
     assert types_of_member(SHOP, "z") == {"integer"}
-    assert member({}, "z", View({})) == {}
+    assert lenient_member({}, "z", View({})) == {}
 
 
 def test_a_schema_that_contains_itself_has_one_part() -> None:
@@ -41,7 +41,7 @@ def test_a_schema_that_contains_itself_has_one_part() -> None:
 
 def test_items_of_all_parts_count() -> None:
     schema = {"items": {"type": "null"}, "allOf": [{"items": {"type": "string"}}, {"items": 3}]}
-    assert items(schema, View(schema)) == {"anyOf": [{"type": "null"}, {"type": "string"}]}
+    assert lenient_items(schema, View(schema)) == {"anyOf": [{"type": "null"}, {"type": "string"}]}
 
 
 def test_what_is_no_list_requires_nothing() -> None:

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas import members
-from mlx_server.schemas.members import (
+from mlx_server.schemas import arguments
+from mlx_server.schemas.arguments import (
     is_forbidden,
     lists_properties,
     member,
@@ -94,9 +94,9 @@ REFERRING: dict[str, Any] = {
 
 
 def test_members_are_found_through_references_and_all_of() -> None:
-    assert list(members.properties_of(REFERRING)) == ["items", "again", "first", "count", "id"]
-    assert members.required_of(REFERRING) == {"items", "id"}
-    assert members.properties_of(True) == {}
+    assert list(arguments.properties_of(REFERRING)) == ["items", "again", "first", "count", "id"]
+    assert arguments.required_of(REFERRING) == {"items", "id"}
+    assert arguments.properties_of(True) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_members_are_found_through_references_and_all_of() -> None:
     ],
 )
 def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
-    alone = members.member(REFERRING, key)
+    alone = arguments.member(REFERRING, key)
     matcher = matcher_of(JsonFormat(alone))
     assert matches(matcher, good)
     assert not matches(matcher, bad)
@@ -120,6 +120,6 @@ def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
 
 
 def test_a_member_carries_no_more_than_it_refers_to() -> None:
-    assert members.member(REFERRING, "count") == {"type": "integer"}
-    assert members.member(REFERRING, "nobody") == {}
-    assert members.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
+    assert arguments.member(REFERRING, "count") == {"type": "integer"}
+    assert arguments.member(REFERRING, "nobody") == {}
+    assert arguments.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}

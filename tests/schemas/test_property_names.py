@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import schema
+from mlx_server.grammars.formats import check_schema, schema_unenforced
 from mlx_server.requests import JsonFormat
 from tests.grammars.matching import matcher_of, matches
 
@@ -50,8 +50,8 @@ OBJECTS = [
 @pytest.mark.parametrize("name", LISTED)
 def test_the_names_are_enforced(name: str) -> None:
     asked = around(LISTED[name])
-    assert not schema.unenforced(asked)
-    schema.check(asked, strict=True, param="response_format")
+    assert not schema_unenforced(asked)
+    check_schema(asked, strict=True, param="response_format")
     matcher = matcher_of(JsonFormat(asked))
     taken = [matches(matcher, json.dumps({"of": one}, ensure_ascii=False)) for one in OBJECTS]
     valid = [jsonschema.Draft202012Validator(asked).is_valid({"of": one}) for one in OBJECTS]
@@ -84,13 +84,13 @@ def test_the_names_are_enforced(name: str) -> None:
 )
 def test_others_are_refused_if_strict(inner: dict[str, Any]) -> None:
     asked = around(inner)
-    assert "propertyNames at #/properties/of" in schema.unenforced(asked)
+    assert "propertyNames at #/properties/of" in schema_unenforced(asked)
     with pytest.raises(InvalidGrammar, match="#/properties/of/propertyNames"):
-        schema.check(asked, strict=True, param="response_format")
+        check_schema(asked, strict=True, param="response_format")
     matcher_of(JsonFormat(asked, strict=False))
 
 
 def test_the_arguments_of_a_call_are_no_listed_names() -> None:
     """They may be written one by one, under any name."""
     found = {"type": "object", "propertyNames": COLOURS}
-    assert [*schema.unenforced(found)] == ["propertyNames at #"]
+    assert [*schema_unenforced(found)] == ["propertyNames at #"]

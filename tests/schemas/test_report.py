@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from mlx_server.grammars import schema
+from mlx_server.grammars.formats import check_schema, schema_unenforced
 from mlx_server.requests import JsonFormat
-from mlx_server.schemas.grammar import simplify
-from mlx_server.schemas.report import unsupported_keywords
+from mlx_server.schemas.grammar import simplify, unsupported_keywords
 from mlx_server.schemas.view import View
 from tests.grammars.matching import matcher_of, matches, refusal, within
 
@@ -49,8 +48,8 @@ from tests.grammars.matching import matcher_of, matches, refusal, within
 def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     found: dict[str, Any], reported: list[str]
 ) -> None:
-    assert list(schema.unenforced(found)) == reported
-    schema.check(found, strict=False)
+    assert list(schema_unenforced(found)) == reported
+    check_schema(found, strict=False)
     keyword, at = reported[0].split(" at ")
     assert f"{at}/{keyword} " in refusal(found, strict=True)
     matcher_of(JsonFormat(found, strict=False))
@@ -79,8 +78,8 @@ def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     ],
 )
 def test_what_says_nothing_or_can_be_said_is_strict(found: dict[str, Any]) -> None:
-    schema.check(found, strict=True)
-    assert schema.unenforced(found) == ()
+    check_schema(found, strict=True)
+    assert schema_unenforced(found) == ()
     matcher_of(JsonFormat(found))
 
 
@@ -96,7 +95,7 @@ def test_one_of_may_refer_to_objects_that_a_member_tells_apart() -> None:
     assert matches(matcher, '{"kind": "dog"}')
     assert not matches(matcher, '{"kind": "cow"}')
     found["$defs"]["dog"] = tagged("cat")  # type: ignore[index]
-    assert schema.unenforced(found) == ("oneOf at #",)
+    assert schema_unenforced(found) == ("oneOf at #",)
 
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
@@ -110,7 +109,7 @@ def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -
 
 def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
     overlapping = {"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}
-    assert schema.unenforced(overlapping) == ("oneOf at #",)
+    assert schema_unenforced(overlapping) == ("oneOf at #",)
     matcher = matcher_of(JsonFormat(overlapping, strict=False))
     assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
         *("1", "2", '"a"')

@@ -8,7 +8,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow
 from mlx_server.generation import constraints
-from mlx_server.grammars import schema
+from mlx_server.grammars.formats import check_schema
 from mlx_server.messages import Tool
 from mlx_server.schemas import compiled as module
 
@@ -39,7 +39,7 @@ def test_calls_of_an_optional_tool_are_unconstrained() -> None:
 
 def test_one_that_is_required_may_be_sent_again() -> None:
     with pytest.raises(CompilerTooSlow) as error:
-        schema.check(SLOW, strict=True)
+        check_schema(SLOW, strict=True)
     assert error.value.status == 503
     assert error.value.headers["Retry-After"] == "1"
     assert f"{limits.SCHEMA_SECONDS} s" in error.value.message

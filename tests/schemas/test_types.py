@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.schemas.types import ALL, listed, named, resolved, type_of, types_of
-from mlx_server.schemas.view import View
+from mlx_server.schemas.view import ALL, View, listed, named, resolved, type_of, types_of
 
 
 @pytest.mark.parametrize(

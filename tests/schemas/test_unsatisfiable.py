@@ -4,10 +4,9 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.schemas.check import written
-from mlx_server.schemas.child import reply_to
+from mlx_server.schemas.child import MOST_STEPS, refusal_of, reply_to
+from mlx_server.schemas.compiled import Compile, Compiled, SchemaRefused
 from mlx_server.schemas.compiler import fault
-from mlx_server.schemas.messages import Compile, Compiled, SchemaRefused
-from mlx_server.schemas.unsatisfiable import MOST_STEPS, refusal_of
 from mlx_server.schemas.view import View
 
 TWO_TYPES = {"allOf": [{"type": "string"}, {"type": "integer"}]}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import Tool
-from mlx_server.schemas.unsupported_arguments import unsupported_as_text, unsupported_one_by_one
+from mlx_server.schemas.arguments import unsupported_as_text, unsupported_one_by_one
 
 PATTERN = {"type": "string", "pattern": r"^(?=a)b"}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import Tool
-from mlx_server.schemas.values import ValueSchema, arguments_of, members
+from mlx_server.schemas.arguments import ValueSchema, arguments_of, listed_members
 from mlx_server.schemas.view import View
 
 
@@ -56,7 +56,10 @@ def test_a_text_s_pattern_and_format() -> None:
 
 def test_members_and_which_are_required() -> None:
     schema = value({"properties": {"a": {}, "b": {"type": "null"}}, "required": ["b"]})
-    assert [(each.key, each.required) for each in members(schema)] == [("a", False), ("b", True)]
+    assert [(each.key, each.required) for each in listed_members(schema)] == [
+        ("a", False),
+        ("b", True),
+    ]
 
 
 def test_arguments_come_in_the_schema_s_order_and_those_only_required_last() -> None:

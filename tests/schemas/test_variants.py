@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.schemas.members import required_of
-from mlx_server.schemas.variants import variants_of
+from mlx_server.schemas.arguments import required_of, variants_of
 
 A, B = {"required": ["a"]}, {"required": ["b"]}
 LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}

@@ -7,8 +7,8 @@ import pytest
 
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.schemas import report
-from mlx_server.schemas.values import ValueSchema
+from mlx_server.schemas import grammar
+from mlx_server.schemas.arguments import ValueSchema
 from mlx_server.schemas.view import View
 from mlx_server.tool_parsers.call_format import UncallableTool
 from mlx_server.tool_parsers.value_rules import FORMATS, json_rule
@@ -109,7 +109,7 @@ def test_bare_text_has_its_format(format: str, right: list[str], wrong: list[str
 
 
 def test_all_formats_that_json_holds_are_held_in_text() -> None:
-    assert FORMATS.keys() == report.FORMATS
+    assert FORMATS.keys() == grammar.FORMATS
 
 
 @pytest.mark.parametrize(

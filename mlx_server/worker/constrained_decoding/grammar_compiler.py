@@ -18,11 +18,11 @@ from mlx_server.fair_queue import address_of
 from mlx_server.schemas.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
+    YieldingMatcher,
     completion_hints,
 )
 from mlx_server.worker.constrained_decoding.mask_threads import in_thread
-from mlx_server.worker.constrained_decoding.token_trie import Bitmask, Vocabulary
-from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
+from mlx_server.worker.constrained_decoding.vocabulary import Bitmask, Vocabulary
 
 IsDone = Callable[[Future[Any]], bool]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mlx_server.schemas.patterns import PIECE, without_nested_classes
-from mlx_server.schemas.types import named
+from mlx_server.schemas.view import named
 
 Schema = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
 from tests.worker.constrained_decoding.grammars import loaded
 from tests.worker.constrained_decoding.worlds import World

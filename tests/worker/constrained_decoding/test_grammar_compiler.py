@@ -24,7 +24,7 @@ from mlx_server.schemas.compiler import LIMITS
 from mlx_server.worker import weights
 from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
 from tests.grammars.matching import compiled
 from tests.worker.batch_runs import ids

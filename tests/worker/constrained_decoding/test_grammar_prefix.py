@@ -11,7 +11,7 @@ from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat
 from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused, compiled
-from mlx_server.worker.constrained_decoding.token_trie import Vocabulary
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.tiny import IM_END
 
 SCHEMA = {

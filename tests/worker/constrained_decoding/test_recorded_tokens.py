@@ -5,14 +5,14 @@ import pytest
 
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.recorded_tokens import (
+from mlx_server.worker.constrained_decoding.logit_constraints import (
     BEFORE,
     SHOWN,
     LeftGrammar,
     RecordedTokens,
     recorded_tokens_of,
 )
-from mlx_server.worker.constrained_decoding.token_trie import Bitmask
+from mlx_server.worker.constrained_decoding.vocabulary import Bitmask
 
 TEXTS = [b"long", b"a", b"bc", *[b"xyz"] * 61]
 STOP = 63

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_server.engine.messages import Generate, Grammar, LoadModel, Report, Thinking, Token
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.thinking_budget import (
+from mlx_server.worker.constrained_decoding.logit_constraints import (
     ThinkingBudget,
     end_reasoning_early,
 )

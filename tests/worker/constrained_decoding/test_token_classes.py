@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_server.worker.constrained_decoding.token_classes import TokenClasses
+from mlx_server.worker.constrained_decoding.vocabulary import TokenClasses
 
 TEXTS = [b"a", b"b", b"ab", b"abc", b'"', b'",', b"{", b" a", b"\xc3", b"\\", b"<call>", b"<end>"]
 CLASSES = TokenClasses(TEXTS, [11], [10, 11])

@@ -14,7 +14,7 @@ from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.families import FAMILIES
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
-from mlx_server.worker.constrained_decoding.token_trie import (
+from mlx_server.worker.constrained_decoding.vocabulary import (
     Bitmask,
     UnusableVocabulary,
     Vocabulary,

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.worker.constrained_decoding import yielding_matcher
-from mlx_server.worker.constrained_decoding.yielding_matcher import RowGone, YieldingMatcher
+from mlx_server.worker.constrained_decoding import grammar_completion
+from mlx_server.worker.constrained_decoding.grammar_completion import RowGone, YieldingMatcher
 from tests.worker.constrained_decoding.grammars import HEAD, JSON, WORDS
 from tests.worker.constrained_decoding.worlds import World
 
@@ -17,7 +17,7 @@ AMBIGUOUS = HEAD + 'start: s\ns: "a" | "b" | s s | s s s\n'
 def test_a_slow_matcher_answers_as_a_quick_one(
     demo: World, grammar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yielding_matcher, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_completion, "SLOW_SECONDS", -1.0)
     quick, slow = (
         demo.matcher(Grammar(grammar)),
         YieldingMatcher(demo.matcher(Grammar(grammar))),

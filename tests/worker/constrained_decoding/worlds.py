@@ -16,10 +16,10 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     GrammarCompletion,
+    YieldingMatcher,
     completion_hints,
 )
-from mlx_server.worker.constrained_decoding.token_classes import Ids, TokenClasses
-from mlx_server.worker.constrained_decoding.yielding_matcher import YieldingMatcher
+from mlx_server.worker.constrained_decoding.vocabulary import Ids, TokenClasses
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.schemas.members import lists_properties
+from mlx_server.schemas.arguments import lists_properties
 from mlx_server.schemas.view import View
 
 
