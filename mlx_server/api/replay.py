@@ -30,8 +30,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, Prompt
-from mlx_server.sources.given_answers import GivenAnswers
-from mlx_server.sources.redaction import matching, without_secrets
+from mlx_server.sources.given_answers import GivenAnswers, matching, without_secrets
 from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry, facts_of
 from mlx_server.system.files import not_linked, own_path
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mlx_server.cli.machine_checks import budget_here
-from mlx_server.cli.transcripts import check_transcripts
+from mlx_server.cli.machine_checks import budget_here, check_transcripts
 from mlx_server.config.models_yaml import ids_of, load_settings
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import ServerError, SettingsError

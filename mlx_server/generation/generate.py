@@ -39,7 +39,7 @@ from mlx_server.pool.lease import Lease
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
-from mlx_server.prompts.next_prompt import next_beginning
+from mlx_server.prompts.branches import next_beginning
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.logs import log_model

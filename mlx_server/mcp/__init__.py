@@ -11,8 +11,7 @@ from mlx_server.mcp.connectors import (
     StoredLogin,
     Toolset,
 )
-from mlx_server.mcp.errors import McpError
-from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.limits import McpError, McpLimits
 
 __all__ = [
     "ClientCredentials",

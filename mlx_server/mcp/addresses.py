@@ -6,7 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from mlx_server.mcp.errors import McpError
+from mlx_server.mcp.limits import McpError
 
 RESOLVERS = ThreadPoolExecutor(8, "mcp-resolver")
 """Threads for DNS only, since a lookup may take very long and would block other work."""

@@ -13,8 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.errors import McpError, cut
-from mlx_server.mcp.limits import CountingSemaphore, McpLimits
+from mlx_server.mcp.limits import CountingSemaphore, McpError, McpLimits, cut
 from mlx_server.requests import McpServer
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from mcp.types import (
 )
 
 from mlx_server.mcp.addresses import resolved
-from mlx_server.mcp.errors import ConnectionLost, McpError, cut
-from mlx_server.mcp.limits import McpLimits, Meter, ValueMeter
+from mlx_server.mcp.limits import ConnectionLost, McpError, McpLimits, Meter, ValueMeter, cut
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
 

@@ -26,9 +26,8 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 from mlx_server import __version__
 from mlx_server.mcp.addresses import is_loopback
 from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
-from mlx_server.mcp.errors import McpError, cut
 from mlx_server.mcp.http import http_transport
-from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.limits import McpError, McpLimits, cut
 from mlx_server.mcp.server import Session
 from mlx_server.system.files import write_private
 

@@ -21,9 +21,16 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from mlx_server import __version__, limits
 from mlx_server.events import ListedTool
-from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause, cut
 from mlx_server.mcp.http import status_of
-from mlx_server.mcp.limits import McpLimits
+from mlx_server.mcp.limits import (
+    ConnectionLost,
+    McpError,
+    McpLimits,
+    McpRefused,
+    ToolFailed,
+    cause,
+    cut,
+)
 from mlx_server.requests import McpServer
 from mlx_server.schemas.view import remote_reference
 

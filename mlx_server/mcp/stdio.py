@@ -21,9 +21,8 @@ from mcp.shared.message import SessionMessage
 
 from mlx_server.errors import public_message
 from mlx_server.mcp import guard
-from mlx_server.mcp.errors import ConnectionLost, McpError
 from mlx_server.mcp.http import MESSAGES
-from mlx_server.mcp.limits import McpLimits, Meter, ValueMeter
+from mlx_server.mcp.limits import ConnectionLost, McpError, McpLimits, Meter, ValueMeter
 from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0

@@ -4,11 +4,15 @@ Such requests are rendered: with another tool after the same ones, another syste
 first question, another last question, a question in place of the answer, the conversation's next
 turn, and the next result of a tool. What a template drops from earlier turns, or moves, shows in
 their prompts.
+
+The beginning of the next prompt is the history with the answer, as the template renders it before a
+next message: templates drop the reasoning of earlier turns and write calls in their own way. The
+next message is unknown, so two are rendered, and what both prompts have in common is the beginning.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Protocol
 
@@ -102,3 +106,38 @@ def common_length(a: Sequence[object], b: Sequence[object]) -> int:
         return shorter
     # slices are compared at the speed of the memory, characters one by one are not
     return bisect_left(range(shorter), True, key=lambda i: a[: i + 1] != b[: i + 1])
+
+
+UNKNOWN = ("x", "\ny")
+"""Two messages that may follow. Some templates trim the text, and a line break at its beginning may
+share a token with what precedes it."""
+
+Tokens = Sequence[int]
+
+
+def next_beginning(
+    conversation: Conversation, answer: Message, render: Callable[[Conversation], Tokens]
+) -> list[int]:
+    """Returns the tokens. render: renders a whole prompt."""
+    if not _returns_thoughts(conversation):
+        answer = replace(answer, reasoning=None)
+    answered = conversation.with_answer(answer)
+    first, second = (
+        render(replace(answered, messages=(*answered.messages, *following)))
+        for following in _next_messages(answer)
+    )
+    pairs = zip(first, second, strict=False)
+    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def _returns_thoughts(conversation: Conversation) -> bool:
+    """Whether the client sends answers back with their reasoning, as far as its messages show."""
+    return any(each.role == "assistant" and each.reasoning for each in conversation.messages)
+
+
+def _next_messages(answer: Message) -> Iterator[Sequence[Message]]:
+    """Yields the messages that may follow the answer."""
+    for text in UNKNOWN:
+        calls = answer.tool_calls
+        results = [Message("tool", text, tool_call_id=call.id, name=call.name) for call in calls]
+        yield results or [Message("user", text)]

@@ -10,7 +10,8 @@ searched in windows: `re` lets no other thread run while it searches.
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +20,49 @@ from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.prompts.text_size import texts_of
-from mlx_server.prompts.token_places import TokenPlaces
 from mlx_server.request_threads import check_wanted
+
+
+class TokenPlaces:
+    """Finds how many tokens of a prompt stand for the first part of its text.
+
+    Control tokens are the same in the text and in the tokens, so they align the two. Only the text
+    after the nearest one is tokenised again.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tokens: Sequence[int],
+        control_ends: Sequence[int],
+        control_places: Sequence[int],
+        encode: Callable[[str], Sequence[int]],
+    ) -> None:
+        """control_ends, control_places: where control tokens end in the text, and their places in
+        the tokens. encode: tokenises a part of the marked text."""
+        self._text = text
+        self._tokens = tokens
+        self._is_known = len(control_ends) == len(control_places)
+        self._ends = [0, *control_ends]
+        self._starts = [0, *(place + 1 for place in control_places)]
+        self._encode = encode
+
+    def before(self, end: int) -> int:
+        """Returns the number of tokens of `text[:end]` that do not depend on what follows; 0 if
+        unknown."""
+        if not self._is_known:
+            return 0
+        nearest = bisect_right(self._ends, end) - 1
+        part, start = self._text[self._ends[nearest] : end], self._starts[nearest]
+        # the last token may depend on the next character
+        return start + min(self._common(part, start), self._common(f"{part}x", start))
+
+    def _common(self, part: str, start: int) -> int:
+        ids = self._encode(part)
+        rest = self._tokens[start : start + len(ids)]
+        pairs = enumerate(zip(ids, rest, strict=False))
+        return next((at for at, (a, b) in pairs if a != b), len(rest))
+
 
 WINDOW = 1 << 16
 """Characters per search."""

@@ -1,7 +1,7 @@
 """The SQLite store of responses, conversations and chat completions, with their items."""
 
 from mlx_server.store.completions import CompletionFilter
-from mlx_server.store.items import items_too_large
+from mlx_server.store.conversations import items_too_large
 from mlx_server.store.records import (
     RUNNING,
     CompletionRecord,

@@ -6,8 +6,8 @@ from sqlite3 import Connection
 
 from mlx_server.errors import BadRequest
 from mlx_server.store import usage
+from mlx_server.store.conversations import BEFORE_ALL, Order, add, drop, find, fitting_count, page
 from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import BEFORE_ALL, Order, add, drop, find, fitting_count, page
 from mlx_server.store.records import CompletionRecord, ItemRecord, Page
 
 NEXT = {"asc": "seq > ?", "desc": "seq < ?"}

@@ -9,8 +9,7 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.store import usage
-from mlx_server.store.database import Database, reads, sized, writes
-from mlx_server.store.items import (
+from mlx_server.store.conversations import (
     Order,
     StoredSize,
     add,
@@ -26,6 +25,7 @@ from mlx_server.store.items import (
     page,
     size_at,
 )
+from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.records import CONVERSATION_STATUSES, ItemRecord, Page, ResponseRecord
 
 CHAIN = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_server.cli.machine_checks import check_transcripts
 from mlx_server.cli.startup import checked_settings, with_local_models
-from mlx_server.cli.transcripts import check_transcripts
 from mlx_server.config.settings import ModelSettings, Settings, validated
 from mlx_server.errors import SettingsError
 from tests.live.server import serving

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_server.mcp.addresses import is_public, resolved
-from mlx_server.mcp.errors import McpError
+from mlx_server.mcp.limits import McpError
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import Connector, Connectors, McpLimits
-from mlx_server.mcp.errors import ConnectionLost, cut
-from mlx_server.mcp.limits import CountingSemaphore, Meter, ValueMeter
+from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, Meter, ValueMeter, cut
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HOSTILE
 from tests.mcp.playing import all_gone, served

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.mcp import Connector, Connectors, McpLimits
-from mlx_server.mcp.errors import ConnectionLost, McpError, McpRefused, ToolFailed, cause
+from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HASTY, LIMITS, listed, opened, outcome
 

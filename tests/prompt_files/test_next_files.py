@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from mlx_server.prompt_files.folder import RECENT, NextFiles
 from mlx_server.prompt_files.names import Ids, PromptFile, digest, group_of
-from mlx_server.prompt_files.next_files import RECENT, NextFiles
 
 GROUP, LINK = group_of("m"), digest(b"")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_server.messages import Conversation, Message, ToolCall
-from mlx_server.prompts.next_prompt import next_beginning
+from mlx_server.prompts.branches import next_beginning
 from tests.families.prompts import GoldenPrompt, conversation_named, golden_prompts
 from tests.prompts.test_branches import common_tokens, tokens_of
 

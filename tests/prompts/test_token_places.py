@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.prompts.token_places import TokenPlaces
+from mlx_server.prompts.control_token_guard import TokenPlaces
 
 pytestmark = pytest.mark.tables
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mlx_server.sources.redaction import matching, without_secrets
+from mlx_server.sources.given_answers import matching, without_secrets
 
 SECRETS = [
     "sk-proj-abcdefghijklmnop1234",
