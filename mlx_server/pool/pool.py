@@ -55,7 +55,10 @@ SHARE_OF_ADDRESS = 6
 
 
 class RowSlots:
-    """Limits the answers that are being generated or waiting, in total and for each client."""
+    """Limits the answers that are being generated or waiting, in total and for each client.
+
+    It refuses at once what is too much. Whose turn it is among the others, `FairQueue` says.
+    """
 
     def __init__(self, most: int) -> None:
         """most: the slots that a client can take while no other client has any."""

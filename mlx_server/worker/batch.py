@@ -63,7 +63,9 @@ class StepResult:
 
 
 class Places:
-    """Decides who may begin while others decode: a batch has places for a number of rows."""
+    """Decides whether there is room to begin while others decode: a batch has places for a number
+    of rows. Which prompt is the next one, `FairQueue` says.
+    """
 
     def __init__(self, count: int, decoding: DecodeGroups) -> None:
         self._count = count

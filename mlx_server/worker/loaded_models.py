@@ -32,7 +32,11 @@ from mlx_server.worker.weights import WeightReadPace
 
 
 class StepTime:
-    """The time that the steps of each model have taken: models that have rows get the same time."""
+    """The time that the steps of each model have taken: models that have rows get the same time.
+
+    `FairQueue` shares between clients, whose number a client can choose; nobody can choose the
+    number of models, and what a step costs is known only after it.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -22,11 +22,13 @@ from typing import Any
 
 import httpx
 
+from mlx_server.families import FAMILIES
 from tests.live.server import DEMO, DEMO_MODEL, serving
-from tests.live.test_families import NAMES, TOOLS, cases, entry
+from tests.live.test_families import TOOLS, cases, entry
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 GENERATE = "/generate"
+NAMES = [family.name for family in FAMILIES]
 
 VARYING = [
     (
