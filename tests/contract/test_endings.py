@@ -31,6 +31,8 @@ from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.pairs import WITH_CALLS
 from tests.contract.structured import NESTED
 
+pytestmark = pytest.mark.tables
+
 ADDRESS = {"street": "Bahnhofstrasse 1", "city": "Zürich", "country": "CH"}
 ORDER = {
     "id": 12,

@@ -32,7 +32,7 @@ from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, 
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.tables]
 
 MOST_SECONDS = 0.05
 """In one callback, as promised; none here takes half of it."""

@@ -165,7 +165,7 @@ def test_latest_is_the_model(client: TestClient, path: str, name: str) -> None:
     assert wire.ok(client.post("/api/show", json={"model": name}))
 
 
-@pytest.mark.parametrize("name", ["other", f"{MODEL}:other", f"{MODEL}:latest:latest", ":latest"])
+@pytest.mark.parametrize("name", ["other", f"{MODEL}:other", ":latest"])
 @pytest.mark.parametrize("path", [CHAT, GENERATE, "/api/show"])
 def test_no_such_model(client: TestClient, path: str, name: str) -> None:
     for asked in ({}, {"stream": True}, {"messages": [], "prompt": ""}):
