@@ -24,7 +24,7 @@ def pool(*tasks: str) -> Any:
         return SimpleNamespace(task=id)
 
     specs = [SimpleNamespace(id=task, upstream=task == "upstream" or None) for task in tasks]
-    return SimpleNamespace(specs=specs, prepared=prepared)
+    return SimpleNamespace(models=SimpleNamespace(specs=specs), prepared=prepared)
 
 
 @pytest.mark.parametrize(

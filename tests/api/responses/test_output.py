@@ -33,7 +33,7 @@ from mlx_server.events import (
     ToolsListed,
 )
 from mlx_server.requests import SamplingParams
-from tests.api.folding import body_of
+from tests.api.folding import body_of, on_the_wire
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 
 STARTED = Started("tiny", 7)
@@ -174,7 +174,7 @@ def streamed(events: Sequence[Event], failure: Exception | None = None, **asked:
 async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[Json]:
     run = Run(RunRecord("resp_1", "", 0.0, ()), made, events, NullRunStore())
     await run.begin()
-    return [chunk async for chunk in run.chunks()]
+    return [on_the_wire(chunk) async for chunk in run.chunks()]
 
 
 def gathered(events: Sequence[Event], **asked: Any) -> Json:
