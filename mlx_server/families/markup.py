@@ -16,7 +16,6 @@ from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext, Parser
 from mlx_server.prompts.history_rendering import in_hermes_tags
-from mlx_server.schemas.compiler import control_ids, first_text
 from mlx_server.tool_parsers.call_format import BlockGrammar, UncallableTool, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.formats import HERMES
 
@@ -125,13 +124,19 @@ class MarkupFamily(ModelFamily):
     def _first_call(self, block: BlockGrammar, tool: Tool) -> str:
         if not isinstance(block, UnmarkedBlockGrammar):
             return self._call_text(block, tool)
-        lark = Lark(control_ids(self.special_tokens))
-        whole = f"{lark.terminal(f'/{block.head(tool)}/')} {block.rest(lark, tool)}"
-        return first_text(lark.source(whole).source, self.special_tokens)
+        return self._first_text(
+            lambda lark: f"{lark.terminal(f'/{block.head(tool)}/')} {block.rest(lark, tool)}"
+        )
 
     def _call_text(self, block: BlockGrammar, tool: Tool) -> str:
+        return self._first_text(lambda lark: block.call(lark, tool))
+
+    def _first_text(self, rule: Callable[[Lark], str]) -> str:
+        # llguidance, which neither the clients nor the server process load
+        from mlx_server.schemas.compiler import control_ids, first_text
+
         lark = Lark(control_ids(self.special_tokens))
-        return first_text(lark.source(block.call(lark, tool)).source, self.special_tokens)
+        return first_text(lark.source(rule(lark)).source, self.special_tokens)
 
 
 def _exact_schema(arguments: dict[str, Any]) -> dict[str, Any]:
