@@ -5,6 +5,7 @@ can't forge Origin or Sec-Fetch-Site. Here it may do all of that, and has stolen
 """
 
 import hashlib
+import hmac
 import json
 import random
 import re
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,7 +301,7 @@ def test_compare_digest_alone_decides(
         compared.append((given, wanted))
         return verdict
 
-    monkeypatch.setattr(security, "hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     keys = (wire.key(KEY), wire.key(OTHER_KEY))
     with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=keys) as client:
         assert lets_in(client, CARRIERS[carrier](key)) is verdict

@@ -81,7 +81,7 @@ def raw_of(found: Any) -> list[str]:
     return [each["text"] for each in found.get("mlx_server", {}).get("raw", [])]
 
 
-@pytest.mark.parametrize("model", ["qwen3", "gpt_oss", *pairs.WITHOUT_CALLS[:1]])
+@pytest.mark.parametrize("model", ["smollm3", "gpt_oss", *pairs.WITHOUT_CALLS[:1]])
 def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str) -> None:
     asking = body(model, include_raw=True)
     (whole,) = raw_of(http.post("/v1/chat/completions", json=asking).json())

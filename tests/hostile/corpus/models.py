@@ -33,6 +33,7 @@ def groups(target: Target) -> list[Group]:
                 "an adapter by its own way up": case("404 code=adapter_not_found", set={"adapter": "../adapters/odd"}, everywhere=False),
                 "an adapter with a zero": case("404 code=adapter_not_found", set={"adapter": "odd\x00"}, everywhere=False),
                 "an adapter of the hub": case("404 code=adapter_not_found", set={"adapter": "someone/something"}, everywhere=False),
+                "an adapter of a long path": case("404 code=adapter_not_found", set={"adapter": "adapters/" + "x" * 300}, everywhere=False),
                 "an adapter behind the model": case(404, set={"model": target.model + ":../../etc"}, everywhere=False),
                 "many adapters behind the model": case(404, set={"model": target.model + ":a:b:c:d"}, everywhere=False),
                 "nothing behind the model": case(404, set={"model": target.model + ":"}, everywhere=False),

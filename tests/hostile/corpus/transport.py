@@ -41,7 +41,8 @@ def groups(target: Target) -> list[Group]:
                 "a site": case("403 code=forbidden", headers={"sec-fetch-site": "cross-site"}),
                 "an odd request id": case(200, headers={"x-request-id": "x" * 10000}),
                 "text": case("415 code=unsupported_media_type", headers={"content-type": "text/plain"}),
-                "a form": case(415, headers={"content-type": "application/x-www-form-urlencoded"}),
+                "a form": case(200, headers={"content-type": "application/x-www-form-urlencoded"}),
+                "a page's form": case("415 code=unsupported_media_type", headers={"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}),
                 "said to be gzip": case("415 code=unsupported_media_type", headers={"content-encoding": "gzip"}),
                 "gzip": case(415, bytes=bytes.fromhex("1f8b0800000000000003ab5629a9 2c4855b252504a4a2c52aa050083f5f7e514000000"), headers={"content-encoding": "gzip"}),
                 "gzip of 16 MiB": case(415, bytes=joined(bytes.fromhex("1f8b0800000000000003edc13101000000c2a0f54f6d0a3fa0"), "\x00" * 16000), headers={"content-encoding": "gzip"}),
@@ -61,7 +62,8 @@ def groups(target: Target) -> list[Group]:
                 "an escaped path": case(404, send=request("GET /%00%ff%2e%2e%2f HTTP/1.1", HOST, CLOSE)),
                 "a file": case(404, send=get("/../../etc/passwd")),
                 "a tunnel": case(404, send=request("CONNECT evil.example:443 HTTP/1.1", HOST, CLOSE), everywhere=False),
-                "a whole URL": case(404, send=request("GET http://evil.example/v1/models HTTP/1.1", HOST, CLOSE)),
+                "a whole URL": case(200, send=request("GET http://evil.example/v1/models HTTP/1.1", HOST, CLOSE)),
+                "a whole URL for a foreign host": case(403, send=request("GET http://localhost/v1/models HTTP/1.1", "Host: evil.example", CLOSE)),
                 "everything": case(404, send=request("OPTIONS * HTTP/1.1", HOST, CLOSE), everywhere=False),
                 "a WebSocket where there is none": case(403, send=request("GET /v1/models HTTP/1.1", HOST, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="), everywhere=False),
                 "an upgrade to HTTP/2": case(200, send=request(GET, HOST, "Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")),
@@ -147,11 +149,12 @@ def groups(target: Target) -> list[Group]:
                 "100 Continue, and then nothing": case(100, send=[chat_head("Expect: 100-continue", "Content-Length: 2")]),
             },
         ),
-        # Methods that a route does not know; HEAD is answered where monitors ask.
+        # Methods that a route does not know; HEAD is answered wherever GET is.
         Group(
             case("405 code=method_not_allowed", everywhere=False),
             attacks={
-                "HEAD chat": case(method="HEAD", to="/v1/chat/completions"),
+                "HEAD chat": case(200, method="HEAD", to="/v1/chat/completions"),
+                "HEAD completions": case(method="HEAD", to="/v1/completions"),
                 "PUT chat": case(method="PUT", to="/v1/chat/completions"),
                 "DELETE chat": case(method="DELETE", to="/v1/chat/completions"),
                 "PATCH chat": case(method="PATCH", to="/v1/chat/completions"),
