@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Command, Ready
+from mlx_server.engine.messages import HEADER_BYTES, Ready, decode_commands
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import (
     Event,
@@ -175,9 +175,10 @@ class Within(EngineClient):
         assert self._reading
         self._reading.cancel()
 
-    def _send(self, command: Command) -> None:
-        for report in self._engine.handle(command):
-            self._dispatch(report)
+    def _write(self, frame: bytes) -> None:
+        for command in decode_commands(frame[HEADER_BYTES:]):
+            for report in self._engine.handle(command):
+                self._dispatch(report)
         self._wanted.set()
 
     async def _step(self) -> None:
