@@ -138,7 +138,7 @@ SLIPS: Mapping[str, Odd] = {
     f"{CONFIG}: a comma too many": Odd(put(CONFIG, '{"a": 1,}'), r"config\.json is not valid JSON"),
     f"{CONFIG}: a list": Odd(put(CONFIG, "[]"), r"config\.json must contain a JSON object"),
     f"{CONFIG}: a page": Odd(put(CONFIG, PAGE), r"config\.json is a web page"),
-    f"{CONFIG}: no model_type": Odd(without(CONFIG, "model_type"), "model type 'None'"),
+    f"{CONFIG}: no model_type": Odd(without(CONFIG, "model_type"), "has no `model_type`"),
     f"{CONFIG}: no architectures": Odd(without(CONFIG, "architectures")),
     f"{CONFIG}: code of its own": Odd(setting(CONFIG, auto_map={"AutoModel": "evil.Model"})),
     f"{CONFIG}: a file of code": Odd(setting(CONFIG, model_file="evil.py"), "needs code of its"),
