@@ -147,8 +147,6 @@ ENDINGS = {
 PROGRAM = """
 import logging, threading, traceback
 from mlx_server.system import logs
-
-pytestmark = pytest.mark.tables
 logs.configure("debug", "STYLE")
 def fail():
     open("/kanarienvogel/some where/name")
