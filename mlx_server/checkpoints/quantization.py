@@ -18,6 +18,7 @@ METHODS = (
 CONVERTED = "Use a checkpoint that `mlx_lm.convert` made, for example from mlx-community."
 
 NAME = r"\s*([^\s,]+?)\.?(?:[\s,]|$)"
+SHAPE = r"(\([0-9, ]*+\))"
 MISMATCHES = (
     (
         re.compile(rf"Received (\d+) parameters not in model:{NAME}"),
@@ -30,7 +31,7 @@ MISMATCHES = (
         "the config.json of these weights.",
     ),
     (
-        re.compile(rf"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter{NAME}"),
+        re.compile(rf"Expected shape {SHAPE} but received shape {SHAPE} for parameter{NAME}"),
         "its tensor {2:.200} has the shape {1}, and by config.json it should have {0}. Copy the "
         "config.json of these weights.",
     ),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from os.path import isdir  # Path.is_dir raises on a name that is too long
+from os.path import exists  # Path.exists raises on a name that is too long
 from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
@@ -84,7 +84,7 @@ def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:
     begins = () if "\0" in path else (Path(), *parents)  # resolve() raises on a NUL
     folders = dict.fromkeys((begin / path).resolve() for begin in begins)
     inside = [each for each in folders if any(each.is_relative_to(a.resolve()) for a in allowed)]
-    folder = next(filter(isdir, inside), None)
+    folder = next(filter(exists, inside), None)
     if folder is None:
         raise AdapterNotFound(
             f"There is no adapter {path[:200]!r} here. Use one that `mlx-server adapters` lists, "

@@ -24,8 +24,6 @@ from tests.api import wire
 from tests.hostile import zoo
 from tests.live.server import TINY, LiveServer, eventually, serving
 
-pytestmark = pytest.mark.tables
-
 Json = dict[str, Any]
 
 WORD = "wordcanary"

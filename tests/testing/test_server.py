@@ -47,7 +47,7 @@ def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_the
         compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
     finally:
         server.stop()
-    assert {"app", "serving"} <= compiled, "the server's modules and the engine's"
+    assert {"app", "loaded_models"} <= compiled, "the server's modules and the engine's"
 
 
 @pytest.mark.slow

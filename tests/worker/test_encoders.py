@@ -9,6 +9,7 @@ import pytest
 
 from mlx_server.checkpoints import encoders
 from mlx_server.engine.messages import Embedded, KvCost, Pooling
+from mlx_server.errors import ModelUnusable
 from mlx_server.worker import encoders as worker_encoders
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost
@@ -59,7 +60,7 @@ def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
 
 def test_a_weight_that_is_missing_fails_the_load(tmp_path: Path) -> None:
     tiny_encoder(tmp_path, {**BERT, "num_hidden_layers": LAYERS + 1})
-    with pytest.raises(ValueError, match="Missing"):
+    with pytest.raises(ModelUnusable, match="lack 16 tensors"):
         loaded(tmp_path)
 
 
