@@ -1,5 +1,6 @@
 """Says what is wrong with a value that pydantic refuses, in the words of a file or a request."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,8 @@ WORDS = {
 }
 """By pydantic's names of errors, filled in from an error's context."""
 
+ONE_OF_MANY = re.compile("( 1 (item|character))s")
+
 
 def sentence(problem: Mapping[str, Any]) -> str:
     """problem: one entry of pydantic's `errors()`. None of its sentences repeats the value."""
@@ -54,7 +57,8 @@ def sentence(problem: Mapping[str, Any]) -> str:
     if words is None:  # raised by a validator of ours, or of a kind that no field here has
         text: str = problem["msg"]
         return text.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return words.format_map({name: _plain(value) for name, value in problem.get("ctx", {}).items()})
+    context = {name: _plain(value) for name, value in problem.get("ctx", {}).items()}
+    return ONE_OF_MANY.sub(r"\1", words.format_map(context))
 
 
 def _plain(value: Any) -> Any:
