@@ -80,7 +80,8 @@ def test_the_first_start_says_what_it_does_and_shows_its_progress(clone: Path) -
 @pytest.mark.parametrize("without", ["uv", "packages"])
 def test_pip_installs_where_uv_can_not(clone: Path, without: str) -> None:
     """Where there is no uv for pip, or where uv finds no packages."""
-    _, bar, asked, served = serve(clone, without=without).splitlines()
+    _, why, bar, asked, served = serve(clone, without=without).splitlines()
+    assert "uv can't install here; pip" in why
     assert bar == "a terminal's bar"
     assert asked.startswith("asked: -m pip install ")
     assert asked.endswith(" --editable .")
