@@ -36,6 +36,9 @@ from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.middleware import AccessLog, BasePaths, DiscreetLifespan
 from mlx_server.api.ollama import routes as ollama
+from mlx_server.api.page import router as page
+from mlx_server.api.page.files import page_routes
+from mlx_server.api.page.streams import PageStreams
 from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.security import SecurityMiddleware, Signer, authorise, secret_key
@@ -52,13 +55,10 @@ from mlx_server.config.settings import (
     pool_limits,
 )
 from mlx_server.errors import StoreUnavailable
+from mlx_server.grammars import compiled
 from mlx_server.mcp import Connectors
-from mlx_server.page import router as page
-from mlx_server.page.files import page_routes
-from mlx_server.page.streams import PageStreams
 from mlx_server.pool.models import OnProgress, progress_display
 from mlx_server.pool.pool import AnswerRecorder, Pool
-from mlx_server.schemas import compiled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
 from mlx_server.system import descriptors, logs

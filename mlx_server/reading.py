@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, FinishReason, ToolCallFinished
 from mlx_server.families import AS_TEXT, family_named
 from mlx_server.messages import Tool
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext, Parser
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 

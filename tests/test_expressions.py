@@ -35,18 +35,18 @@ FLAGS_FROM = {"compile": 1, "sub": 4, "subn": 4, "split": 3}
 BOUNDED = {
     "api.ollama.input.PART": "MOST_CHARACTERS",
     "api.ollama.input.NUMBER": "MOST_CHARACTERS",
-    "checkpoints.files.KINDS": "BYTES",
+    "models.files.KINDS": "BYTES",
 }
 """Expressions that take more than linear time, and the constant next to them that bounds the
 characters of their texts."""
 
 LOCALS: Mapping[str, Mapping[str, Any]] = {
-    "checkpoints.control_tokens.pattern_of": {
+    "models.control_tokens.pattern_of": {
         "first": "<a",
         "trie": {"<": {"a": {"": {}, "b": {"": {}}}}, "a": {"<": {"": {}}}},
         "between": "(?:\x80|\x81)*",
     },
-    "checkpoints.control_tokens._wordy": {"wordy": re.compile("(?=[ab])(?=(a(?:ab)?|ba))")},
+    "models.control_tokens._wordy": {"wordy": re.compile("(?=[ab])(?=(a(?:ab)?|ba))")},
     "families.learned.found": {"quoted": [r"key\s*=\s*['\"]value['\"]"] * 2},
     "generation.output._invisible": {"either": rb"\s|<\|end\|>|<\|"},
     "grammars.lark._marks": {"longest_first": ["<a><a>", "<a>", "<"]},
@@ -160,7 +160,7 @@ def _of_the_page() -> dict[str, list[Expression]]:
     found: dict[str, list[Expression]] = {}
     expression = r"/(?![/*])(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/"
     literal = re.compile(rf"(?:const (\w+) = |[(=,!?:&|] ?)({expression})([a-z]*)")
-    for path in sorted((PACKAGE / "page" / "static").glob("*.js")):
+    for path in sorted((PACKAGE / "api" / "page" / "static").glob("*.js")):
         for name, written, flags in literal.findall(path.read_text("utf-8")):
             pattern = re.sub(r"\\p\{[LN]\}", r"\\w", written[1:-1])
             uses = {"match" if "y" in flags or pattern.startswith("^") else "search"}
@@ -383,7 +383,7 @@ MOST_BYTES = 8
 """What an expression may take of memory for each character of its text."""
 WITH_MEMORY = {
     "generation.output._invisible": "reads the bytes of the tokens whose text is held",
-    "schemas.patterns.PIECE": "runs in a process of its own, over a pattern of a schema",
+    "grammars.patterns.PIECE": "runs in a process of its own, over a pattern of a schema",
 }
 
 
@@ -438,7 +438,7 @@ def _memory(pattern: re.Pattern[Any], use: str, text: Any) -> int:
 def _bound(place: str) -> int:
     module, name = place.rpartition(".")[0], BOUNDED[place]
     if module.startswith("page."):
-        script = (PACKAGE / "page" / "static" / f"{module[5:]}.js").read_text("utf-8")
+        script = (PACKAGE / "api" / "page" / "static" / f"{module[5:]}.js").read_text("utf-8")
         return int(script.partition(f"const {name} = ")[2].partition(";")[0])
     return int(vars(import_module(f"mlx_server.{module}"))[name])
 

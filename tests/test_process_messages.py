@@ -10,9 +10,9 @@ import pytest
 from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Generate, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
-from mlx_server.pdf import text as pdf
-from mlx_server.schemas import compiled as schemas
-from mlx_server.templates import messages as templates
+from mlx_server.grammars import compiled as schemas
+from mlx_server.sandbox import pdf
+from mlx_server.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
 

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from mlx_server import limits, pdf
+from mlx_server import limits
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text
 from mlx_server.messages import ContentPart, Media, MediaKind
+from mlx_server.sandbox import pdf
 
 HEAD_BYTES = 256 << 10
 """How much of a picture is decoded to find its size, which JPEG has after its other segments."""

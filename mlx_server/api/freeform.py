@@ -13,9 +13,9 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.fields import WireModel
 from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import patterns
 from mlx_server.grammars.lark_regex import NotRegular, regex_of
 from mlx_server.messages import Tool
-from mlx_server.schemas import patterns
 
 INPUT = "input"
 """The name of the argument that is the text."""

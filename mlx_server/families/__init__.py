@@ -9,8 +9,6 @@ import logging
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
-from mlx_server.checkpoints.encoders import is_encoder
 from mlx_server.errors import SettingsError
 from mlx_server.families import (
     harmony,
@@ -24,8 +22,10 @@ from mlx_server.families.base import ModelFamily, spelled
 from mlx_server.families.by_template import confirmed
 from mlx_server.families.hermes import PLAIN
 from mlx_server.families.markup import MarkupFamily
+from mlx_server.models.checkpoint import Checkpoint
+from mlx_server.models.encoders import is_encoder
 from mlx_server.prompts.template_capabilities import template_capabilities
-from mlx_server.templates.chat_template import TemplateLimitExceeded
+from mlx_server.sandbox.chat_template import TemplateLimitExceeded
 
 log = logging.getLogger("mlx_server.families")
 

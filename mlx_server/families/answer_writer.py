@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import AnswerUnwritable
 from mlx_server.events import (
     Event,
@@ -21,6 +20,7 @@ from mlx_server.events import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext
 
 

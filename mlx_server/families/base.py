@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass
 
 import tokenizers
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import OutputSpec, Pair, ParseContext, Parser
 from mlx_server.prompts.continuation import ReasoningText

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.learned import learned_formats
 from mlx_server.families.markup import MarkupFamily
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_samples import (

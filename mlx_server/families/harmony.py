@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import tokenizers
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.families.base import Delimiters, ModelFamily
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers import harmony_grammar
 from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING, harmony_output
 from mlx_server.parsers.harmony_parser import HarmonyParser

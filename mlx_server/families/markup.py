@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.errors import InvalidGrammar
 from mlx_server.families.base import TEXT, Delimiters, ModelFamily
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_grammar import markup_grammar
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
@@ -133,7 +133,7 @@ class MarkupFamily(ModelFamily):
 
     def _first_text(self, rule: Callable[[Lark], str]) -> str:
         # llguidance, which neither the clients nor the server process load
-        from mlx_server.schemas.compiler import control_ids, first_text
+        from mlx_server.grammars.compiler import control_ids, first_text
 
         lark = Lark(control_ids(self.special_tokens))
         return first_text(lark.source(rule(lark)).source, self.special_tokens)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import (
     Generate,
     Logprobs,
@@ -38,6 +37,7 @@ from mlx_server.generation.constraints import parse_context
 from mlx_server.generation.plan import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.output import OutputProcessor
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section, TextParser
 from mlx_server.pool.prepare import PreparedModel

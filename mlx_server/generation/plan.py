@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Generate, RowLeftGrammar
 from mlx_server.errors import BadRequest, ContextTooLong, NoRecording, RecordingLeftGrammar
 from mlx_server.generation.constraints import (
@@ -27,6 +26,7 @@ from mlx_server.generation.rendering import (
 )
 from mlx_server.grammars.formats import check, unenforced
 from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content, media_places
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool

@@ -45,6 +45,7 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.generation.generate import generate
+from mlx_server.grammars.arguments import object_of
 from mlx_server.grammars.formats import check_schema
 from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
@@ -58,7 +59,6 @@ from mlx_server.requests import (
     NamedTool,
     ToolChoice,
 )
-from mlx_server.schemas.arguments import object_of
 
 log = logging.getLogger("mlx_server.mcp")
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import user_grammar
+from mlx_server.grammars import patterns, user_grammar
+from mlx_server.grammars.arguments import object_of
+from mlx_server.grammars.check import ReadableSchema, readable
+from mlx_server.grammars.compiled import compiled
 from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.grammars.view import Schema
 from mlx_server.messages import Tool
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
-from mlx_server.schemas import patterns
-from mlx_server.schemas.arguments import object_of
-from mlx_server.schemas.check import ReadableSchema, readable
-from mlx_server.schemas.compiled import compiled
-from mlx_server.schemas.view import Schema
 
 
 def check_schema(schema: Any, *, strict: bool, param: str | None = None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.schemas.grammar import text_of
+from mlx_server.grammars.grammar import text_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 """Keeps llguidance from tokenising text that a grammar forces, which could give control tokens."""

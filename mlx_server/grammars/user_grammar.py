@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.schemas import patterns
-from mlx_server.schemas.compiled import compiled
-from mlx_server.schemas.compiled import lark_of as converted
+from mlx_server.grammars import patterns
+from mlx_server.grammars.compiled import compiled
+from mlx_server.grammars.compiled import lark_of as converted
 
 _HEAD = re.compile(r"^[^\S\n]*([a-zA-Z0-9_-]+)[ \t]*::=", re.MULTILINE)
 _LINE_BREAK = re.compile(r"\n\s*(?P<head>(?=[a-zA-Z0-9_-]+[ \t]*::=))?")

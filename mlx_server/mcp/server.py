@@ -21,6 +21,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from mlx_server import __version__, limits
 from mlx_server.events import ListedTool
+from mlx_server.grammars.view import remote_reference
 from mlx_server.mcp.http import status_of
 from mlx_server.mcp.limits import (
     ConnectionLost,
@@ -32,7 +33,6 @@ from mlx_server.mcp.limits import (
     cut,
 )
 from mlx_server.requests import McpServer
-from mlx_server.schemas.view import remote_reference
 
 US = Implementation(name="mlx-server", version=__version__)
 

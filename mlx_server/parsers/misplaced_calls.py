@@ -12,6 +12,7 @@ from functools import partial
 
 from mlx_server import limits
 from mlx_server.events import RepairKind
+from mlx_server.grammars.arguments import fits, is_made_of
 from mlx_server.messages import Tool
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.calls import (
@@ -22,7 +23,6 @@ from mlx_server.repair.calls import (
     read_calls,
 )
 from mlx_server.repair.model_json import Malformed
-from mlx_server.schemas.arguments import fits, is_made_of
 from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, Unavailable
-from mlx_server.lora.catalog import AdapterCatalog, AdapterLocation, AdapterSpec, stamp_of
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, AdapterSpec, stamp_of
 from mlx_server.pool.models import DiskThreads, PoolEntry
 from mlx_server.pool.prepare import PreparedModel, catalog_on_disk
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlx_server.checkpoints.files import Stamp
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded
 from mlx_server.errors import (
@@ -28,7 +27,8 @@ from mlx_server.errors import (
     served_names,
 )
 from mlx_server.families.base import ModelFamily
-from mlx_server.lora.catalog import AdapterCatalog
+from mlx_server.models.adapter_catalog import AdapterCatalog
+from mlx_server.models.files import Stamp
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (

@@ -25,7 +25,7 @@ from mlx_server.errors import (
 from mlx_server.events import Event
 from mlx_server.fair_queue import address_of
 from mlx_server.families.base import ModelFamily
-from mlx_server.lora.catalog import AdapterSpec
+from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import AdapterCatalogs, LeasedAdapter, catalog_of
 from mlx_server.pool.engine_models import EngineModels, PoolEvents, PoolLimits
 from mlx_server.pool.lease import Lease, MemoryDemand

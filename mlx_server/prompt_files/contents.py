@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_server.checkpoints.weights_files import SIZES, BadHeader, TensorsHeader, read_header
+from mlx_server.models.weights_files import SIZES, BadHeader, TensorsHeader, read_header
 from mlx_server.prompt_files.names import Ids, PromptFile
 
 CHECKSUM, TOKENS = "checksum", "tokens"

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.text_size import texts_of
 from mlx_server.request_threads import check_wanted
 

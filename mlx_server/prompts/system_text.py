@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlx_server.grammars.view import named
 from mlx_server.messages import Tool
 from mlx_server.prompts.message_normalization import OwnText, Part, Turn
-from mlx_server.schemas.view import named
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 

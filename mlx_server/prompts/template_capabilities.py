@@ -17,7 +17,7 @@ from mlx_server.prompts.message_normalization import (
     TemplateCapabilities,
     text_parts,
 )
-from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
+from mlx_server.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables from which templates render tools."""

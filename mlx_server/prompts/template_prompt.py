@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.checkpoints.checkpoint import Checkpoint
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.branches import Branches, find_branches
 from mlx_server.prompts.continuation import ReasoningText, continued_prompt
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
@@ -58,7 +58,7 @@ from mlx_server.prompts.template_capabilities import (
     template_capabilities,
 )
 from mlx_server.request_threads import check_wanted
-from mlx_server.templates.chat_template import ChatTemplate, RefusedByTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate, RefusedByTemplate
 
 EXCERPT = 200
 """Characters of a text that are looked for, since a template drops a text as a whole."""

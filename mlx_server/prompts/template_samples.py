@@ -22,7 +22,7 @@ from mlx_server.prompts.template_capabilities import (
     template_capabilities,
     with_parts,
 )
-from mlx_server.templates.chat_template import ChatTemplate, TemplateLimitExceeded
+from mlx_server.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
 
 KEYS = ("keyq", "lastq")
 SAMPLED_TOOLS = tuple(

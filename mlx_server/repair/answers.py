@@ -8,12 +8,12 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.errors import CompilerUnavailable
 from mlx_server.events import FinishReason, RepairKind
+from mlx_server.grammars.compiled import CheckedValue, CheckValue, ask
 from mlx_server.messages import Conversation, Message
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import json_text, parsed
 from mlx_server.requests import Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.sandbox.parent import Stopped
-from mlx_server.schemas.compiled import CheckedValue, CheckValue, ask
 
 
 class CheckFailed(Exception):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.grammars.arguments import lenient_items, lenient_member, types_of_member
+from mlx_server.grammars.view import View, type_of, types_of
 from mlx_server.repair.model_json import (
     ExactFloat,
     Malformed,
@@ -21,8 +23,6 @@ from mlx_server.repair.model_json import (
     loads_exactly,
     loads_value,
 )
-from mlx_server.schemas.arguments import lenient_items, lenient_member, types_of_member
-from mlx_server.schemas.view import View, type_of, types_of
 
 PREFIXES = ("functions.", "functions:", "function.", "tools.", "tool.", "default_api.")
 LEAKED = re.compile(r"<\|.*|<｜.*|\[[A-Z_]+\].*", re.DOTALL)

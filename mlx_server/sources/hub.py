@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 import httpx2
 
 from mlx_server import limits
-from mlx_server.checkpoints.files import check_model
 from mlx_server.errors import (
     AdapterInvalid,
     ModelUnusable,
@@ -25,6 +24,7 @@ from mlx_server.errors import (
     SettingsError,
     public_message,
 )
+from mlx_server.models.files import check_model
 from mlx_server.sources.cache import Progress
 from mlx_server.sources.checkpoint_files import (
     ADAPTER_FILES,

@@ -14,10 +14,10 @@ import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_server import __version__
-from mlx_server.checkpoints.checkpoint import BUILT_IN_VOCABULARY
-from mlx_server.checkpoints.files import check_model
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
+from mlx_server.models.checkpoint import BUILT_IN_VOCABULARY
+from mlx_server.models.files import check_model
 
 FORMAT = 4
 """Increase this whenever the built-in files change, so that those in the cache are made again."""

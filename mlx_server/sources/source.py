@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from mlx_server.checkpoints.files import check_model, read_json
 from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.models.files import check_model, read_json
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress
 from mlx_server.sources.checkpoint_files import check_architecture, missing, weights_instead

@@ -13,10 +13,10 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken
 
-from mlx_server.checkpoints.byte_level import kimi_tokenizer
-from mlx_server.checkpoints.files import BOM, read_optional_json
-from mlx_server.checkpoints.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.errors import ServerError
+from mlx_server.models.byte_level import kimi_tokenizer
+from mlx_server.models.files import BOM, read_optional_json
+from mlx_server.models.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit
 from mlx_server.system.files import read_regular
 
@@ -25,7 +25,7 @@ OWN = "tokenizer.json"
 
 def _of_sentencepiece(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     # few models need it, and it takes long to import
-    from mlx_server.checkpoints.sentencepiece_model import sentencepiece_tokenizer
+    from mlx_server.models.sentencepiece_model import sentencepiece_tokenizer
 
     return sentencepiece_tokenizer(file, config)
 

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from mlx_server import limits
-from mlx_server.checkpoints.files import read_optional_json
-from mlx_server.checkpoints.special_tokens import read_special_tokens
 from mlx_server.errors import ModelUnusable, TokenizerUnavailable, public_message
+from mlx_server.models.files import read_optional_json
+from mlx_server.models.special_tokens import read_special_tokens
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
 from mlx_server.sources import tokenizer_conversion
 from mlx_server.sources.cache import cache_dir

@@ -19,11 +19,11 @@ from typing import Any, Literal, Protocol
 import msgspec
 import yaml
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import NoRecording, TranscriptBroken, public_message
 from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Prompt
 
 REGEX = "regex:"

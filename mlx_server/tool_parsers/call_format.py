@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, RepairKind, ToolCallFinished, folded
+from mlx_server.grammars.arguments import MemberSchema, object_of
 from mlx_server.grammars.formats import schema_unenforced
+from mlx_server.grammars.grammar import SPACE, UnsupportedKeyword
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.model_json import Malformed, UnknownTool
-from mlx_server.schemas.arguments import MemberSchema, object_of
-from mlx_server.schemas.grammar import SPACE, UnsupportedKeyword
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 

@@ -22,6 +22,8 @@ from mlx_server.events import (
     ToolCallStarted,
     Violation,
 )
+from mlx_server.grammars.arguments import is_made_of, properties_in, required, types_of_member
+from mlx_server.grammars.view import ALL, type_of
 from mlx_server.messages import Tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.calls import (
@@ -33,8 +35,6 @@ from mlx_server.repair.calls import (
     unwrapped,
 )
 from mlx_server.repair.model_json import Malformed, UnknownTool, loads_arguments, loads_exactly
-from mlx_server.schemas.arguments import is_made_of, properties_in, required, types_of_member
-from mlx_server.schemas.view import ALL, type_of
 
 
 def new_id() -> str:

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed
-from mlx_server.schemas.arguments import (
+from mlx_server.grammars.arguments import (
     MemberSchema,
     ValueSchema,
     arguments_of,
     listed_members,
     unsupported_as_text,
 )
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
+from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,

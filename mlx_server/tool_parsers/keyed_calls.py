@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed, UnknownTool
-from mlx_server.schemas.arguments import (
+from mlx_server.grammars.arguments import (
     MemberSchema,
     ValueSchema,
     arguments_of,
     unsupported_as_text,
 )
+from mlx_server.grammars.lark import Lark, quoted
+from mlx_server.messages import Tool
+from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers import json_calls, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,

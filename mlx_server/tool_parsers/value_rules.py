@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mlx_server import limits
+from mlx_server.grammars.arguments import KEYWORDS, MemberSchema, ValueSchema, listed_members
 from mlx_server.grammars.lark import Lark, quoted
-from mlx_server.schemas.arguments import KEYWORDS, MemberSchema, ValueSchema, listed_members
-from mlx_server.schemas.patterns import search_pattern
-from mlx_server.schemas.view import DEFINITIONS, View, named
+from mlx_server.grammars.patterns import search_pattern
+from mlx_server.grammars.view import DEFINITIONS, View, named
 from mlx_server.tool_parsers.call_format import UncallableTool, comma_separated_rule
 from mlx_server.tool_parsers.values import BARE_KEY
 

@@ -17,14 +17,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlx_server.checkpoints.encoders import (
+from mlx_server.engine.messages import Embed, Pooling, padded_tokens
+from mlx_server.models.encoders import (
     architecture_of,
     first_position,
     is_reranker,
     labels_of,
     positions_of,
 )
-from mlx_server.engine.messages import Embed, Pooling, padded_tokens
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 PREFIX = re.compile(r"^(bert|roberta|camembert|model)\.")

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from mlx_server import limits
 from mlx_server.errors import AdapterInvalid, public_message
-from mlx_server.lora.config import (
+from mlx_server.models.adapter_config import (
     CONFIG,
     MLX_WEIGHTS,
     PEFT_EXTRAS,

@@ -10,10 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlx_server.checkpoints.architectures import SAME
-from mlx_server.checkpoints.encoders import is_encoder
-from mlx_server.checkpoints.quantization import why_not_read
 from mlx_server.errors import ModelUnusable, public_message
+from mlx_server.models.architectures import SAME
+from mlx_server.models.encoders import is_encoder
+from mlx_server.models.quantization import why_not_read
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.replay_model import ReplayModel

@@ -27,7 +27,7 @@ SITE = Path(__file__).parent / "site"
 ROOT = Path(__file__).parents[2]
 LIBRARY = f"{ROOT / 'mlx_server'}{os.sep}"
 ENGINE, TAKEN = "worker/", ("worker/engine.py", "handle")
-TOKENIZER = "checkpoints/tokenizer_child.py"
+TOKENIZER = "models/tokenizer_child.py"
 HUB_NAME = "walks/tiny"
 
 Part = Literal["all", "until there are ids", "after the engine begins", "between two chunks"]

@@ -10,7 +10,7 @@ from mlx_server.api.chat_completions.input import to_request as of_chat
 from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.messages import Conversation
-from tests.pdf.files import pdf
+from tests.sandbox.pdf_files import pdf
 
 Json = dict[str, Any]
 

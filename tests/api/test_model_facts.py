@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.models import ABILITY_PARAMS, GENERATION_PARAMS, described
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.pool.prepare import Capabilities
 from tests.api.wire import Json
 

@@ -14,7 +14,7 @@ from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from mlx_server.engine.client import OnLoading
 from mlx_server.engine.messages import AdapterLoaded, KvCost, ModelLoaded
 from mlx_server.errors import ModelUnusable
-from mlx_server.lora.catalog import AdapterSpec
+from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from tests.api import wire

@@ -9,9 +9,9 @@ from fastapi.openapi.models import OpenAPI
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
+from mlx_server.api.page.files import page_routes
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
-from mlx_server.page.files import page_routes
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.messages.talking import error as messages_error

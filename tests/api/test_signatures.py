@@ -8,8 +8,8 @@ import httpx2
 import pytest
 
 from mlx_server.api.security import Signer, secret_key
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import StoreSettings
+from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")

@@ -14,7 +14,6 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.messages import (
     Admitted,
@@ -27,6 +26,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
+from mlx_server.models.tokenizer import Tokenizer
 from tests.engine.stub import StubEngine
 from tests.tiny import IM_END
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from mlx_server.cli import app, machine_checks
 from mlx_server.cli.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.lora.config import CONFIG
-from tests.lora.adapter_files import (
+from mlx_server.models.adapter_config import CONFIG
+from tests.models.adapter_files import (
     IN,
     LAYER,
     OUT,
@@ -21,7 +21,7 @@ from tests.lora.adapter_files import (
     numbers,
     peft_adapter,
 )
-from tests.lora.test_base_model import checkpoint
+from tests.models.test_adapter_base import checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,11 @@ from llguidance import LLMatcher
 
 from mlx_server.engine.messages import Grammar
 from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.check import measure, written
+from mlx_server.grammars.child import reply_to
+from mlx_server.grammars.compiled import Compile, Compiled
+from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import OPTIONS
-from mlx_server.schemas.check import measure, written
-from mlx_server.schemas.child import reply_to
-from mlx_server.schemas.compiled import Compile, Compiled
-from mlx_server.schemas.grammar import UnsupportedKeyword
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.engine.messages import Grammar
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import JsonFormat, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint

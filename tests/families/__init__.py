@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]", "<s>")
 

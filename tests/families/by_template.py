@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallStarted
 from mlx_server.families import family_of
 from mlx_server.families.base import ModelFamily
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families.goldens import tools
 
 ONE, ALL = "{%- for c in m.tool_calls %}{%- set f = c.function %}", "{%- endfor %}"

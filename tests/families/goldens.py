@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import yaml
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import (
     BuiltInCall,
     Event,
@@ -33,6 +32,7 @@ from mlx_server.events import (
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.sources.replay_checkpoint import replay_checkpoint

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from mlx_server.api.chat_completions.input import ChatBody, to_request
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.messages import Conversation
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.harmony import GPT_OSS
@@ -13,10 +12,11 @@ from mlx_server.families.hermes import PLAIN, QWEN3, SMOLLM2
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_prompt import RenderedPrompt
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
 from mlx_server.tool_parsers.json_calls import marked_json

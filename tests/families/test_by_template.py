@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.events import ReasoningDelta
 from mlx_server.families import FAMILIES, family_named, family_of
 from mlx_server.families.by_template import LEARNED, read_back, samples_of
 from mlx_server.families.hermes import PLAIN
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.models.checkpoint import Checkpoint
+from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families.by_template import (
     ALL,
     ARGUMENTS,

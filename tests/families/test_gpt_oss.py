@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import family_of
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.harmony.vocabulary import encoding
 from tests.prompts.harmony.gpt_oss import gpt_oss_checkpoint, text_of
 

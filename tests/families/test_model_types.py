@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import family_of
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from tests.families import byte_level, write_checkpoint
 
 FAMILY_OF = {

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.table import markdown, rows, show
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.json_calls import marked_json
 from tests.families import byte_level, checkpoint
 

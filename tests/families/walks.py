@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from llguidance import LLMatcher
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.events import Event
 from mlx_server.families.base import ModelFamily
+from mlx_server.grammars.compiler import LIMITS
 from mlx_server.messages import Tool
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
-from mlx_server.schemas.compiler import LIMITS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.prepare import ModelSpec
 from tests.families import byte_level, write_checkpoint

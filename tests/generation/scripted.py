@@ -8,12 +8,12 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Admitted, Generate, KvCost, Stop, Token
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import GenerationFailed, ServerError
 from mlx_server.events import Event, Finished, Started, TextDelta
 from mlx_server.generation.generate import generate
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams

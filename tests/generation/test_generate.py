@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.engine.row_stream import Item
 from mlx_server.errors import BadRequest, GenerationFailed, ModelNotFound, Overloaded
 from mlx_server.events import Event, Finished, Started, TextDelta
 from mlx_server.generation.generate import generate, system_fingerprint
-from mlx_server.lora.catalog import AdapterSpec
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.adapter_catalog import AdapterSpec
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool

@@ -5,10 +5,10 @@ from threading import get_ident
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Logprobs, Prefilled, PromptLogprobs
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.generation.generate import generate
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec
 from tests.generation.scripted import (
     ASKED,

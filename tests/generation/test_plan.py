@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import KvCost
 from mlx_server.errors import BadRequest, ContextTooLong, GenerationFailed
 from mlx_server.events import Started
@@ -19,6 +18,7 @@ from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import PromptOverflow, prepared_for
 from mlx_server.generation.rendering import without_volatile_lines
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, Task, prepare
 from mlx_server.requests import SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.events import Started
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec
 from tests.generation.scripted import (
     ASKED,

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Generate
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
 from mlx_server.families.hermes import PLAIN
@@ -12,6 +11,7 @@ from mlx_server.generation.generate import RetryingAnswer
 from mlx_server.generation.plan import plan
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import GenerateRequest, JsonFormat

@@ -8,10 +8,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
+from mlx_server.grammars.compiler import LIMITS
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format
-from mlx_server.schemas.compiler import LIMITS
 
 END, CONTROL = 256, 257
 

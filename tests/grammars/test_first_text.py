@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars.compiler import control_ids, first_text
 from mlx_server.grammars.lark import Lark
-from mlx_server.schemas.compiler import control_ids, first_text
 
 CONTROL = ["<call>", "<end>"]
 

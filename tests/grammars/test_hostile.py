@@ -18,9 +18,9 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
+from mlx_server.grammars.compiler import STACK_BYTES
 from mlx_server.grammars.lark import Lark
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
-from mlx_server.schemas.compiler import STACK_BYTES
 from tests.grammars.matching import Refused, compiled
 from tests.slowness import slowness
 

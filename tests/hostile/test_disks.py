@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.checkpoints.checkpoint import read_checkpoint
-from mlx_server.checkpoints.files import check_model, stamp_of_model
-from mlx_server.checkpoints.weights_files import weights_bytes
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable, ServerError
-from mlx_server.lora.base_model import BaseModelShapes
-from mlx_server.lora.catalog import AdapterCatalog
-from mlx_server.lora.config import CONFIG, MLX_WEIGHTS
+from mlx_server.models.adapter_base import BaseModelShapes
+from mlx_server.models.adapter_catalog import AdapterCatalog
+from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
+from mlx_server.models.checkpoint import read_checkpoint
+from mlx_server.models.files import check_model, stamp_of_model
+from mlx_server.models.weights_files import weights_bytes
 from mlx_server.sources.checkpoint_files import missing_of
 from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.system import descriptors
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving
-from tests.lora.adapter_files import mlx_adapter, mlx_tensors
+from tests.models.adapter_files import mlx_adapter, mlx_tensors
 
 HANG = 20.0
 MANY = 40
@@ -284,7 +284,7 @@ def limited(*ulimits: str, code: str) -> subprocess.CompletedProcess[str]:
 def test_templates_render_within_a_lower_limit() -> None:
     kilobytes = limits.TEMPLATE_MEMORY // 1024 - 100_000
     code = (
-        "from mlx_server.templates.chat_template import PROCESSES\n"
+        "from mlx_server.sandbox.chat_template import PROCESSES\n"
         "print(PROCESSES.render('{{ a }}', {'a': 'rendered'}))"
     )
     assert limited(f"-v {kilobytes}", code=code).stdout == "rendered\n"

@@ -20,9 +20,9 @@ import httpx
 import psutil
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import LoadModel, UnloadModel
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.worker.engine import Engine
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client

@@ -32,34 +32,33 @@ from mlx_server.api.responses.tools import McpTool
 from mlx_server.api.responses.web_socket import UnstoredContext
 from mlx_server.api.transport.http import SlowClientGuard, StrictConnection
 from mlx_server.api.transport.web_sockets import ByteBudget
-from mlx_server.checkpoints.tokenizer import Tokenizer
-from mlx_server.checkpoints.weights_files import BadHeader, read_header_of
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
-from mlx_server.grammars import formats, user_grammar
+from mlx_server.grammars import arguments as argument_schemas
+from mlx_server.grammars import formats, patterns, user_grammar
+from mlx_server.grammars.arguments import variants_of
+from mlx_server.grammars.check import check, measure
+from mlx_server.grammars.check import written as written_schema
+from mlx_server.grammars.compiler import in_a_line
+from mlx_server.grammars.grammar import Disjointness, unsupported_keywords
+from mlx_server.grammars.view import Part, View, resolved
 from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.models.weights_files import BadHeader, read_header_of
 from mlx_server.prompts.harmony.typescript import SchemaReducer
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.repair import model_json
 from mlx_server.repair.model_json import Malformed, json_text
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
-from mlx_server.schemas import arguments as argument_schemas
-from mlx_server.schemas import patterns
-from mlx_server.schemas.arguments import variants_of
-from mlx_server.schemas.check import check, measure
-from mlx_server.schemas.check import written as written_schema
-from mlx_server.schemas.compiler import in_a_line
-from mlx_server.schemas.grammar import Disjointness, unsupported_keywords
-from mlx_server.schemas.view import Part, View, resolved
+from mlx_server.sandbox import template_child, template_messages
+from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
-from mlx_server.templates import child, messages
-from mlx_server.templates.chat_template import ChatTemplate
 from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.values import JSON
 from mlx_server.worker.batch import Batch
@@ -68,7 +67,7 @@ from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.rows import check_row
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine, error, ok
-from tests.lora import adapter_files as adapters
+from tests.models import adapter_files as adapters
 from tests.parsers.harmony.played import ids, parser
 from tests.worker.prefill.test_prompt_cache import filled, known
 
@@ -234,10 +233,10 @@ def harmony_header(tokens: int) -> bool:
 
 
 def template_error(characters: int) -> bool:
-    templates, text = child.Templates(), "x" * characters
-    templates.reply_to(messages.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
-    reply, _ = templates.reply_to(messages.RenderTemplate(b"", {"x": text}, 1, 1))
-    return reply == messages.RefusedReply(text)
+    templates, text = template_child.Templates(), "x" * characters
+    templates.reply_to(template_messages.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
+    reply, _ = templates.reply_to(template_messages.RenderTemplate(b"", {"x": text}, 1, 1))
+    return reply == template_messages.RefusedReply(text)
 
 
 def header_lines(count: int) -> bool:

@@ -27,8 +27,8 @@ from mlx_server.api import strict_json
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
-from mlx_server.checkpoints.files import read_json
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from mlx_server.models.files import read_json
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness
 

@@ -19,14 +19,14 @@ from mlx_server.engine.messages import Grammar
 from mlx_server.errors import AdapterInvalid, BadRequest
 from mlx_server.fair_queue import FairQueue
 from mlx_server.generation.review import turns_to_check
+from mlx_server.grammars.compiler import BYTES, LIMITS
 from mlx_server.mcp import Connectors, McpLimits
 from mlx_server.requests import McpServer
-from mlx_server.schemas.compiler import BYTES, LIMITS
 from mlx_server.store import ItemRecord
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
-from tests.lora import adapter_files as adapters
+from tests.models import adapter_files as adapters
 
 TESTS = Path(__file__).parents[1]
 

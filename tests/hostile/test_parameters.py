@@ -19,7 +19,7 @@ from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.responses.input import select_tools
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.config.models_yaml import spec_named
-from mlx_server.lora.catalog import AdapterLocation
+from mlx_server.models.adapter_catalog import AdapterLocation
 from mlx_server.pool.prepare import prepare
 from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpServer
 from mlx_server.sources.replay_checkpoint import TEMPLATE

@@ -19,9 +19,9 @@ from mlx_server.api.chat_completions.input import to_request as of_chat
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_fallback, byte_level, checkpoint, full_width
 from tests.families.prompts import checkpoint_of, template_of
 

@@ -21,13 +21,13 @@ from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, 
 from mlx_server.errors import AdapterInvalid, BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
-from mlx_server.templates.chat_template import PROCESSES
+from mlx_server.sandbox.chat_template import PROCESSES
 from mlx_server.worker.engine import Engine
 from tests.hostile import zoo
 from tests.hostile.watch import watching
 from tests.live.server import LiveServer, serving
-from tests.lora.adapter_files import mlx_adapter, read
-from tests.lora.test_reader import HOSTILE
+from tests.models.adapter_files import mlx_adapter, read
+from tests.models.test_adapter_reader import HOSTILE
 from tests.worker.engine_runs import ask, drain, failures, run, tokens_of
 
 pytestmark = pytest.mark.tables

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from mlx_server.schemas.compiled import CHILD
-from mlx_server.templates import child
+from mlx_server.grammars.compiled import CHILD
+from mlx_server.sandbox import template_child
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = {
@@ -102,7 +102,7 @@ def _starts_warm_process(event: str, args: tuple[Any, ...]) -> bool:
     if event == "open":
         return bool(args[0] == os.devnull)
     return event == "subprocess.Popen" and args[1][1:3] in (
-        ["-I", child.__file__],
+        ["-I", template_child.__file__],
         ["-I", CHILD],
     )
 

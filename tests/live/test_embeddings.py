@@ -15,7 +15,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.llama import Model, ModelArgs
 from openai import BadRequestError, OpenAI
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from tests.live.server import LiveServer, serving
 from tests.tiny import tiny_embedder, tiny_llama
 

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from tests.live.server import LiveServer, serving
 from tests.tiny_encoders import (
     BERT,

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_unflatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from tests.generation.test_rerank import PROMPT, WEB
 from tests.live.server import LiveServer, serving
 from tests.tiny import tiny_embedder, tiny_reranker

@@ -10,9 +10,9 @@ from typing import Any
 
 import uvicorn
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Admitted, Generate, Prefilled, Token
 from mlx_server.engine.row_stream import Item, RowStream
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from tests.engine.stub import StubEngine

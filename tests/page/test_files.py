@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.page.files import page_files
+from mlx_server.api.page.files import page_files
 from tests.api import wire
 from tests.api.wire import ScriptedEngine, error
 
-STATIC = Path(__file__).parents[2] / "mlx_server" / "page" / "static"
+STATIC = Path(__file__).parents[2] / "mlx_server" / "api" / "page" / "static"
 MOST = 100_000
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-site": "none"}
 PATHS = ["/", *(file.path for file in page_files() if file.path != "/page/index.html")]

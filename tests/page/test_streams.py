@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from mlx_server import limits
+from mlx_server.api.page.streams import PageStreams
 from mlx_server.errors import Overloaded
-from mlx_server.page.streams import PageStreams
 
 
 def test_a_client_has_so_many_streams_and_others_have_theirs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, EngineDied
-from mlx_server.lora.catalog import AdapterSpec, stamp_of
+from mlx_server.models.adapter_catalog import AdapterSpec, stamp_of
 from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
 from tests.pool.adapter_sizes import FILE, LOADED
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.engine.messages import KvCost, ModelLoading
 from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError, SettingsError
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.pool import models as entries
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.models import (

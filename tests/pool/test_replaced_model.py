@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.errors import ModelReplaced, ModelUnusable, NotEnoughMemory
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.prepare import ModelSpec
 from tests.families import byte_level, write_checkpoint

@@ -11,7 +11,7 @@ import pytest
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded, StepOutput
 from mlx_server.errors import EngineDied, ModelUnusable, NotEnoughMemory, Overloaded, ServerError
-from mlx_server.lora.catalog import AdapterSpec
+from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool

@@ -7,10 +7,10 @@ from typing import Any
 
 import tokenizers
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import FAMILIES
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import template_of
 

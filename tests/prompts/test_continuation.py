@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families import FAMILIES, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.hermes import PLAIN, QWEN3
 from mlx_server.messages import Conversation, Message, Phase, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from tests.families import CONTROL, byte_level, checkpoint

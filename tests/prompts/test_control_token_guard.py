@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from tests.families.prompts import checkpoint_of, template_of
 

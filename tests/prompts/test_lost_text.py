@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import FAMILIES, family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Role, Tool, ToolCall
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.models.checkpoint import Checkpoint
+from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import checkpoint_of
 from tests.prompts.template_prompts import EACH, rendered_by, said, text_of

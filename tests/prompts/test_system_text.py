@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import GEMMA3, LLAMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from mlx_server.tool_parsers.call_format import finished_calls

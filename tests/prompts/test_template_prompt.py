@@ -13,11 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families import family_named
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, checkpoint, full_width
 from tests.families.prompts import checkpoint_of

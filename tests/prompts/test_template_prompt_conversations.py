@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import (
     CONVERSATIONS,

@@ -11,7 +11,7 @@ from mlx_server.prompts.template_samples import (
     template_samples,
     whole_delimiters,
 )
-from mlx_server.templates.chat_template import ChatTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families.by_template import ALL, ARGUMENTS, ONE, written
 
 JSON = ('{"keyq": "valq1", "lastq": "valq2"}', '{"keyq": "valq3", "lastq": "valq4"}')

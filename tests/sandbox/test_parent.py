@@ -18,18 +18,17 @@ import pytest
 
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
-from mlx_server.sandbox import parent
-from mlx_server.sandbox.parent import Stopped, WarmProcess, WarmProcesses
-from mlx_server.templates import child, messages
-from mlx_server.templates.chat_template import (
+from mlx_server.sandbox import parent, template_child, template_messages
+from mlx_server.sandbox.chat_template import (
     PROCESSES,
     PROGRAM,
     ChatTemplate,
     TemplateProcesses,
     ask,
 )
+from mlx_server.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from tests.live.server import eventually
-from tests.templates.test_process import pids
+from tests.sandbox.test_template_process import pids
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -44,9 +43,9 @@ def processes() -> Iterator[TemplateProcesses]:
 def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
     """A process that renders without end, and the request for it."""
     own = WarmProcess(PROGRAM)
-    ask(own, messages.CompileTemplate(b"", ENDLESS, 1))
+    ask(own, template_messages.CompileTemplate(b"", ENDLESS, 1))
     before = psutil.Process(own.pid).cpu_times().user
-    asked = thread.submit(ask, own, messages.RenderTemplate(b"", {}, 30, 9))
+    asked = thread.submit(ask, own, template_messages.RenderTemplate(b"", {}, 30, 9))
     eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
     return own, asked
 
@@ -85,10 +84,10 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
-    ask(own, messages.CompileTemplate(b"", "a", 1))
+    ask(own, template_messages.CompileTemplate(b"", "a", 1))
     os.kill(own.pid, signal.SIGSTOP)
     with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
-        ask(own, messages.CompileTemplate(b"", "a", 0.05))
+        ask(own, template_messages.CompileTemplate(b"", "a", 0.05))
     assert not own.is_alive
 
 
@@ -118,8 +117,8 @@ def test_a_slow_start_is_no_time_of_the_first_request() -> None:
     os.kill(own.pid, signal.SIGSTOP)
     # after 4 * 0.05 s and 1 s
     Timer(1.5, own._process.send_signal, [signal.SIGCONT]).start()
-    reply, _ = ask(own, messages.CompileTemplate(b"", "a", 0.05))
-    assert isinstance(reply, messages.CompiledReply)
+    reply, _ = ask(own, template_messages.CompileTemplate(b"", "a", 0.05))
+    assert isinstance(reply, template_messages.CompiledReply)
     own.end()
 
 
@@ -131,7 +130,7 @@ def test_one_that_does_not_start_is_told_of(
     program.write_text("import signal; signal.pause()")
     own = WarmProcess(replace(PROGRAM, file=str(program)))
     with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
-        ask(own, messages.CompileTemplate(b"", "a", 2))
+        ask(own, template_messages.CompileTemplate(b"", "a", 2))
     assert not own.is_alive
 
 
@@ -180,7 +179,7 @@ def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPat
 
 DYING = f"""
 import os, signal, sys, threading, time
-from mlx_server.templates.chat_template import PROCESSES
+from mlx_server.sandbox.chat_template import PROCESSES
 PROCESSES.render("a", {{}})
 (own,) = PROCESSES._idle
 if sys.argv[1] == "busy":
@@ -241,6 +240,9 @@ def test_one_that_no_limit_ends_ends_with_its_server(holds: bool, tmp_path: Path
 def _is_template_process(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and child.__file__ in process.cmdline()
+        return (
+            process.status() != psutil.STATUS_ZOMBIE
+            and template_child.__file__ in process.cmdline()
+        )
     except psutil.NoSuchProcess:
         return False

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.errors import ModelUnusable
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.sources import demo
 from mlx_server.sources.demo import Wheel, demo_checkpoint
 from mlx_server.sources.source import resolve

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.sources.replay_tokenizers import EVERY_FAMILY, owned

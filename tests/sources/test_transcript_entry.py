@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Prompt
 from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry
 from tests.families import byte_level

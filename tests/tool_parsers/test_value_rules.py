@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from mlx_server.grammars import grammar
+from mlx_server.grammars.arguments import ValueSchema
 from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.view import View
 from mlx_server.messages import Tool
-from mlx_server.schemas import grammar
-from mlx_server.schemas.arguments import ValueSchema
-from mlx_server.schemas.view import View
 from mlx_server.tool_parsers.call_format import UncallableTool
 from mlx_server.tool_parsers.value_rules import FORMATS, json_rule
 from tests.tool_parsers.block_grammars import allowed, grammar_of, opening, pythonic, qwen

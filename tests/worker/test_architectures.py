@@ -7,9 +7,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_server.checkpoints.architectures import module_of
 from mlx_server.engine.messages import AdapterLoaded, LoadAdapter
 from mlx_server.families import FAMILIES
+from mlx_server.models.architectures import module_of
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapter

@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_server.checkpoints import encoders
 from mlx_server.engine.messages import Embedded, KvCost, Pooling
 from mlx_server.errors import ModelUnusable
+from mlx_server.models import encoders
 from mlx_server.worker import encoders as worker_encoders
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost

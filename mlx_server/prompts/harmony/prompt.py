@@ -26,9 +26,9 @@ from openai_harmony import Conversation as HarmonyConversation
 from openai_harmony import Message as HarmonyMessage
 
 from mlx_server import limits
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.harmony_grammar import NEXT, REASONING
 from mlx_server.parsers.harmony_parser import (
     BROWSER,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlx_server import limits
-from mlx_server.schemas.arguments import lists_properties
-from mlx_server.schemas.view import View
+from mlx_server.grammars.arguments import lists_properties
+from mlx_server.grammars.view import View
 
 
 def for_typescript(schema: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,9 +18,9 @@ import tokenizers
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, load_harmony_encoding
 from tokenizers import AddedToken, pre_tokenizers
 
-from mlx_server.checkpoints.byte_level import byte_level_tokenizer, quick_tokenizer, split_into
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable, public_message
+from mlx_server.models.byte_level import byte_level_tokenizer, quick_tokenizer, split_into
+from mlx_server.models.tokenizer import Tokenizer
 
 log = logging.getLogger("mlx_server.families")
 

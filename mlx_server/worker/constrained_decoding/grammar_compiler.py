@@ -15,7 +15,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from mlx_server import limits
 from mlx_server.engine.messages import Grammar
 from mlx_server.fair_queue import address_of
-from mlx_server.schemas.compiler import LIMITS, in_a_line
+from mlx_server.grammars.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     YieldingMatcher,

@@ -29,7 +29,7 @@ from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import consume_token_par
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.schemas.compiler import BYTES
+from mlx_server.grammars.compiler import BYTES
 from mlx_server.worker.constrained_decoding.json_texts import JsonText, SchemaTexts
 from mlx_server.worker.constrained_decoding.vocabulary import Ids, Mask, TokenClasses
 

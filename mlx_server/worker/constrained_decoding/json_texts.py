@@ -16,8 +16,8 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from mlx_server.schemas.patterns import PIECE, without_nested_classes
-from mlx_server.schemas.view import named
+from mlx_server.grammars.patterns import PIECE, without_nested_classes
+from mlx_server.grammars.view import named
 
 Schema = Mapping[str, Any]
 

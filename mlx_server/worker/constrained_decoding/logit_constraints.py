@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Generate, Grammar, Thinking
-from mlx_server.schemas.compiler import in_a_line
+from mlx_server.grammars.compiler import in_a_line
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
     GrammarCompiler,

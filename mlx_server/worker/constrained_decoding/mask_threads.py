@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlx_server import limits
 from mlx_server.fair_queue import address_of
-from mlx_server.schemas.compiler import STACK_BYTES
+from mlx_server.grammars.compiler import STACK_BYTES
 from mlx_server.system.process import yield_processor
 
 T = TypeVar("T")

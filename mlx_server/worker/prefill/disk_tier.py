@@ -21,10 +21,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server import limits
-from mlx_server.checkpoints.files import identity_of_model
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import FLUSH_SECONDS, DiskCacheUse
 from mlx_server.errors import public_message
+from mlx_server.models.files import identity_of_model
 from mlx_server.prompt_files.contents import DamagedFile, RawTensor, encoded
 from mlx_server.prompt_files.folder import FolderInUse, PromptFolder
 from mlx_server.prompt_files.names import (

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.input import ChatBody
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from tests.api.chat_completions.bodies import BODY, CALL, HI, post
 from tests.api.wire import Json, ScriptedEngine, ok
 

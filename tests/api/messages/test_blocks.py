@@ -17,7 +17,7 @@ from tests.api.messages.bodies import (
     use,
     user,
 )
-from tests.pdf.files import pdf
+from tests.sandbox.pdf_files import pdf
 
 # What stands for text
 

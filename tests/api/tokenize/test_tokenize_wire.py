@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mlx_server import limits
-from mlx_server.checkpoints.tokenizer import Tokenizer
+from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
 

@@ -93,6 +93,7 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         "path": "tests/hostile/test_parameters.py::test_it_changes_the_answer",
         "pinned": "tests/pool/test_adapters.py::test_bytes_that_are_idle_and_bytes_that_are_pinned",
         "description": "tests/live/test_adapters.py::test_they_are_described",
-        "allow_other_base": "tests/lora/test_catalog.py::test_another_base_needs_the_owners_word",
+        "allow_other_base": "tests/models/test_adapter_catalog.py"
+        "::test_another_base_needs_the_owners_word",
     },
 }

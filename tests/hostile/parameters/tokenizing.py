@@ -9,7 +9,7 @@ from tests.hostile.parameters.case import Shown
 
 WIRE = "tests/api/tokenize/test_tokenize_wire.py"
 PROMISES = "tests/api/test_promises.py"
-TOKENIZER = "tests/checkpoints/test_tokenizer.py"
+TOKENIZER = "tests/models/test_tokenizer.py"
 
 ENDS = f"{WIRE}::test_where_the_prompt_ends"
 SPECIAL = f"{TOKENIZER}::test_special_tokens_of_a_text_are_added_or_not"

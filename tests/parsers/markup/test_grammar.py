@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import read_checkpoint
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import QWEN3, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.parsers.parse_context import THINK, OutputSpec
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from tests.contract.pairs import KINDS

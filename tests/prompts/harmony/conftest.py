@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
+from mlx_server.models.checkpoint import Checkpoint
 from tests.prompts.harmony.gpt_oss import gpt_oss_checkpoint
 
 

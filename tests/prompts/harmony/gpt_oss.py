@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.harmony.vocabulary import TOKENS, encoding, real_tokenizer
 from tests.families import write_checkpoint
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint
 from mlx_server.errors import BadRequest
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.harmony.prompt import LONGEST_NAME
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding
 from tests.families import SAMPLES

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mlx_server.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.harmony import GPT_OSS
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
 from mlx_server.prompts.harmony.vocabulary import (
     ENTRIES_SHA256,

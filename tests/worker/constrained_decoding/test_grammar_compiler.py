@@ -20,7 +20,7 @@ from mlx_server.engine.messages import (
     Thinking,
     UnloadModel,
 )
-from mlx_server.schemas.compiler import LIMITS
+from mlx_server.grammars.compiler import LIMITS
 from mlx_server.worker import weights
 from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.engine.messages import Grammar
 from mlx_server.grammars.formats import format_rule
 from mlx_server.grammars.lark import Lark
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat
 from mlx_server.worker.constrained_decoding.grammar_compiler import GrammarRefused, compiled
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary

@@ -10,8 +10,8 @@ import tokenizers
 from llguidance import LLMatcher
 from tokenizers import AddedToken, decoders, models
 
-from mlx_server.checkpoints.tokenizer import Tokenizer
 from mlx_server.families import FAMILIES
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.vocabulary import (

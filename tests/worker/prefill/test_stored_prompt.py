@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_server.checkpoints.weights_files import read_header_of
+from mlx_server.models.weights_files import read_header_of
 from mlx_server.prompt_files.contents import CHECKSUM, TOKENS, RawTensor, encoded, written
 from mlx_server.prompt_files.names import parsed
 from mlx_server.worker.prefill import disk_tier

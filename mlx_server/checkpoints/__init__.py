@@ -1,1 +1,0 @@
-"""Reads the files of a checkpoint as data, without loading weights."""

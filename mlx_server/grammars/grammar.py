@@ -1,0 +1,704 @@
+"""A schema as llguidance gets it: without keywords that a grammar can't enforce, each of which is
+reported with its path, and with references as JSON pointers.
+
+`propertyNames` is written as properties or patterns of them. Options of a `oneOf` that exclude each
+other mean the same as `anyOf`: llguidance finds that too, but not across references.
+https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from mlx_server import limits
+from mlx_server.errors import InvalidGrammar
+from mlx_server.grammars import patterns
+from mlx_server.grammars.view import (
+    ALL,
+    HOLDERS,
+    Part,
+    Path,
+    Schema,
+    View,
+    named,
+    pointer,
+    reference,
+    refused,
+    type_of,
+)
+
+NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+"""The keywords that constrain numbers alone."""
+
+EXACT = 2**53
+"""Larger integers may equal their neighbours as doubles."""
+HIGHEST = 2**63 - 1
+LOWEST = -(2**63 - 1024)
+"""The smallest double that llguidance can write as a bound."""
+_OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
+
+
+def wide_bound(schema: Mapping[str, Any], key: str) -> int | None:
+    """Returns a bound of integers far from zero as llguidance reads it exactly; None for any other
+    bound.
+
+    It may exclude up to 1,024 integers next to the bound, and includes none beyond it.
+    """
+    if key not in _OPEN or schema.get(_OPEN[key]) is True or "number" in named(schema):
+        return None
+    value, outwards = schema[key], 1 if key == "maximum" else -1
+    if value * outwards <= EXACT or not -HIGHEST - 1 <= value <= HIGHEST:
+        return None
+    if value == HIGHEST:
+        return HIGHEST
+    near = float(value)
+    if abs(int(near)) > abs(value):
+        near = math.nextafter(near, 0)
+    return max(int(near), LOWEST)
+
+
+_SAYS_NOTHING = frozenset(("type", "title", "description"))
+_OTHERS = ("properties", "patternProperties", "unevaluatedProperties")
+_NAME_COUNTS = ("minProperties", "maxProperties")
+
+
+def listed_names(view: View, part: Part) -> list[str] | None:
+    """Returns the only names that the members of an object may have; None if they can't be written
+    as properties."""
+    names = _of_names(view, part)
+    return None if names is None else _listed_in(names)
+
+
+def names_pattern(view: View, part: Part) -> str | None:
+    """Returns the pattern of an object's members' names, if `propertyNames` has nothing else; else
+    None."""
+    names = _of_names(view, part)
+    if names is None or names.get("type", "string") != "string":
+        return None
+    pattern = names.get("pattern")
+    if names.keys() - _SAYS_NOTHING != {"pattern"} or patterns.unsupported(names["pattern"]):
+        return None
+    return str(pattern)
+
+
+def _of_names(view: View, part: Part) -> Mapping[str, Any] | None:
+    """Returns the schema of the names; None if its meaning depends on the schema around it."""
+    path, schema = part
+    if isinstance(schema, bool) or "propertyNames" not in schema:
+        return None
+    if any(schema.get(key) for key in _OTHERS) or any(key in schema for key in _NAME_COUNTS):
+        return None
+    names, inner = (*path, "propertyNames"), (*path, "additionalProperties")
+    if not view.referred_places.isdisjoint((names, inner)):
+        return None
+    said = schema["propertyNames"]
+    if not isinstance(said, bool) and said.keys() == {"$ref"}:
+        target = view.target(Part(names, said))
+        said = target.schema if target else True
+    return None if isinstance(said, bool) else said
+
+
+def _listed_in(schema: Mapping[str, Any]) -> list[str] | None:
+    if schema.get("type", "string") != "string":
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    said = schema.keys() - _SAYS_NOTHING
+    if values is None or len(said) > 1 or len(values) > limits.SCHEMA_VARIANT_MEMBERS:
+        return None
+    return list(dict.fromkeys(value for value in values if isinstance(value, str)))
+
+
+def list_names(schema: dict[str, Any], part: Part, names: list[str]) -> None:
+    """Writes the names as properties. The first has the schema of the members, and the others refer
+    to it, so that it is written once."""
+    inner: Schema = schema.pop("additionalProperties", True)
+    first, *others = names or [""]
+    same = (
+        inner if isinstance(inner, bool) else {"$ref": reference((*part.path, "properties", first))}
+    )
+    schema["properties"] = {first: inner, **dict.fromkeys(others, same)} if names else {}
+    schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+def match_names(schema: dict[str, Any], pattern: str) -> None:
+    """Writes the pattern of all names as a pattern of properties."""
+    inner: Schema = schema.pop("additionalProperties", True)
+    schema["patternProperties"] = {patterns.as_rust(pattern): inner}
+    schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_UNSUPPORTED = frozenset(
+    (
+        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    )
+)
+IDLE = ("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+"""Keywords that llguidance knows and that constrain nothing once references are pointers."""
+_IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly"),
+        *("writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
+        *("$defs", "definitions", *IDLE),
+    )
+)
+COUNTS = (
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
+
+
+class UnsupportedKeyword(NamedTuple):
+    path: Path
+    """The path of the schema that has the keyword."""
+    keyword: str
+    why: str = "can't be enforced by a grammar"
+
+    def __str__(self) -> str:
+        return f"{self.keyword} at {pointer(self.path)}"
+
+    def refusal(self) -> InvalidGrammar:
+        return refused(
+            (*self.path, self.keyword), f"{self.why}: leave it out, or set strict to false"
+        )
+
+
+class Visited(NamedTuple):
+    part: Part
+    joined: bool
+    """Whether other schemas may constrain the same value, so that llguidance has to merge them."""
+
+
+def visited(view: View) -> Iterator[Visited]:
+    """Yields the schemas that constrain a value. One that is used both joined and alone comes
+    twice."""
+    waiting = [Visited(Part((), view.root), False)]
+    seen = set()
+    while waiting:
+        now = waiting.pop()
+        if (now.part.path, now.joined) in seen:
+            continue
+        seen.add((now.part.path, now.joined))
+        yield now
+        waiting += reversed(_visits_from(view, now))
+
+
+def _visits_from(view: View, visited: Visited) -> list[Visited]:
+    (path, schema), joined = visited
+    links, at = view.links(visited.part), len(path)
+    if isinstance(schema, bool) or not (links.used or links.target):
+        return []
+    merged = _merged(schema, joined=joined)
+    found = [
+        Visited(part, joined or part.path[at] in merged)
+        for part in links.used
+        if part.path[at] not in _UNSUPPORTED
+    ]
+    return [*found, Visited(links.target, "$ref" in merged)] if links.target else found
+
+
+def _merged(schema: Mapping[str, Any], *, joined: bool) -> frozenset[str]:
+    """Returns the keywords whose schemas constrain the same value as others do."""
+    found = _IN_PLACE.intersection(schema)
+    if not found or joined or len(_constraints(schema)) > 1:
+        return found
+    return found if len(schema.get("allOf", ())) > 1 else _NONE
+
+
+_NONE = frozenset[str]()
+
+
+def _constraints(schema: Mapping[str, Any]) -> set[str]:
+    return {key for key in schema if key not in ANNOTATIONS and not is_vacuous(schema, key)}
+
+
+Disjoint = Callable[[list[Part]], bool]
+"""Tests whether no value can follow two of the options of a `oneOf`."""
+
+
+def unsupported_keywords(
+    view: View, disjoint: Disjoint = lambda options: True
+) -> list[UnsupportedKeyword]:
+    """disjoint: by default all options count as disjoint, since the grammar is the same either
+    way."""
+    known: dict[Path, bool] = {}
+
+    def once(options: list[Part]) -> bool:
+        path = options[0].path
+        if path not in known:
+            known[path] = disjoint(options)
+        return known[path]
+
+    costs = _Costs()
+    found: dict[UnsupportedKeyword, None] = {}
+    for now in visited(view):
+        if isinstance(now.part.schema, bool) or _REPORTED.isdisjoint(now.part.schema):
+            continue
+        found |= dict.fromkeys(_unsupported_of(now, once, view))
+        found |= dict.fromkeys(costs.unsupported_keywords(now))
+    return list(found)
+
+
+class _Costs:
+    """Finds keywords that llguidance supports but that cost too much while an answer is decoded.
+
+    It is better not to enforce them than to refuse the schema.
+    """
+
+    def __init__(self) -> None:
+        self._joined_patterns = 0
+        self._choices = 0
+
+    def unsupported_keywords(self, visited: Visited) -> Iterator[UnsupportedKeyword]:
+        path, schema = visited.part
+        assert isinstance(schema, Mapping)
+        for key in ("pattern", "format"):
+            self._joined_patterns += visited.joined and key in schema
+            if key in schema and self._joined_patterns > limits.SCHEMA_JOINED_PATTERNS:
+                yield UnsupportedKeyword(
+                    path, key, "is one of too many that allOf, anyOf or $ref may join"
+                )
+        for key in ("minProperties", "maxProperties"):
+            if key in schema and not is_vacuous(schema, key):
+                self._choices += len(schema.get("properties", ())) ** 2
+                if self._choices > limits.SCHEMA_CHOICES:
+                    yield UnsupportedKeyword(path, key, "is too costly with so many properties")
+
+
+def _unsupported_of(
+    visited: Visited, disjoint: Disjoint, view: View
+) -> Iterator[UnsupportedKeyword]:
+    path, schema = visited.part
+    assert isinstance(schema, Mapping)
+    for key in schema:
+        if key not in _REPORTED:
+            continue
+        if key in _UNSUPPORTED and not is_vacuous(schema, key):
+            # at the root, a format that writes a call's arguments one by one takes any names
+            if key != "propertyNames" or not path or not _says_names(view, visited.part):
+                yield UnsupportedKeyword(path, key)
+        elif key == "oneOf":
+            options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
+            if not disjoint(options):
+                yield UnsupportedKeyword(
+                    path, key, "has options that may overlap (anyOf takes them)"
+                )
+        elif key in ("minProperties", "maxProperties") and not _countable(
+            schema, key, visited.joined
+        ):
+            yield UnsupportedKeyword(path, key, "can't be enforced in this shape")
+        elif key == "format" and "string" in named(schema) and schema[key] not in FORMATS:
+            yield UnsupportedKeyword(path, key, f"is not one of {', '.join(sorted(FORMATS))}")
+        elif key == "pattern" and (why := patterns.unsupported(schema[key])):
+            yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't express")
+        elif key == "patternProperties":
+            yield from _unsupported_patterns(path, schema)
+        elif wide_bound(schema, key) is not None:
+            continue
+        elif key in _EXCLUSIVE and abs(schema[key]) >= EXACT and _of_integers(visited):
+            yield UnsupportedKeyword(
+                path, key, "excludes an integer from 2^53 on, which is not compared exactly"
+            )
+        elif key in _NUMERIC and _inexact(schema[key]):
+            yield UnsupportedKeyword(
+                path, key, "has an integer beyond 2^53, which is not compared exactly"
+            )
+        elif key in _SMALLEST and _out_of_reach(schema[key], _SMALLEST[key]):
+            yield UnsupportedKeyword(
+                path, key, f"is {schema[key]}, which is too large or too small for a grammar"
+            )
+
+
+_NUMERIC = frozenset(("const", "enum", *NUMERIC))
+
+
+_REPORTED = _NUMERIC.union(
+    _UNSUPPORTED,
+    ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
+)
+"""The keywords of which some uses are reported."""
+
+
+def _says_names(view: View, part: Part) -> bool:
+    return listed_names(view, part) is not None or names_pattern(view, part) is not None
+
+
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
+
+
+def _of_integers(visited: Visited) -> bool:
+    schema = visited.part.schema
+    return visited.joined or isinstance(schema, bool) or "number" not in named(schema)
+
+
+_LARGEST = 1e17
+_SMALLEST = dict.fromkeys(NUMERIC, 1e-60) | {"multipleOf": 1e-9}
+"""Bounds of the numbers that llguidance can write as patterns."""
+
+
+def _out_of_reach(value: float, smallest: float) -> bool:
+    return bool(value) and not smallest <= abs(value) <= _LARGEST
+
+
+def _inexact(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case bool() | str() | None:
+                pass
+            case int() | float() as number:
+                if abs(number) > EXACT and not isinstance(number, float):
+                    return True
+            case list() as items:
+                waiting += items
+            case dict() as members:
+                waiting += members.values()
+    return False
+
+
+def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[UnsupportedKeyword]:
+    why = next(filter(None, map(patterns.unsupported, schema["patternProperties"])), None)
+    if why:
+        yield UnsupportedKeyword(
+            path, "patternProperties", f"has {why}, which a grammar can't express"
+        )
+        if "additionalProperties" in schema:
+            yield UnsupportedKeyword(
+                path, "additionalProperties", "can't be distinguished from patternProperties"
+            )
+
+
+def _countable(schema: Mapping[str, Any], key: str, joined: bool) -> bool:
+    """Whether llguidance can count the members.
+
+    Names that the schema does not list may be repeated, so at most one of them can be required.
+    """
+    if is_vacuous(schema, key) or "object" not in named(schema):
+        return True
+    if joined or not _IN_PLACE.isdisjoint(schema):
+        return False
+    required = set(schema.get("required", ()))
+    least = max(0, schema.get("minProperties", 0) - len(required))
+    most = schema.get("maxProperties")
+    if set(schema.get("properties", ())) <= required:
+        return least <= 1 or is_closed(schema)
+    return is_closed(schema) and least <= 1 and most in (None, len(required) + 1)
+
+
+def is_closed(schema: Mapping[str, Any]) -> bool:
+    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
+
+
+_MAY_BE_VACUOUS = frozenset(
+    (
+        *(key for key in _UNSUPPORTED if not key.startswith("$")),
+        *("patternProperties", "additionalItems", "minProperties", "maxProperties"),
+    )
+)
+
+
+DROPPABLE = _MAY_BE_VACUOUS.union(IDLE)
+"""Keywords of which some or all uses constrain nothing."""
+
+
+def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether the keyword constrains nothing in this schema."""
+    if key not in _MAY_BE_VACUOUS:
+        return False
+    value = schema[key]
+    match key:
+        case "uniqueItems" | "not":
+            return value is False
+        case "unevaluatedItems" | "unevaluatedProperties":
+            return value in (True, {})
+        case "propertyNames":
+            return value in (True, {}, {"type": "string"})
+        case "dependentRequired" | "dependentSchemas" | "dependencies" | "patternProperties":
+            return value in ({},)
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "minContains" | "maxContains":
+            return "contains" not in schema
+        case "additionalItems":
+            return not isinstance(schema.get("items"), list)
+        case "minProperties":
+            return len(set(schema.get("required", ()))) >= float(value)
+        case "maxProperties":
+            names = {*schema.get("properties", ()), *schema.get("required", ())}
+            return is_closed(schema) and len(names) <= float(value)
+    return False
+
+
+_KINDS = ALL - {"integer"}
+_OBJECT = frozenset(("object",))
+
+Listed = frozenset[tuple[str, Any]]
+"""Listed values, each with its kind. Of arrays and objects only the kind is compared."""
+
+
+class _Shape(NamedTuple):
+    """The compared constraints of several schemas on the same value."""
+
+    kinds: frozenset[str] = _KINDS
+    """The types, where every integer is a number."""
+    listed: Listed | None = None
+    """The only values, if they are listed."""
+    required: tuple[str, ...] = ()
+    objects: tuple[Part, ...] = ()
+    """The schemas themselves, which may constrain the members of an object."""
+    choices: tuple[list[Part], ...] = ()
+    """Lists of alternatives; the value follows one of each list as well."""
+
+    def joined(self, other: "_Shape") -> "_Shape":
+        kinds, listed = self.kinds & other.kinds, _common(self.listed, other.listed)
+        if listed is not None:
+            listed = frozenset(value for value in listed if value[0] in kinds)
+            kinds = frozenset(kind for kind, _ in listed)
+        return _Shape(
+            kinds,
+            listed,
+            (*self.required, *other.required),
+            (*self.objects, *other.objects),
+            (*self.choices, *other.choices),
+        )
+
+
+_NO_VALUE = _Shape(kinds=frozenset())
+
+
+class Disjointness:
+    """Compares the options of each `oneOf` of one schema. All of them share one limit of work."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._looks = 0
+        self._shapes: dict[Path, _Shape] = {}
+
+    def holds(self, options: list[Part]) -> bool:
+        """Whether no value can follow two of the options, as far as is known."""
+        shapes = [self._shape(option) for option in options]
+        if self._looks > limits.SCHEMA_COMPARISONS:
+            return False
+        depth = limits.SCHEMA_DISJOINT_DEPTH
+        return self._are_tagged(shapes) or all(
+            self._is_empty(one.joined(other), depth) for one, other in combinations(shapes, 2)
+        )
+
+    def _are_tagged(self, shapes: list[_Shape]) -> bool:
+        """Whether types and listed values distinguish the options, and those of a member that all
+        objects among them require distinguish the objects. Hundreds of options are compared at
+        once."""
+        objects = [shape for shape in shapes if shape.kinds == _OBJECT]
+        others = [shape for shape in shapes if shape.kinds != _OBJECT]
+        if not _are_distinct([*others, *objects[:1]]):
+            return False
+        tags = frozenset[str]().union(*(shape.required for shape in objects[:1]))
+        tags = tags.intersection(*(shape.required for shape in objects))
+        return len(objects) < 2 or any(
+            _are_distinct([self._member(shape, name) for shape in objects]) for name in tags
+        )
+
+    def _is_empty(self, shape: _Shape, depth: int) -> bool:
+        """Whether no value has this shape."""
+        self._looks += 1
+        if not depth or self._looks > limits.SCHEMA_COMPARISONS:
+            return False
+        if not shape.kinds:
+            return True
+        if shape.kinds == _OBJECT and any(
+            self._is_empty(self._member(shape, name), depth - 1)
+            for name in dict.fromkeys(shape.required)
+        ):
+            return True
+        if not shape.choices:
+            return False
+        options, *others = shape.choices
+        rest = shape._replace(choices=tuple(others))
+        return all(self._is_empty(rest.joined(self._shape(one)), depth - 1) for one in options)
+
+    def _member(self, shape: _Shape, name: str) -> _Shape:
+        found = _Shape()
+        for path, schema in shape.objects:
+            assert isinstance(schema, Mapping)
+            listed = schema.get("properties", {})
+            if name in listed:
+                found = found.joined(self._shape(Part((*path, "properties", name), listed[name])))
+            elif is_closed(schema):
+                return _NO_VALUE
+        return found
+
+    def _shape(self, part: Part) -> _Shape:
+        """Returns the shape of a schema with its references and `allOf`."""
+        if part.path not in self._shapes:
+            self._shapes[part.path] = _Shape()  # a schema that refers to itself adds nothing
+            self._shapes[part.path] = self._made(part)
+        return self._shapes[part.path]
+
+    def _made(self, part: Part) -> _Shape:
+        schema = part.schema
+        self._looks += 1
+        if isinstance(schema, bool):
+            return _Shape() if schema else _NO_VALUE
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        required = tuple(schema.get("required", ()))
+        self._looks += len(values or ()) + len(required)
+        shape = _Shape(
+            kinds=frozenset(map(_kind, named(schema))),
+            required=required,
+            objects=(part,),
+            choices=tuple(_listed(part, key) for key in ("anyOf", "oneOf") if key in schema),
+        )
+        if values is not None:
+            shape = shape.joined(_Shape(listed=frozenset(map(_value, values))))
+        target = self._view.target(part)
+        for one in (*([target] if target else ()), *_listed(part, "allOf")):
+            shape = shape.joined(self._shape(one))
+        return shape
+
+
+def _are_distinct(shapes: list[_Shape]) -> bool:
+    """Whether each value is listed at most once, and each other type allowed at most once."""
+    values = [value for shape in shapes for value in shape.listed or ()]
+    types = [kind for shape in shapes if shape.listed is None for kind in shape.kinds]
+    types += {kind for kind, _ in values}
+    return len({*values}) == len(values) and len({*types}) == len(types)
+
+
+def _common(one: Listed | None, other: Listed | None) -> Listed | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _listed(part: Part, key: str) -> list[Part]:
+    path, schema = part
+    assert isinstance(schema, Mapping)
+    return [Part((*path, key, str(at)), one) for at, one in enumerate(schema.get(key, ()))]
+
+
+def _kind(type: str) -> str:
+    return "number" if type == "integer" else type
+
+
+def _value(value: Any) -> tuple[str, Any]:
+    kind = _kind(type_of(value))
+    if kind in ("array", "object"):
+        return kind, None
+    return kind, value
+
+
+SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
+"""The white space between the parts of JSON. It is bounded, because a small model may otherwise
+write blanks until it reaches its token limit."""
+
+JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
+"""llguidance's options. It reads `oneOf` as `anyOf`; the report names those that may overlap."""
+
+ESCAPES = 'nrbtf\\"'
+
+
+def text_of(schema: Schema) -> str:
+    """Returns the schema as llguidance gets it, as JSON."""
+    view = View(json.loads(json.dumps(schema)))
+    return simplified_text(view, unsupported_keywords(view))
+
+
+def simplified_text(view: View, unsupported: Iterable[UnsupportedKeyword]) -> str:
+    """Returns a view's schema as JSON, simplified in place. unsupported: what a grammar
+    can't enforce."""
+    simplify(view, unsupported)
+    if view.root is False:
+        return "false"
+    members = view.root if isinstance(view.root, dict) else {}
+    # with \u the model could write a listed property's name in a form that avoids its schema
+    escapes = {"json_allowed_escapes": ESCAPES if _may_spell(view) else ESCAPES + "u"}
+    return json.dumps({**members, "x-guidance": JSON | escapes})
+
+
+def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
+    """Leaves pointers as the only references, and takes out keywords that constrain nothing or that
+    are unsupported.
+
+    Every `oneOf` stays where it is: references may point into it, and it is read as `anyOf`.
+    """
+    if isinstance(view.root, dict):
+        view.root.pop("x-guidance", None)
+    dropped: dict[Path, set[str]] = {}
+    for path, keyword, _ in unsupported:
+        if keyword != "oneOf":
+            dropped.setdefault(path, set()).add(keyword)
+    parts = [
+        (part, view.links(part).target, listed_names(view, part), names_pattern(view, part))
+        for part in view.reached()
+        if isinstance(part.schema, dict)
+        and (part.path in dropped or not _SIMPLIFIED.isdisjoint(part.schema))
+    ]
+    changed = False
+    for part, target, names, pattern in parts:
+        path, found = part
+        assert isinstance(found, dict)
+        if names is not None:
+            list_names(found, part, names)
+        if pattern is not None:
+            match_names(found, pattern)
+        implied = _implied(found) if "allOf" in found else _NOTHING
+        if implied and (*path, *implied) not in view.referred_places:
+            dropped.setdefault(path, set()).update(implied)
+        removed = _simplify(found, dropped.get(path, _NOTHING))
+        changed = changed or not HOLDERS.isdisjoint(removed)
+        changed = changed or names is not None or pattern is not None
+        if target:
+            found["$ref"] = reference(target.path)
+    if changed:
+        view.forget()
+
+
+Keywords = frozenset[str] | set[str]
+_NOTHING = frozenset[str]()
+_COUNTS = frozenset(COUNTS)
+_BOUNDS = frozenset(("minimum", "maximum"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames", "allOf"))
+"""The keywords of which some uses are written in another way, or left out."""
+
+
+def _implied(schema: dict[str, Any]) -> Keywords:
+    """Returns `anyOf` if `allOf` already requires one of its options. llguidance would join each
+    option with all the rest."""
+    listed = any(option in schema["allOf"] for option in schema.get("anyOf", ()))
+    return frozenset(("anyOf",)) if listed else _NOTHING
+
+
+def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:
+    """Returns the keywords that it has removed."""
+    idle = DROPPABLE.intersection(schema)
+    removed = dropped.union(key for key in idle if key in IDLE or is_vacuous(schema, key))
+    for key in removed:
+        schema.pop(key, None)
+    for key in _COUNTS.intersection(schema):
+        schema[key] = int(schema[key])
+    for key in _BOUNDS.intersection(schema):
+        if (bound := wide_bound(schema, key)) is not None:
+            schema[key] = bound
+    if "pattern" in schema:
+        schema["pattern"] = patterns.as_rust(schema["pattern"])
+    return removed
+
+
+def _may_spell(view: View) -> bool:
+    """Whether an object with listed properties also allows members of any other name."""
+    named = ("properties", "required", "patternProperties")
+    return any(
+        isinstance(found, dict) and any(found.get(key) for key in named) and not is_closed(found)
+        for _, found in view.reached()
+    )

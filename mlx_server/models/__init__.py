@@ -1,0 +1,1 @@
+"""What the files of checkpoints, tokenizers and LoRA adapters say, read without loading weights."""

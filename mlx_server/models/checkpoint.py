@@ -1,0 +1,247 @@
+"""Reads everything in a checkpoint's folder except the weights."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from mlx_server.errors import ModelUnusable, public_message
+from mlx_server.models.architectures import CONTEXT, default_context, texts
+from mlx_server.models.embedder import Embedder, read_embedder
+from mlx_server.models.encoders import context_of, is_encoder
+from mlx_server.models.files import existing, read_json, read_optional_json, read_own
+from mlx_server.models.special_tokens import read_special_tokens
+from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
+from mlx_server.requests import SamplingChoices
+from mlx_server.sandbox.chat_template import ChatTemplate
+
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates in checkpoints with several."""
+
+FILES = {
+    DEFAULT: ("chat_template.jinja", f"additional_chat_templates/{DEFAULT}.jinja"),
+    WITH_TOOLS: (f"additional_chat_templates/{WITH_TOOLS}.jinja",),
+}
+OF_PROCESSORS = ("chat_template.json", "processor_config.json")
+
+
+def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates that are used, by name; most checkpoints have only a default one. Raises
+    ModelUnusable.
+
+    As in transformers, files go before configs. Beyond it, chat_template.json and
+    processor_config.json are read, which it reads for images only, and a single template is the
+    default whatever its name.
+    """
+    found = {name: text for name in FILES if (text := _of_files(folder, name))}
+    if DEFAULT not in found:
+        configs = (read_optional_json(folder / name) for name in OF_PROCESSORS)
+        named = next(filter(None, map(_named, (tokenizer_config, *configs))), {})
+        found = {**named, **found}
+    if DEFAULT not in found and len(found) == 1:
+        found[DEFAULT] = next(iter(found.values()))
+    return {name: text for name, text in found.items() if name in FILES}
+
+
+def _of_files(folder: Path, name: str) -> str:
+    paths = [folder / file for file in FILES[name]]
+    written = [path for path in paths if path.is_file() and path.stat().st_size]
+    return _text(written[-1]) if written else ""
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """The `chat_template` of a config: a text, an object of texts by name, or a list of entries
+    with a `name` and a `template`."""
+    match config.get("chat_template"):
+        case str(text):
+            named: dict[Any, Any] = {DEFAULT: text}
+        case dict(named):
+            pass
+        case list(entries):
+            listed = [entry for entry in entries if isinstance(entry, dict)]
+            named = {str(it["name"]): it.get("template") for it in listed if "name" in it}
+        case _:
+            return {}
+    return {name: text for name, text in named.items() if isinstance(text, str) and text}
+
+
+def _text(path: Path) -> str:
+    try:
+        text = read_own(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+log = logging.getLogger("mlx_server.families")
+
+FALLBACK_CONTEXT = 131_072
+"""Context length of a model whose own is unknown. If it is too high, answers get worse after the
+model's own length; if it were too low, valid prompts would be refused."""
+
+MOST_STRETCHED = 1024
+"""Upper bound on YaRN's factor: a file with a larger one is damaged."""
+
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+SENSIBLE: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 2,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: 0 <= value <= 1_000_000 and value == int(value),
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: 0 < value <= 10,
+}
+"""Ranges of generation_config.json's recommendations, the same as in requests."""
+
+
+BUILT_IN_VOCABULARY = "built_in_vocabulary"
+"""Set in the config.json of replay models for which this server wrote all files."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    config: dict[str, Any]
+    model_type: str
+    context_length: int
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    tokens: dict[str, str]
+    """Special tokens that templates use, by name: `bos_token`, `eos_token` and others."""
+    end_tokens: frozenset[int]
+    """End-of-sequence ids of config.json, generation_config.json and the tokenizer."""
+    sampling: SamplingChoices
+    """The publisher's recommended sampling parameters."""
+    tool_template: ChatTemplate | None = None
+    """Template for requests with tools; only older checkpoints have a separate one."""
+    embedder: Embedder | None = None
+    """The way in which it makes embeddings, if its files say so."""
+
+    @property
+    def has_built_in_vocabulary(self) -> bool:
+        """Whether this server wrote the vocabulary, for a replay model."""
+        return self.model_type == "replay" and self.config.get(BUILT_IN_VOCABULARY) is True
+
+    @property
+    def template_source(self) -> str:
+        """The source of all templates, in which the families look for their markers."""
+        return "".join(t.source for t in (self.template, self.tool_template) if t)
+
+    @property
+    def quantization(self) -> str | None:
+        """What the weights are stored in: `4bit`, `mxfp4` or `bf16`; None if that is unknown."""
+        for name in ("quantization", "quantization_config"):
+            if isinstance(found := self.config.get(name), dict):
+                return _quantization(found)
+        dtypes = (self.config.get(name) for name in ("dtype", "torch_dtype"))
+        return next(
+            (DTYPES[each] for each in dtypes if isinstance(each, str) and each in DTYPES), None
+        )
+
+
+def _quantization(given: Mapping[str, Any]) -> str | None:
+    """Read from mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
+    mode, bits = given.get("mode", "affine"), given.get("bits")
+    if mode == "affine" and _is_count(bits):
+        return f"{bits}bit"
+    name = given.get("quant_method") if mode == "affine" else mode
+    return name[:32] if isinstance(name, str) else None
+
+
+def read_checkpoint(
+    path: Path, chat_template: str | None = None, tokenizer_json: Path | None = None
+) -> Checkpoint:
+    """`chat_template` and `tokenizer_json` replace the checkpoint's own. Raises ModelUnusable."""
+    config = read_json(path / "config.json")
+    generation = read_optional_json(path / "generation_config.json")
+    tokenizer_config = read_optional_json(path / "tokenizer_config.json")
+    tokenizer = read_tokenizer(existing(tokenizer_json or path / "tokenizer.json"))
+    tokens = read_special_tokens(path, tokenizer_config).texts
+    own = {DEFAULT: chat_template} if chat_template else read_chat_templates(path, tokenizer_config)
+    templates = {name: ChatTemplate(text) for name, text in own.items()}
+    model_type = config.get("model_type")
+    return Checkpoint(
+        path=path,
+        config=config,
+        model_type=model_type if isinstance(model_type, str) else "",
+        context_length=_context_length(config),
+        tokenizer=tokenizer,
+        template=templates.get(DEFAULT),
+        tool_template=templates.get(WITH_TOOLS),
+        tokens=tokens,
+        end_tokens=_end_tokens((config, generation), tokens, tokenizer),
+        sampling=_sampling(generation),
+        embedder=read_embedder(
+            path, config, adds_end=tokenizer_config.get("add_eos_token") is True
+        ),
+    )
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    """The context length of config.json, else the architecture's default, else a high guess."""
+    if is_encoder(config):
+        return context_of(config)
+    own = [found for part in texts(config) for found in _contexts(part)]
+    if own:
+        return own[0]
+    found, source = default_context(config), "the default of its architecture"
+    if found is None:
+        found, source = FALLBACK_CONTEXT, "a guess"
+    log.warning(
+        "config.json does not give the model's context length: using %d tokens, %s. If that is "
+        "wrong, set `context_length` in models.yaml.",
+        found,
+        source,
+    )
+    return found
+
+
+def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
+    stretched = max(map(_yarn_factor, (config.get("rope_scaling"), config.get("rope_parameters"))))
+    for name in CONTEXT:
+        found = config.get(name)
+        if _is_count(found) and found > 0:
+            yield max(found, stretched)
+    if stretched:
+        yield stretched
+
+
+def _yarn_factor(rope: Any) -> int:
+    """The context length with YaRN, which users enable without changing the original length."""
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 0
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if not _is_count(original) or not isinstance(factor, int | float):
+        return 0
+    return int(original * factor) if 1 <= factor <= MOST_STRETCHED else 0
+
+
+def _end_tokens(
+    configs: Iterable[dict[str, Any]], tokens: dict[str, str], tokenizer: Tokenizer
+) -> frozenset[int]:
+    named = [tokenizer.id_of(tokens["eos_token"])] if "eos_token" in tokens else []
+    ids = (config.get("eos_token_id") for config in configs)
+    listed = [id for found in ids for id in (found if isinstance(found, list) else [found])]
+    return frozenset(token for token in [*named, *listed] if _is_count(token))
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _sampling(generation: dict[str, Any]) -> SamplingChoices:
+    given = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
+    found = {name: value for name, value in given.items() if _is_sensible(name, value)}
+    for name in given.keys() - found.keys():
+        log.warning("generation_config.json: ignored the invalid %s %.50r", name, given[name])
+    if "top_k" in found:
+        found["top_k"] = int(found["top_k"])
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return cast(SamplingChoices, found)
+
+
+def _is_sensible(name: str, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and SENSIBLE[name](cast(float, value))

@@ -1,0 +1,262 @@
+"""A tokenizer.json as the tokenizers library reads it, which blocks every thread meanwhile: a large
+file is read in a process of its own.
+"""
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import tokenizers
+
+from mlx_server import limits
+from mlx_server.errors import ModelUnusable, ServerError, public_message
+from mlx_server.models.control_tokens import is_control, is_letter
+from mlx_server.models.files import read_own
+
+PROBE = "Hello, 123 wörld!\n"
+
+BEFORE_ENTRY = b"\xff"
+"""A byte that no UTF-8 has."""
+
+Spans = list[tuple[int, int]]
+"""Begin and end of places in a text, in characters."""
+
+
+class AddedToken(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    content: str
+    special: bool
+    decoded: str
+    """What the decoder gets for the token: its content as a normalizer changes it."""
+    skipped: bool
+    """Whether `skip_special_tokens` leaves it out."""
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    """What is known of a tokenizer without its tokenizing."""
+
+    entries: bytes
+    """The vocabulary's entries in the order of their ids, each after BEFORE_ENTRY."""
+    ends: bytes
+    """The end of each id's entry in `entries`, of 4 bytes; an id without one has no bytes there."""
+    added: list[AddedToken]
+    size: int
+    """Number of tokens."""
+    longest: int
+    """Characters of the longest token."""
+    decoder: str
+    """The library's JSON of a tokenizer without tokens, which has this one's decoder."""
+
+
+class TokenizerCalls(Protocol):
+    """The work that needs the file. Raises ModelUnusable."""
+
+    def facts(self) -> TokenizerFacts: ...
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """special: whether to add the special tokens that begin and end a text."""
+
+    def encode_pair(self) -> tuple[list[int], list[int]]:
+        """The ids and types of the tokens of a pair of probes."""
+
+    def encode_marking(self, text: str) -> tuple[list[int], Spans]:
+        """The ids, and the places of control tokens that the text does not spell exactly."""
+
+    def encode_character(self, character: str) -> list[int]:
+        """The ids of a character that no added token has taken."""
+
+    def decode(self, ids: list[int], skip: bool) -> str: ...
+
+
+class TokenizerFile:
+    """Makes the calls in this process."""
+
+    def __init__(self, content: bytes) -> None:
+        with file_error():
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            _check_growth(self._tokenizer)
+            _make_letters_text(self._tokenizer)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        _disable_cache(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._control = {
+            id: token.content
+            for id, token in added.items()
+            if is_control(token.content, token.special)
+        }
+        self.decode(self.encode(PROBE, False), True)
+        self._unknown = frozenset(self.encode("\ufdd0", False))
+        """Ids of a character that is in no vocabulary."""
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        # as a batch of one, since the library's `encode` blocks all other threads
+        with file_error():
+            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = found.ids
+        return ids
+
+    def encode_pair(self) -> tuple[list[int], list[int]]:
+        with file_error():
+            (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
+        return found.ids, found.type_ids
+
+    def encode_marking(self, text: str) -> tuple[list[int], Spans]:
+        with file_error():
+            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        control = self._control
+        ids: list[int] = found.ids
+        if control.keys().isdisjoint(ids):
+            return ids, []  # without the offsets, which take long to list
+        return ids, [
+            (a, b)
+            for token, (a, b) in zip(ids, found.offsets, strict=True)
+            if token in control
+            and token not in self._unknown
+            and text[a:b].strip() != control[token].strip()
+        ]
+
+    def encode_character(self, character: str) -> list[int]:
+        whole = self._tokenizer
+        with file_error():
+            text = whole.normalizer.normalize_str(character) if whole.normalizer else character
+            split = whole.pre_tokenizer
+            words = [word for word, _ in split.pre_tokenize_str(text)] if split else [text]
+            return [token.id for word in words for token in whole.model.tokenize(word)]
+
+    def decode(self, ids: list[int], skip: bool) -> str:
+        with file_error():  # as a batch for the same reason
+            (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip)
+        return str(text)
+
+    def facts(self) -> TokenizerFacts:
+        whole = self._tokenizer
+        ids: dict[str, int] = whole.get_vocab(with_added_tokens=True)
+        added = [*self._added()]
+        entries, ends = _listed(ids, added)
+        return TokenizerFacts(
+            entries=entries,
+            ends=ends,
+            added=added,
+            size=len(ids),
+            longest=max(map(len, ids), default=0),
+            decoder=_without_tokens(whole.decoder),
+        )
+
+    def _added(self) -> Iterator[AddedToken]:
+        whole = self._tokenizer
+        decoder, whole.decoder = whole.decoder, None
+        for id, token in whole.get_added_tokens_decoder().items():
+            text = whole.decode([id], skip_special_tokens=False)
+            skipped = bool(text) and not whole.decode([id], skip_special_tokens=True)
+            yield AddedToken(id, token.content, token.special, text, skipped)
+        whole.decoder = decoder
+
+
+def content_of(path: Path) -> bytes:
+    """Raises ModelUnusable if the file is too large, or is something else."""
+    with file_error():
+        if path.stat().st_size > limits.TOKENIZER_BYTES:
+            raise ModelUnusable(
+                f"tokenizer.json has more than {limits.TOKENIZER_BYTES >> 20} MiB. Download "
+                "the model again, or use a checkpoint with a smaller one."
+            )
+        return read_own(path)
+
+
+def decoder_of(facts: TokenizerFacts) -> Any:
+    """The library's decoder, or None if there is none."""
+    with file_error():
+        return tokenizers.Tokenizer.from_str(facts.decoder).decoder
+
+
+def _without_tokens(decoder: Any) -> str:
+    bare = tokenizers.Tokenizer(tokenizers.models.BPE())
+    if decoder is not None:
+        bare.decoder = decoder
+    made: str = bare.to_str()
+    if len(made) > limits.DECODER_CHARACTERS:
+        raise ModelUnusable(
+            f"tokenizer.json: its decoder takes more than {limits.DECODER_CHARACTERS} "
+            "characters. Download the model again."
+        )
+    return made
+
+
+def _listed(ids: dict[str, int], added: Iterable[AddedToken]) -> tuple[bytes, bytes]:
+    """The entries and their ends, see TokenizerFacts."""
+    size = max(ids.values(), default=-1) + 1
+    if size > limits.VOCABULARY_TOKENS:
+        raise ModelUnusable(
+            f"tokenizer.json has token id {size - 1}; at most {limits.VOCABULARY_TOKENS} "
+            "tokens are supported. Download the model again."
+        )
+    texts = [b""] * size
+    for token, id in ids.items():
+        texts[id] = BEFORE_ENTRY + token.encode()
+    for each in added:
+        texts[each.id] = BEFORE_ENTRY + each.content.encode()
+    return b"".join(texts), array("I", _sums(map(len, texts))).tobytes()
+
+
+def _sums(sizes: Iterable[int]) -> Iterator[int]:
+    total = 0
+    for size in sizes:
+        total += size
+        yield total
+
+
+@contextmanager
+def file_error() -> Iterator[None]:
+    try:
+        yield
+    except (ServerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are not an Exception
+        raise ModelUnusable(
+            f"tokenizer.json of this model can't be read or used: {public_message(error)}. "
+            "Download the model again."
+        ) from None
+
+
+def _make_letters_text(tokenizer: tokenizers.Tokenizer) -> None:
+    added = tokenizer.get_added_tokens_decoder().values()
+    letters = [it for it in added if it.special and len(it.content) == 1]
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False) if letters else {}
+    tokenizer.add_tokens(
+        [
+            tokenizers.AddedToken(
+                it.content, single_word=it.single_word, lstrip=it.lstrip, rstrip=it.rstrip
+            )
+            for it in letters
+            if is_letter(it.content, vocabulary)
+        ]
+    )
+
+
+def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
+    """The library's cache keeps ten thousand words of clients, of up to 256 letters: megabytes
+    that stay as long as the model, without making it faster."""
+    if resize := getattr(tokenizer.model, "_resize_cache", None):
+        resize(0)
+
+
+def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
+    normalizer = tokenizer.normalizer
+    growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
+    if growth > limits.NORMALIZER_GROWTH:
+        raise ValueError("its normalizer can make a text many times longer")
+
+
+def _growths(step: Any) -> Iterator[int]:
+    """The growth factor of each replacement in a normalizer, at any depth."""
+    if isinstance(step, dict):
+        yield max(1, len(str(step.get("content") or "")))
+        step = list(step.values())
+    for inner in step if isinstance(step, list) else ():
+        yield from _growths(inner)

@@ -1,0 +1,183 @@
+"""Renders chat templates: the program of a warm process, `child.py MEMORY_BYTES LIFELINE`.
+
+It imports only jinja2 and msgspec. The operating system enforces its limits, whatever a template
+does: timers end the process, its memory is bounded, and it can open no file, socket or process. If
+a request fails, the reply has the reason and the next request is served as usual.
+"""
+
+import gc
+import json
+import socket
+import sys
+import time
+from collections import OrderedDict
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.runtime
+import msgspec
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mlx_server import limits
+from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
+from mlx_server.sandbox.template_messages import (
+    BIG_NUMBER,
+    CompiledReply,
+    CompileTemplate,
+    OutOfMemoryReply,
+    RefusedReply,
+    RenderedReply,
+    RenderTemplate,
+    Reply,
+    Request,
+    TooLongReply,
+    UnknownReply,
+)
+
+WINDOW = 1 << 16
+"""Characters that are encoded at a time: a template may yield its whole prompt as one part."""
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks text to train on; in a prompt it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012, as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> jinja2.Environment:
+    """The environment of Hugging Face's transformers, which templates are written for."""
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", GenerationTag],
+        # no constants are evaluated when a template is compiled
+        optimized=False,
+        finalize=_as_it_is,
+    )
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
+
+
+@jinja2.pass_context
+def _as_it_is(context: jinja2.runtime.Context, value: Any) -> Any:
+    """Return the value. It takes the context so that Jinja evaluates nothing without one."""
+    return value
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which no model was trained on
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class Templates:
+    def __init__(self) -> None:
+        self._environment = environment()
+        self._compiled: OrderedDict[bytes, jinja2.Template] = OrderedDict()
+
+    def reply_to(self, request: Request) -> tuple[Reply, bytes | bytearray]:
+        """The reply and its payload."""
+        try:
+            with time_limit(request.seconds):
+                if isinstance(request, CompileTemplate):
+                    return self._compile(request), b""
+                rendered = self._render(request)
+        except MemoryError:
+            return OutOfMemoryReply(), b""
+        except Exception as error:  # a template is a program and can raise anything
+            return RefusedReply(str(error)[: limits.ERROR_CHARACTERS]), b""
+        return (RenderedReply(), rendered) if isinstance(rendered, bytearray) else (rendered, b"")
+
+    def _compile(self, request: CompileTemplate) -> CompiledReply:
+        template = self._environment.from_string(request.source)
+        reader = jinja2.meta.TrackingCodeGenerator(self._environment)
+        reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
+        reader.visit(self._environment.parse(request.source))
+        self._compiled[request.digest] = template
+        if len(self._compiled) > limits.COMPILED_TEMPLATES:
+            self._compiled.popitem(last=False)
+        return CompiledReply(sorted(reader.undeclared_identifiers))
+
+    def _render(self, request: RenderTemplate) -> bytearray | UnknownReply | TooLongReply:
+        if request.digest not in self._compiled:
+            return UnknownReply()
+        self._compiled.move_to_end(request.digest)
+        text, left = bytearray(), request.max_characters
+        for part in self._compiled[request.digest].generate(request.variables):
+            left -= len(part)
+            if left < 0:
+                return TooLongReply()
+            for begin in range(0, len(part), WINDOW):
+                text += part[begin : begin + WINDOW].encode()
+        return text
+
+
+def serve_templates(channel: socket.socket) -> None:
+    templates = Templates()
+    decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
+
+    def answer(frame: bytearray) -> Served:
+        request = decoder.decode(frame)
+        frame.clear()  # of a large request each copy counts
+        reply, text = templates.reply_to(request)
+        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
+
+    serve(channel, answer)
+
+
+def unpack_number(code: int, data: memoryview) -> int:
+    assert code == BIG_NUMBER
+    return int.from_bytes(data, signed=True)
+
+
+def _warm_up() -> None:
+    """Trigger jinja2's late imports, which would fail once no file can be opened."""
+    time.tzset()
+    for source in (
+        "{{ strftime_now('%c') }}{{ [1] | random }}{{ {} | tojson }}{{ lipsum() | pprint }}",
+        "{{ 1 / 0 }}",
+        "{{ 'http://a' | urlize | wordwrap(9) | striptags | filesizeformat }}",
+        "{{ '%s' | format(1) }}{{ 'a' | urlencode }}{{ [1, 2] | groupby(0) }}",
+    ):
+        templates = Templates()
+        templates.reply_to(CompileTemplate(b"", source, 0))
+        templates.reply_to(RenderTemplate(b"", {}, 0, 1 << 16))
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    end_with_server(int(sys.argv[2]))
+    _warm_up()
+    enter_sandbox(int(sys.argv[1]))
+    serve_templates(socket.socket(fileno=0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Renders chat templates in a separate process, since they are programs from third parties."""

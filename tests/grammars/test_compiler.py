@@ -1,0 +1,47 @@
+"""Why llguidance refuses a grammar, on one line."""
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.grammars.compiler import fault, in_a_line, text_fault
+
+
+def test_a_grammar_that_can_be_used_has_no_fault() -> None:
+    assert fault('start: "a"\n') == fault('start: "a"\n', reads_only=True) == ""
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
+def test_a_fault_is_named(reads_only: bool) -> None:
+    assert 'unknown name: "nobody"' in fault("start: nobody\n", reads_only=reads_only)
+
+
+def test_a_fault_of_the_lexer_shows_where_it_is_built() -> None:
+    costly = "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{n}}}/" for n in range(20, 24))
+    assert fault(costly, reads_only=True) == ""
+    assert "fuel" in fault(costly)
+
+
+def test_a_text_s_fault_may_show_within_its_first_characters() -> None:
+    words = r'"pattern": "^$|(^(?:\\S+\\s+){0,99}\\S+$)"'
+    text = f'start: %json {{"type": "string", {words}, "maxLength": '
+    assert text_fault(f"{text}200}}\n") == ""
+    assert "lexer error" in text_fault(f"{text}5000}}\n")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("3(7): unknown name\n  7 | start: a", "unknown name"),
+        ("at 3(7): bad\n<state>\nmuch more", "bad"),
+        ("unknown (in r0) json-schema:///#/a", "unknown #/a"),
+        ("NoExtensionBias", "no answer can match it"),
+        ("regex parse error:\n  (a\n  ^\nerror: unclosed group", "unclosed group"),
+    ],
+)
+def test_a_message_loses_its_listings_and_the_names_of_rules(message: str, line: str) -> None:
+    assert in_a_line(message) == line
+
+
+def test_a_long_message_is_cut() -> None:
+    most = limits.QUOTED_ERROR_CHARACTERS
+    assert in_a_line("x" * (most + 1)) == "x" * most + " ..."

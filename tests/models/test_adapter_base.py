@@ -1,0 +1,85 @@
+"""The layers of a base model, from its files alone, and the names of its conversions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from mlx_server.errors import AdapterInvalid
+from mlx_server.models.adapter_base import plain_name, read_base_shapes
+from mlx_server.models.adapter_catalog import read_adapter
+from tests.models.adapter_files import (
+    IN,
+    LAYER,
+    OUT,
+    RANK,
+    Tensors,
+    mlx_adapter,
+    mlx_tensors,
+    numbers,
+)
+
+# What the base's files tell
+
+
+def checkpoint(folder: Path, found: Tensors, *, format: str = "mlx", **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(save(found, {"format": format}))
+    return folder
+
+
+def test_the_shapes_of_a_plain_base(tmp_path: Path) -> None:
+    found = {f"{LAYER}.weight": numbers(OUT, IN), "model.norm.weight": numbers(IN)}
+    base = read_base_shapes(checkpoint(tmp_path / "Tiny-1B-8bit", found), "org/Tiny-1B-8bit")
+    assert base.shapes == {LAYER: (OUT, IN)}
+    assert base.complete
+    assert base.names == {"tiny-1b"}
+
+
+@pytest.mark.parametrize(("bits", "packed"), [(4, IN // 8), (8, IN // 4), (6, IN * 6 // 32)])
+def test_the_shapes_of_a_quantised_base(tmp_path: Path, bits: int, packed: int) -> None:
+    found = {
+        f"{LAYER}.weight": np.zeros((OUT, packed), np.uint32),
+        f"{LAYER}.scales": numbers(OUT, 2),
+    }
+    several = {"bits": 3, LAYER: {"bits": bits}}
+    for quantization in ({"bits": bits}, several):
+        folder = checkpoint(tmp_path / str(len(quantization)), found, quantization=quantization)
+        assert read_base_shapes(folder, "a").shapes == {LAYER: (OUT, IN)}
+    assert read_base_shapes(checkpoint(tmp_path / "unsaid", found), "a").shapes == {}
+
+
+def test_what_the_files_do_not_tell_is_left_to_the_engine(tmp_path: Path) -> None:
+    folder = mlx_adapter(tmp_path / "a", mlx_tensors("model.layers.0.self_attn.x_proj"))
+    base = read_base_shapes(
+        checkpoint(tmp_path / "b", {f"{LAYER}.weight": numbers(OUT, IN)}, format="pt"), "b"
+    )
+    assert not base.complete
+    assert read_adapter(folder, base_shapes=base.shapes, complete=base.complete).rank == RANK
+    too_many = mlx_adapter(tmp_path / "c", mlx_tensors("model.layers.2.self_attn.x_proj"))
+    with pytest.raises(AdapterInvalid, match="no layer"):
+        read_adapter(too_many, base_shapes=base.shapes, complete=base.complete)
+
+
+def test_a_damaged_base_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"?")
+    assert read_base_shapes(tmp_path, "a").shapes == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("mlx-community/Qwen3-0.6B-4bit", "qwen3-0.6b"),
+        ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
+        ("/models/Qwen3-0.6B-MLX-8bit/", "qwen3-0.6b"),
+        ("hf:openai/gpt-oss-20b-MXFP4-Q4", "gpt-oss-20b"),
+        ("Qwen/Qwen3-1.7B", "qwen3-1.7b"),
+        ("demo:smollm2", "demo:smollm2"),
+    ],
+)
+def test_conversions_of_a_model_have_one_name(model: str, name: str) -> None:
+    assert plain_name(model) == name

@@ -1,0 +1,451 @@
+"""What is read of adapters: good ones in both formats, and hostile ones of every kind."""
+
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_server.errors import AdapterInvalid
+from mlx_server.models.adapter_base import BaseModelShapes
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterSpec, read_adapter
+from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
+from tests.models.adapter_files import (
+    EMBEDDING,
+    EXPERTS,
+    IN,
+    LAYER,
+    OUT,
+    RANK,
+    VOCABULARY,
+    Break,
+    config,
+    mlx_adapter,
+    mlx_tensors,
+    numbers,
+    peft_adapter,
+    peft_tensors,
+    rank,
+    read,
+    refusal,
+    scale,
+    tensors,
+    with_config,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+# Good ones
+
+
+def test_mlx_lms_format(tmp_path: Path) -> None:
+    folder = mlx_adapter(tmp_path / "mine")
+    spec = read(folder)
+    size = 2 * RANK * (IN + OUT)
+    assert (spec.name, spec.path, spec.format, spec.kind) == ("mine", folder, "mlx", "lora")
+    assert (spec.rank, spec.nbytes, spec.base) == (RANK, size, "org/Tiny-1B-4bit")
+    assert len(spec.digest) == 64
+
+
+def test_pefts_format(tmp_path: Path) -> None:
+    spec = read(peft_adapter(tmp_path))
+    assert (spec.format, spec.kind, spec.rank, spec.base) == ("peft", "lora", RANK, "org/Tiny-1B")
+    named = {name.replace(".weight", ".mine.weight"): t for name, t in peft_tensors().items()}
+    assert read(peft_adapter(tmp_path, named)).rank == RANK
+
+
+def test_dora_in_both_formats(tmp_path: Path) -> None:
+    m = {f"{LAYER}.m": numbers(OUT)}
+    assert (
+        read(mlx_adapter(tmp_path / "a", mlx_tensors() | m, fine_tune_type="dora")).kind == "dora"
+    )
+    m = {f"base_model.model.{LAYER}.lora_magnitude_vector.weight": numbers(OUT)}
+    assert read(peft_adapter(tmp_path / "b", peft_tensors() | m, use_dora=True)).kind == "dora"
+
+
+def test_patterns_of_peft_give_layers_other_ranks(tmp_path: Path) -> None:
+    tensors = peft_tensors() | peft_tensors("model.layers.1.self_attn.q_proj", rank=9)
+    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 9}, "alpha_pattern": {"q_proj": 3}}
+    assert read(peft_adapter(tmp_path, tensors, **patterns)).rank == 9
+
+
+def test_embeddings_and_experts(tmp_path: Path) -> None:
+    tensors = {
+        f"{EMBEDDING}.lora_a": numbers(VOCABULARY, RANK),
+        f"{EMBEDDING}.lora_b": numbers(RANK, IN),
+        f"{EXPERTS}.lora_a": numbers(3, RANK, IN),
+        f"{EXPERTS}.lora_b": numbers(3, OUT, RANK),
+    }
+    assert read(mlx_adapter(tmp_path, tensors)).rank == RANK
+    tensors[f"{EXPERTS}.lora_a"] = numbers(2, RANK, IN)
+    assert f"{EXPERTS}.lora_a" in refusal(mlx_adapter(tmp_path, tensors))
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+def test_every_dtype_may_be_as_large_as_it_can_be(tmp_path: Path, dtype: str) -> None:
+    assert read(raw_adapter(tmp_path, dtype, LARGEST[dtype])).rank == 1
+
+
+def test_a_prefix_by_which_checkpoints_differ_is_no_difference(tmp_path: Path) -> None:
+    names = [f"language_model.{LAYER}", LAYER.removeprefix("model.")]
+    for name in names:
+        assert read(mlx_adapter(tmp_path, mlx_tensors(name))).rank == RANK
+
+
+def test_what_else_is_in_the_folder_does_not_count(tmp_path: Path) -> None:
+    for name in ("README.md", "0000100_adapters.safetensors", "training_args.bin", "run.py"):
+        (tmp_path / name).write_text("?")
+    assert read(mlx_adapter(tmp_path)).rank == RANK
+
+
+def test_the_samples_fit_the_demo_model_and_are_small() -> None:
+    # as the demo model's files tell them, which a test can't count on being here
+    sizes = {"q_proj": (576, 576), "k_proj": (192, 576), "v_proj": (192, 576), "o_proj": (576, 576)}
+    shapes = {
+        f"model.layers.{i}.self_attn.{name}": shape
+        for i in range(30)
+        for name, shape in sizes.items()
+    }
+    catalog = AdapterCatalog(
+        BaseModelShapes(shapes, True, frozenset({"demo:smollm2"})), folder=ROOT / "adapters"
+    )
+    found = catalog.all()
+    assert found.keys() == {"json-answer", "pirate"}
+    for spec in found.values():
+        assert isinstance(spec, AdapterSpec), spec
+        assert (spec.rank, spec.format, spec.kind, spec.base) == (8, "mlx", "lora", "demo:smollm2")
+        assert spec.nbytes < 500_000
+
+
+# Hostile ones
+
+LARGEST = {
+    "F16": struct.pack("<H", 0x7BFF),
+    "BF16": struct.pack("<H", 0x7F7F),
+    "F32": struct.pack("<I", 0x7F7F_FFFF),
+}
+INFINITE = {
+    "F16": struct.pack("<H", 0xFC00),
+    "BF16": struct.pack("<H", 0x7F80),
+    "F32": struct.pack("<I", 0xFF80_0000),
+}
+NAN = {
+    "F16": struct.pack("<H", 0x7E01),
+    "BF16": struct.pack("<H", 0x7FC0),
+    "F32": struct.pack("<I", 0x7F80_0001),
+}
+
+
+def raw_adapter(folder: Path, dtype: str, last: bytes) -> Path:
+    """Of rank 1, in any type; the last value of its B is the one given."""
+    mlx_adapter(folder, lora_parameters={"rank": 1, "scale": 1.0})
+    size = len(last)
+    a, b = IN * size, (IN + OUT) * size
+    entries = {
+        f"{LAYER}.lora_a": {"dtype": dtype, "shape": [IN, 1], "data_offsets": [0, a]},
+        f"{LAYER}.lora_b": {"dtype": dtype, "shape": [1, OUT], "data_offsets": [a, b]},
+    }
+    write_raw(folder, json.dumps(entries), bytes(b - size) + last)
+    return folder
+
+
+def write_raw(folder: Path, header: str, data: bytes = b"", length: int | None = None) -> None:
+    text = header.encode()
+    size = struct.pack("<Q", len(text) if length is None else length)
+    (folder / MLX_WEIGHTS).write_bytes(size + text + data)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("values", [INFINITE, NAN])
+def test_values_that_are_not_finite(tmp_path: Path, dtype: str, values: dict[str, bytes]) -> None:
+    said = refusal(raw_adapter(tmp_path, dtype, values[dtype]))
+    assert f"{LAYER}.lora_b" in said
+    assert "not finite" in said
+
+
+def test_a_value_far_into_a_large_tensor_is_looked_at(tmp_path: Path) -> None:
+    a = numbers(600_000, RANK)
+    a[-1, -1] = np.nan
+    folder = mlx_adapter(tmp_path, {"x.lora_a": a, "x.lora_b": numbers(RANK, OUT)})
+    with pytest.raises(AdapterInvalid, match=r"x\.lora_a.*not finite"):
+        read_adapter(folder, base_shapes=None)
+
+
+def cut(folder: Path) -> None:
+    file = folder / MLX_WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def grown(folder: Path) -> None:
+    with (folder / MLX_WEIGHTS).open("ab") as file:
+        file.write(b"\0")
+
+
+def pickle_only(folder: Path) -> None:
+    (folder / MLX_WEIGHTS).unlink()
+    (folder / "adapter_model.bin").write_bytes(b"cos\nsystem\n")
+
+
+def config_as_folder(folder: Path) -> None:
+    (folder / CONFIG).unlink()
+    (folder / CONFIG).mkdir()
+
+
+def pipe(folder: Path) -> None:
+    (folder / MLX_WEIGHTS).unlink()
+    os.mkfifo(folder / MLX_WEIGHTS)
+
+
+def link_to_nowhere(folder: Path) -> None:
+    (folder / MLX_WEIGHTS).unlink()
+    (folder / MLX_WEIGHTS).symlink_to("nowhere")
+
+
+def link_out(name: str) -> Break:
+    def make(folder: Path) -> None:
+        outside = folder.parent / "outside"
+        (folder / name).rename(outside)
+        (folder / name).symlink_to(outside)
+
+    return make
+
+
+def header(text: str, data: bytes = b"", length: int | None = None) -> Break:
+    return lambda folder: write_raw(folder, text, data, length)
+
+
+A = f"{LAYER}.lora_a"
+ENTRY = {"dtype": "F16", "shape": [2, 2], "data_offsets": [0, 8]}
+
+
+def entry(**changes: Any) -> Break:
+    return header(json.dumps({A: {**ENTRY, **changes}}), bytes(8))
+
+
+HOSTILE: Mapping[str, tuple[Break, str]] = {
+    "truncated": (cut, f"{MLX_WEIGHTS} is cut short"),
+    "too long": (grown, f"{MLX_WEIGHTS} is longer than its header says"),
+    "nothing in it": (lambda folder: (folder / MLX_WEIGHTS).write_bytes(b""), "is empty"),
+    "a pointer of Git LFS": (
+        lambda f: (f / MLX_WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+        f"{MLX_WEIGHTS} is a Git LFS pointer, not the file itself. Run `git lfs pull`",
+    ),
+    "a page for weights": (
+        lambda f: (f / MLX_WEIGHTS).write_bytes(b"<!doctype html><p>Not found"),
+        f"{MLX_WEIGHTS} is a web page",
+    ),
+    "a page for a config": (
+        lambda f: (f / CONFIG).write_bytes(b"<html>Not found</html>"),
+        f"{CONFIG} is a web page",
+    ),
+    "header of 10 GB": (header("{}", length=10 << 30), "header of 10,737,418,240 bytes"),
+    "header that ends early": (header("{}", length=1000), "is cut short"),
+    "header is not JSON": (header("{"), "header that is not JSON"),
+    "header is a list": (header("[]"), "not a JSON object"),
+    "header is deep": (header("[" * 200_000), "header that is not JSON"),
+    "duplicated names": (
+        header(f'{{"{A}": {json.dumps(ENTRY)}, "{A}": {json.dumps(ENTRY)}}}', bytes(8)),
+        f"names '{A}' twice",
+    ),
+    "offsets that overlap": (
+        header(json.dumps({A: ENTRY, f"{LAYER}.lora_b": ENTRY}), bytes(8)),
+        f"overlap or leave a gap, at '{LAYER}.lora_b'",
+    ),
+    "offsets backwards": (entry(data_offsets=[8, 0]), f"the tensor '{A}'"),
+    "offsets beyond": (entry(shape=[1 << 40], data_offsets=[0, 2 << 40]), "is cut short"),
+    "negative shape": (entry(shape=[-2, -2]), f"the tensor '{A}'"),
+    "shape of no numbers": (entry(shape="22"), f"the tensor '{A}'"),
+    "shape of fractions": (entry(shape=[2.0, 2.0]), f"the tensor '{A}'"),
+    "an unknown type": (entry(dtype="F4"), f"the tensor '{A}'"),
+    "a type that is not text": (entry(dtype=[]), f"the tensor '{A}'"),
+    "an entry of nothing": (header(json.dumps({A: {}})), f"the tensor '{A}'"),
+    "a tensor of integers": (
+        tensors({A: np.ones((IN, RANK), np.int32), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
+        f"'{A}' has the type I32",
+    ),
+    "a tensor in double precision": (
+        tensors({A: numbers(IN, RANK, dtype=np.float64), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
+        f"'{A}' has the type F64",
+    ),
+    "no tensors": (tensors({}), "have no tensors"),
+    "an empty tensor": (
+        tensors({A: numbers(IN, 0), f"{LAYER}.lora_b": numbers(0, OUT)}),
+        f"'{A}' is empty",
+    ),
+    "no B": (
+        tensors({A: numbers(IN, RANK)}),
+        f"no lora_b, one half of the LoRA pair, for .*{LAYER}",
+    ),
+    "a header cut in the middle": (
+        lambda folder: os.truncate(folder / MLX_WEIGHTS, 50),
+        f"{MLX_WEIGHTS} is cut short",
+    ),
+    "one layer of two that is not there": (
+        tensors(mlx_tensors() | mlx_tensors("model.layers.0.self_attn.x_proj")),
+        r"no layer 'model\.layers\.0\.self_attn\.x_proj'",
+    ),
+    "in and out exchanged": (
+        tensors({A: numbers(OUT, RANK), f"{LAYER}.lora_b": numbers(RANK, IN)}),
+        r"don't fit a layer of the shape \(32, 64\)",
+    ),
+    "lora_parameters is a list": (with_config(lora_parameters=[]), "no `lora_parameters`"),
+    "no A": (tensors({f"{LAYER}.lora_b": numbers(RANK, OUT)}), "no lora_a"),
+    "a stranger among them": (
+        tensors(mlx_tensors() | {"model.norm.weight": numbers(IN)}),
+        r"'model\.norm\.weight' is not a LoRA tensor",
+    ),
+    "a path as a name": (tensors(mlx_tensors("../../etc")), r"no layer '\.\./\.\./etc'"),
+    "a layer that is not there": (
+        tensors(mlx_tensors("model.layers.0.self_attn.x_proj")),
+        r"no layer 'model\.layers\.0\.self_attn\.x_proj'",
+    ),
+    "a layer too many": (
+        tensors(mlx_tensors("model.layers.2.self_attn.q_proj")),
+        r"no layer 'model\.layers\.2\.self_attn\.q_proj'",
+    ),
+    "another width": (
+        tensors({A: numbers(IN + 1, RANK), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
+        rf"'{A}' \(65, 4\) .* of the shape \(32, 64\)",
+    ),
+    "another height": (
+        tensors({A: numbers(IN, RANK), f"{LAYER}.lora_b": numbers(RANK, OUT + 1)}),
+        rf"'{LAYER}.lora_b' \(4, 33\) .* of the shape \(32, 64\)",
+    ),
+    "turned around": (
+        tensors({A: numbers(RANK, IN), f"{LAYER}.lora_b": numbers(OUT, RANK)}),
+        "differ in rank",
+    ),
+    "factors of two ranks": (
+        tensors({A: numbers(IN, RANK), f"{LAYER}.lora_b": numbers(RANK + 1, OUT)}),
+        "differ in rank",
+    ),
+    "a vector": (tensors({A: numbers(IN), f"{LAYER}.lora_b": numbers(OUT)}), "are not a pair"),
+    "a magnitude without DoRA": (
+        tensors(mlx_tensors() | {f"{LAYER}.m": numbers(OUT)}),
+        f"'{LAYER}.m' is a DoRA tensor",
+    ),
+    "DoRA without a magnitude": (with_config(fine_tune_type="dora"), "no DoRA magnitude"),
+    "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, but has 10000"),
+    "rank 0": (rank(0), "a rank from 1 to 512"),
+    "rank true": (rank(True), "a rank from 1 to 512"),
+    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, but {CONFIG} says 5"),
+    "scale nan": (scale(float("nan")), "a number as `scale`, but has nan"),
+    "scale infinite": (scale(float("inf")), "a number as `scale`, but has inf"),
+    "scale beyond floats": (scale(10**400), "a number as `scale`"),
+    "scale a text": (scale("2"), "a number as `scale`, but has '2'"),
+    "alpha for scale": (
+        with_config(lora_parameters={"rank": RANK, "alpha": 2}),
+        "`alpha` in lora_parameters where mlx-lm's `scale` should be",
+    ),
+    "no lora_parameters": (config('{"num_layers": 1}'), "no `lora_parameters`"),
+    "no num_layers": (with_config(num_layers=None), "`num_layers`"),
+    "keys of numbers": (
+        with_config(lora_parameters={"rank": RANK, "scale": 1, "keys": [1]}),
+        "a list of names as `keys`",
+    ),
+    "full fine-tune": (with_config(fine_tune_type="full"), "serve that as a model"),
+    "unknown kind": (with_config(fine_tune_type="ia3"), "fine_tune_type 'ia3'"),
+    "config is a list": (config("[]"), "should be a JSON object"),
+    "config is null": (config("null"), "should be a JSON object"),
+    "config is not JSON": (config("rank: 8"), "not JSON"),
+    "config is not UTF-8": (lambda f: (f / CONFIG).write_bytes(b'{"a": "\xff"}'), "not JSON"),
+    "config is deep": (config('{"a":' * 100_000), "not JSON"),
+    "config of 100 MB": (lambda f: os.truncate(f / CONFIG, 100_000_000), "larger than 1,000,000"),
+    "config is a folder": (config_as_folder, f"{CONFIG} is not a file"),
+    "weights are a pipe": (pipe, f"{MLX_WEIGHTS} is not a file"),
+    "weights without config": (lambda f: (f / CONFIG).unlink(), f"has no {CONFIG}"),
+    "config without weights": (
+        lambda f: (f / MLX_WEIGHTS).unlink(),
+        f"has no {MLX_WEIGHTS}. Copy it",
+    ),
+    "only steps of a training": (
+        lambda f: [
+            (f / MLX_WEIGHTS).rename(f / "0000100_adapters.safetensors"),
+            (f / "0000200_adapters.safetensors").write_bytes(b""),
+        ],
+        f"has no {MLX_WEIGHTS}. Rename 0000200_adapters.safetensors",
+    ),
+    "weights of another format": (
+        lambda f: (f / MLX_WEIGHTS).rename(f / PEFT_WEIGHTS),
+        f"has no {MLX_WEIGHTS}. Copy the {CONFIG} that belongs to {PEFT_WEIGHTS}",
+    ),
+    "pickle only": (pickle_only, r"only in adapter_model\.bin, which is never opened"),
+    "config links out": (link_out(CONFIG), f"{CONFIG} is a link to outside"),
+    "weights link out": (link_out(MLX_WEIGHTS), f"{MLX_WEIGHTS} is a link to outside"),
+    "link to nowhere": (link_to_nowhere, f"{MLX_WEIGHTS} is not a file"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    spoil, message = HOSTILE[name]
+    folder = mlx_adapter(tmp_path / "bad")
+    read(folder)
+    spoil(folder)
+    said = refusal(folder)
+    assert "'bad'" in said
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"peft_type": ["LORA"]}, "peft_type a list"),
+        ({"modules_to_save": ["lm_head"]}, "uses `modules_to_save`"),
+        ({"layer_replication": [[0, 4]]}, "uses `layer_replication`"),
+        ({"trainable_token_indices": [1]}, "uses `trainable_token_indices`"),
+        ({"bias": "all"}, "trains biases"),
+        ({"r": 10_000}, "a rank from 1 to 512 as `r`"),
+        ({"r": 5}, "has the rank 4, but .* says 5"),
+        ({"lora_alpha": None}, "a number as `lora_alpha`, but has None"),
+        ({"target_modules": {"a": 1}}, "names as `target_modules`"),
+        ({"rank_pattern": [1]}, "an object as `rank_pattern`"),
+        ({"rank_pattern": {"q_proj": 0}}, "a rank from 1 to 512 as `q_proj`"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "a number as `q_proj`"),
+        ({"use_dora": True}, "no DoRA magnitude"),
+    ],
+)
+def test_settings_of_peft_that_cannot_be_served(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AdapterInvalid, match=message):
+        read(peft_adapter(tmp_path, **changes))
+
+
+def test_a_rank_that_a_pattern_may_have_given_has_a_limit_too(tmp_path: Path) -> None:
+    folder = peft_adapter(tmp_path, peft_tensors(rank=513), rank_pattern={"other": 8})
+    assert "have a rank over 512" in refusal(folder)
+
+
+def test_a_magnitude_of_another_length(tmp_path: Path) -> None:
+    found = mlx_tensors() | {f"{LAYER}.m": numbers(OUT + 1)}
+    assert "don't fit" in refusal(mlx_adapter(tmp_path, found, fine_tune_type="dora"))
+
+
+def test_names_of_peft_of_which_the_model_has_none(tmp_path: Path) -> None:
+    assert "another model" in refusal(peft_adapter(tmp_path, peft_tensors("encoder.attention")))
+    renamed = peft_tensors("model.layers.1.mlp.experts.0.up_proj")
+    assert read(peft_adapter(tmp_path, renamed)).rank == RANK, "the engine knows"
+
+
+def test_one_tensor_in_two_spellings(tmp_path: Path) -> None:
+    twice = {name.replace(".weight", ".default.weight"): t for name, t in peft_tensors().items()}
+    assert "under two names" in refusal(peft_adapter(tmp_path, peft_tensors() | twice))
+
+
+def test_a_path_to_the_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    folder = mlx_adapter(tmp_path)
+    assert "is a file. Give the folder that it is in" in refusal(folder / MLX_WEIGHTS)
+
+
+def test_weights_of_the_other_format_are_not_taken(tmp_path: Path) -> None:
+    folder = peft_adapter(tmp_path)
+    (folder / PEFT_WEIGHTS).rename(folder / MLX_WEIGHTS)
+    assert f"has no {PEFT_WEIGHTS}" in refusal(folder)

@@ -1,0 +1,282 @@
+"""What a checkpoint's folder says, and what it says wrongly."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from mlx_server.errors import ModelUnusable
+from mlx_server.models.checkpoint import (
+    FALLBACK_CONTEXT,
+    FILES,
+    Checkpoint,
+    read_chat_templates,
+    read_checkpoint,
+)
+from mlx_server.models.special_tokens import ADDED, MAP, flags_of, read_special_tokens
+from mlx_server.requests import SamplingParams
+from tests.families import byte_level, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), byte_level())
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def read(folder: Path, **files: Any) -> Checkpoint:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return read_checkpoint(folder)
+
+
+def test_the_least_that_a_folder_can_hold(folder: Path) -> None:
+    checkpoint = read(folder, config={})
+    assert (checkpoint.model_type, checkpoint.context_length) == ("", FALLBACK_CONTEXT)
+    assert (checkpoint.template, checkpoint.tokens) == (None, {})
+    assert (checkpoint.end_tokens, checkpoint.sampling) == (frozenset(), {})
+
+
+def test_the_demo_model(demo_path: Path) -> None:
+    checkpoint = read_checkpoint(demo_path)
+    assert (checkpoint.model_type, checkpoint.context_length) == ("llama", 8192)
+    assert checkpoint.end_tokens == {2}
+    assert checkpoint.tokens["eos_token"] == "<|im_end|>"
+    assert checkpoint.template
+    assert checkpoint.template.reads == {"messages", "add_generation_prompt"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ModelUnusable, match=f"{name} is missing"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_some_files_may_be_missing(folder: Path, name: str) -> None:
+    assert not (folder / name).exists()
+    read_checkpoint(folder)
+
+
+DAMAGED = (b"", b"{", b"[1, 2]", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 100_000)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_file_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelUnusable, match=name):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_file_that_may_be_missing_is_passed_over(
+    folder: Path, name: str, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / name).write_bytes(content)
+    checkpoint = read_checkpoint(folder)
+    assert (checkpoint.sampling, checkpoint.tokens) == ({}, {})
+    assert name in caplog.text
+
+
+@pytest.mark.parametrize("file", ["config", "generation_config"])
+def test_end_tokens_are_an_id_or_several(folder: Path, file: str) -> None:
+    assert read(folder, **{file: {"eos_token_id": 7}}).end_tokens == {7}
+    assert read(folder, **{file: {"eos_token_id": [7, 9]}}).end_tokens == {7, 9}
+    assert read(folder, **{file: {"eos_token_id": None}}).end_tokens == frozenset()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["7", ["7"], [None], True, [True], 7.5, {"a": 1}, -1, [-1], [[7]]]
+)
+def test_end_tokens_that_are_no_ids_are_passed_over(folder: Path, wrong: object) -> None:
+    found = read(folder, config={"eos_token_id": wrong}, generation_config={"eos_token_id": [3]})
+    assert found.end_tokens == {3}
+
+
+def test_end_tokens_come_from_everywhere(folder: Path) -> None:
+    checkpoint = read(
+        folder,
+        config={"eos_token_id": 300},
+        generation_config={"eos_token_id": [301, 302]},
+        tokenizer_config={"eos_token": "<|im_end|>"},
+    )
+    assert checkpoint.end_tokens == {300, 301, 302, checkpoint.tokenizer.id_of("<|im_end|>")}
+
+
+def test_an_end_token_that_the_tokenizer_lacks_is_passed_over(folder: Path) -> None:
+    found = read(folder, tokenizer_config={"eos_token": "<|nowhere|>"})
+    assert found.end_tokens == frozenset()
+
+
+def template_of(checkpoint: Checkpoint) -> str | None:
+    return checkpoint.template.source if checkpoint.template else None
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 1024}}, 1024),
+        ({"max_position_embeddings": 2048, "text_config": {"max_position_embeddings": 1}}, 2048),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 9}}, 9),
+        ({}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": 0}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": -1}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": "2048"}, FALLBACK_CONTEXT),
+        ({"max_position_embeddings": True}, FALLBACK_CONTEXT),
+        ({"text_config": None}, FALLBACK_CONTEXT),
+        ({"text_config": [1]}, FALLBACK_CONTEXT),
+        ({"text_config": "x"}, FALLBACK_CONTEXT),
+    ],
+)
+def test_context_length(folder: Path, config: dict[str, Any], length: int) -> None:
+    assert read(folder, config=config).context_length == length
+
+
+@pytest.mark.parametrize("model_type", [None, 5, ["llama"]])
+def test_a_model_type_is_a_text(folder: Path, model_type: object) -> None:
+    assert read(folder, config={"model_type": model_type}).model_type == ""
+
+
+RECOMMENDED = {
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "top_k": 20,
+    "min_p": 0.05,
+    "repetition_penalty": 1.05,
+}
+
+
+def test_the_publishers_sampling(folder: Path) -> None:
+    generation = {**RECOMMENDED, "do_sample": True, "max_length": 20, "num_beams": 4}
+    assert read(folder, generation_config=generation).sampling == RECOMMENDED
+
+
+def test_a_publisher_who_does_not_sample_wants_the_likeliest(folder: Path) -> None:
+    generation = {"do_sample": False, "temperature": 0.7, "top_p": 0.9}
+    assert read(folder, generation_config=generation).sampling == {"temperature": 0, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", 100),
+        ("temperature", True),
+        ("temperature", "0.7"),
+        ("temperature", [0.7]),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_p", -0.1),
+        ("top_p", False),
+        ("top_k", -1),
+        ("top_k", 20.5),
+        ("top_k", "20"),
+        ("top_k", True),
+        ("top_k", 10**30),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 1e9),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_left_out_and_told(
+    folder: Path, caplog: pytest.LogCaptureFixture, name: str, value: object
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = read(folder, generation_config={**RECOMMENDED, name: value}).sampling
+    assert found == {k: v for k, v in RECOMMENDED.items() if k != name}
+    assert name in caplog.text
+
+
+def test_null_means_unset_and_needs_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    generation = dict.fromkeys([*RECOMMENDED, "do_sample"])
+    assert read(folder, generation_config=generation).sampling == {}
+    assert "generation_config" not in caplog.text
+
+
+def test_what_is_left_is_understood_by_the_engine(folder: Path) -> None:
+    """It reads the message strictly: 20.0 is not a number of tokens there."""
+    sampling = read(folder, generation_config={**RECOMMENDED, "top_k": 20.0}).sampling
+    sent = msgspec.msgpack.encode(SamplingParams(**sampling))
+    assert msgspec.msgpack.decode(sent, type=SamplingParams).top_k == 20
+
+
+ODD_TEXTS = st.sampled_from(["<a>", "<b>", "", "\ud800", "9" * 5000, "7", "²", "content"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ODD_TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    [
+        *("eos_token", "image_token", "extra_special_tokens", "additional_special_tokens"),
+        *("added_tokens_decoder", "<a>", "\ud800"),
+    ]
+)
+SMALL_FILES = st.dictionaries(KEYS, VALUES, max_size=4)
+
+
+@given(config=SMALL_FILES, older=SMALL_FILES, added=SMALL_FILES)
+def test_any_values_give_tokens_or_none(
+    tmp_path_factory: pytest.TempPathFactory, config: Any, older: Any, added: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / MAP).write_text(json.dumps(older))
+    (folder / ADDED).write_text(json.dumps(added))
+    found = read_special_tokens(folder, config)
+    missing = found.missing_from({})
+    assert all(token.content for token in missing)
+    assert found.missing_from(dict(enumerate(missing))) == []
+    assert set(found.texts.values()) <= {token.content for token in missing}
+
+
+def test_flags_are_those_of_the_small_files(tmp_path: Path) -> None:
+    listed = {"7": {"content": "<a>", "lstrip": True, "special": False}}
+    config = {"added_tokens_decoder": listed, "eos_token": "<b>", "pad_token": "<a>"}
+    own = {7: AddedToken("<a>", rstrip=True), 8: AddedToken("<b>", special=True)}
+    (token,) = read_special_tokens(tmp_path, config).missing_from(own)
+    flags = flags_of(token)
+    assert token.content == "<a>"
+    assert flags | {"normalized": True} == {
+        **dict.fromkeys(("single_word", "rstrip"), False),
+        **dict.fromkeys(("lstrip", "normalized", "special"), True),
+    }
+
+
+TEXTS = st.sampled_from(["", "x", "default", "tool_use", "name", "template"])
+TEMPLATES = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(TEMPLATES)
+def test_any_value_gives_texts(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    found = read_chat_templates(tmp_path_factory.getbasetemp(), {"chat_template": value})
+    assert found.keys() <= FILES.keys()
+    assert all(isinstance(text, str) and text for text in found.values())
+
+
+def test_line_ends_are_those_of_unix(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes("\ufeffa\r\nb\rc\né".encode())
+    assert read_chat_templates(tmp_path, {}) == {"default": "a\nb\nc\né"}

@@ -1,0 +1,259 @@
+"""JSON files as people save them."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.errors import ModelUnusable
+from mlx_server.models.files import (
+    MOST_BYTES,
+    SAMPLE_BYTES,
+    SAMPLES,
+    check_model,
+    identity_of_model,
+    is_inside,
+    is_own,
+    other_kind,
+    other_than_weights,
+    read_json,
+    read_optional_json,
+    stamp_of_model,
+)
+
+VALUE = {"a": "é", "b": [1, None]}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_utf_8_is_read_with_and_without_a_mark(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(json.dumps(VALUE, ensure_ascii=False).encode(encoding))
+    assert read_json(file) == read_optional_json(file) == VALUE
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"a": 1,}', "is not valid JSON: .*line 1.*Download it again"),
+        (b"", "is empty. Download it again"),
+        (b"[]", "must contain a JSON object. Download it again"),
+        (b"<html>", "is a web page, not the file itself"),
+        ("{}".encode("utf-16"), "is UTF-16 text. Save it as UTF-8"),
+        (b'{"a": "\xe9"}', "is not valid JSON"),
+    ],
+)
+def test_what_is_none_is_told_or_passed_over(
+    tmp_path: Path, content: bytes, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    with pytest.raises(ModelUnusable, match=rf"^x\.json {says}"):
+        read_json(file)
+    assert read_optional_json(file) == {}
+    assert "x.json" in caplog.text
+    assert "is used without this file" in caplog.text
+
+
+def test_an_optional_file_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_optional_json(tmp_path / "x.json") == {}
+    assert caplog.text == ""
+    with pytest.raises(ModelUnusable, match=r"x\.json is missing"):
+        read_json(tmp_path / "x.json")
+
+
+OTHERS = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:1": "Git LFS pointer",
+    b"\xef\xbb\xbfversion https://git-lfs.github.com/spec/v1": "Git LFS pointer",
+    b"<!DOCTYPE html><html>": "web page",
+    b"\n  <!doctype HTML>": "web page",
+    b"<HTML lang=en>": "web page",
+    b'<?xml version="1.0"?><Error><Code>AccessDenied': "as XML",
+    b"<Error><Code>NoSuchKey</Code>": "as XML",
+    b"GGUF\x03\0\0\0": "GGUF",
+    b"PK\x03\x04\x14\0": "PyTorch",
+    b"\x80\x02}q\0": "PyTorch",
+    b"\x80\x04\x95": "PyTorch",
+    b"\x1f\x8b\x08\0": "archive",
+    bytes(128): "zeros",
+    b"": "empty",
+    b"\xef\xbb\xbf": "empty",
+}
+OWN = (
+    b'\x58\x01\0\0\0\0\0\0{"__metadata__":{"format":"mlx"}',  # safetensors
+    b"\x02\0\0\0\0\0\0\0{}",  # of no tensors
+    b'{"model_type": "llama"}',
+    b'\xef\xbb\xbf{\n  "version": "1.0"',
+    b"[]",
+    b"IQ== 0\nIg== 1\n",  # tiktoken
+    b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",  # SentencePiece
+    b"{%- for message in messages -%}",
+    b"<|im_start|>{{ messages }}",
+    b"<s>{% if messages %}",
+    b"<start_of_turn>",
+    b"GGU",
+)
+
+
+@pytest.mark.parametrize("begin", OTHERS)
+def test_another_kind_is_told(begin: bytes) -> None:
+    for tell in (other_kind, other_than_weights):
+        assert OTHERS[begin] in (tell(begin) or "")
+
+
+@pytest.mark.parametrize("begin", OWN)
+def test_a_models_file_is_none(begin: bytes) -> None:
+    assert other_kind(begin) is None
+
+
+@pytest.mark.parametrize("begin", OWN[:2])
+def test_weights_are_weights(begin: bytes) -> None:
+    assert other_than_weights(begin) is None
+
+
+def test_a_text_for_weights_is_quoted() -> None:
+    said = other_than_weights(b"Entry not found\nand more") or ""
+    assert said.startswith("is text that begins with 'Entry not found'.")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "m"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    (made / "model.safetensors").write_bytes(bytes(64 << 10))
+    return made
+
+
+@pytest.mark.parametrize("name", [*MOST_BYTES, "model-00002-of-00002.safetensors"])
+def test_every_file_that_is_read_counts(folder: Path, name: str) -> None:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    stamps = [stamp_of_model(folder)]
+    file.write_text("{}")
+    stamps.append(stamp_of_model(folder))
+    shutil.copy2(file, folder / "new")  # as old and as large
+    (folder / "new").rename(file)
+    stamps.append(stamp_of_model(folder))
+    assert len(set(stamps)) == 3
+
+
+def test_other_files_do_not_count(folder: Path) -> None:
+    stamp, identity = stamp_of_model(folder), identity_of_model(folder)
+    for name in ("README.md", "optimizer.safetensors", "model.bin"):
+        (folder / name).write_text("?")
+    assert (stamp_of_model(folder), identity_of_model(folder)) == (stamp, identity)
+    check_model(folder)
+
+
+def overwritten(path: Path, at: int) -> None:
+    """Changes a byte, and neither the size nor the times."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("part", range(SAMPLES))
+def test_weights_of_the_same_size_and_time_differ_by_their_samples(folder: Path, part: int) -> None:
+    weights = folder / "model.safetensors"
+    stamp, identity = stamp_of_model(folder), identity_of_model(folder)
+    overwritten(weights, weights.stat().st_size * part // SAMPLES + SAMPLE_BYTES - 1)
+    assert stamp_of_model(folder) == stamp
+    assert identity_of_model(folder) != identity
+
+
+def test_a_config_of_the_same_size_and_time_is_another_model(folder: Path) -> None:
+    identity = identity_of_model(folder)
+    overwritten(folder / "config.json", 0)
+    assert identity_of_model(folder) != identity
+
+
+def test_weights_shorter_than_a_sample_have_an_identity(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+    assert identity_of_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "inside"),
+    [
+        ("m/config.json", True),
+        ("m/../m/config.json", True),
+        ("m", True),
+        ("m2/config.json", False),
+        ("m/../config.json", False),
+        ("config.json", False),
+    ],
+)
+def test_a_path_is_inside_by_where_it_leads(tmp_path: Path, target: str, inside: bool) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    assert is_inside(tmp_path / target, folder) is inside
+    link = folder / "link"
+    link.symlink_to(tmp_path / target)
+    assert is_own(link, folder) is inside
+
+
+def test_a_snapshot_of_the_hub_has_the_blobs_of_its_own_repository(tmp_path: Path) -> None:
+    for repository in ("mine", "other"):
+        (tmp_path / repository / "blobs").mkdir(parents=True)
+        (tmp_path / repository / "blobs" / "b").write_text("{}")
+    snapshot = tmp_path / "mine" / "snapshots" / "a1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").symlink_to("../../blobs/b")
+    check_model(snapshot)
+    (snapshot / "tokenizer.json").symlink_to("../../../other/blobs/b")
+    with pytest.raises(ModelUnusable, match=r"tokenizer\.json.*leads out of the folder"):
+        check_model(snapshot)
+    plain = tmp_path / "mine" / "elsewhere" / "a1"
+    plain.mkdir(parents=True)
+    (plain / "config.json").symlink_to("../../blobs/b")
+    with pytest.raises(ModelUnusable, match="leads out of the folder"):
+        check_model(plain)
+
+
+@pytest.mark.parametrize("name", MOST_BYTES)
+def test_a_file_of_more_bytes_than_any_real_one_is_named(folder: Path, name: str) -> None:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    for size in (MOST_BYTES[name], MOST_BYTES[name] + 1):
+        file.touch()
+        os.truncate(file, size)
+        if size == MOST_BYTES[name]:
+            check_model(folder)
+            continue
+        with pytest.raises(ModelUnusable) as refused:
+            check_model(folder)
+        assert f"{name} in the model's folder 'm' is larger than" in refused.value.message
+
+
+def test_weights_may_be_of_any_size_but_not_of_any_number(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(folder / "model.safetensors", 1 << 40)
+    check_model(folder)
+    monkeypatch.setattr(limits, "CHECKPOINT_FILES", 2)
+    (folder / "model-2.safetensors").touch()
+    check_model(folder)
+    (folder / "model-3.safetensors").touch()
+    with pytest.raises(ModelUnusable, match="'m' has more than 2 files of weights"):
+        check_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "1_Pooling/config.json"])
+def test_a_link_to_nowhere_and_a_folder_are_no_files(folder: Path, name: str) -> None:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to("gone")
+    with pytest.raises(ModelUnusable, match="is not a file"):
+        check_model(folder)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ModelUnusable, match="is not a file"):
+        check_model(folder)
+    shutil.rmtree(file)

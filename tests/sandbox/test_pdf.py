@@ -1,0 +1,124 @@
+"""The text of PDF files, and files that are made to harm their reader."""
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.sandbox.pdf import PROCESSES, PdfRefused, text_of
+from tests.sandbox.pdf_files import assembled, bomb, composite, locked, pdf, with_forms
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(PdfRefused) as refused:
+        text_of(data)
+    return str(refused.value)
+
+
+def test_the_text_of_all_pages_is_read() -> None:
+    assert text_of(pdf("Hello", "World")) == "Hello\n\nWorld"
+
+
+def test_a_file_that_needs_no_password() -> None:
+    assert text_of(locked(pdf("Hello"), "")) == "Hello"
+    assert refusal(locked(pdf("Hello"), "hush")) == "is encrypted"
+
+
+@pytest.mark.parametrize(
+    ("codec", "cmap"),
+    [
+        ("utf-16-be", "Identity-H"),
+        ("utf-16-be", "UniJIS-UTF16-H"),
+        ("cp932", "90ms-RKSJ-H"),
+        ("gbk", "GBK-EUC-H"),
+        ("cp950", "ETen-B5-H"),
+    ],
+)
+def test_characters_of_all_codecs_are_read(codec: str, cmap: str) -> None:
+    """The process that reads can import nothing any more."""
+    assert text_of(composite("日本".encode(codec), cmap)) == "日本"
+
+
+def test_scanned_pages_have_no_text() -> None:
+    assert "no text" in refusal(pdf(b""))
+
+
+def test_a_file_without_a_table_of_its_objects_is_read() -> None:
+    assert text_of(pdf("Hello").rpartition(b"xref\n0")[0] + b"trailer<</Root 1 0 R>>") == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("drawn", "times"),
+    [
+        ([[]], 1),
+        ([[1, 1], [2], []], 5),
+        ([[0, 0]], 1),
+        ([[1, 1], [0, 1]], 3),
+        ([*([n + 1, n + 1] for n in range(16)), []], (1 << 17) - 1),
+    ],
+    ids=["one", "three", "itself", "each other", "doubled"],
+)
+def test_a_form_is_read_once_however_often_it_is_drawn(drawn: list[list[int]], times: int) -> None:
+    assert text_of(with_forms(*drawn)).count("x") == times
+
+
+def test_forms_within_forms_have_limits() -> None:
+    assert "more text" in refusal(with_forms(*([n + 1] * 9 for n in range(20)), []))
+    assert "within more than" in refusal(with_forms(*([n + 1] for n in range(100)), []))
+
+
+LOOP = assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"])
+NESTED = assembled(
+    [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        *(b"<</Type/Pages/Kids[%d 0 R]/Count 1>>" % (n + 3) for n in range(5000)),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"%PDF-",
+        b"%PDF-1.7\n" + b"\0" * 10_000,
+        pdf("Hello")[:200],
+        LOOP,
+        NESTED,
+        assembled([b"<</Type/Catalog/Pages 2 0 R>>", b"[" * 100_000]),
+        pdf(b"[" * 100_000),
+        pdf(b"BT (x" + b"(" * 100_000),
+        pdf(b"\xff" * 1000, filters="/Filter/FlateDecode"),
+        pdf(b"x", filters="/Filter[" + "/ASCIIHexDecode" * 1000 + "]"),
+        bomb(1 << 30),
+    ],
+    ids=[
+        *("head", "zeros", "cut", "loop", "nested", "brackets", "content", "text", "noise"),
+        *("filters", "bomb"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_the_next_one_is_read(data: bytes) -> None:
+    assert refusal(data)
+    assert text_of(pdf("Hello")) == "Hello"
+
+
+def test_pages_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_PAGES", 2)
+    assert text_of(pdf("a", "b")) == "a\n\nb"
+    assert refusal(pdf("a", "b", "c")) == "has 3 pages; the limit is 2"
+
+
+def test_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_CHARACTERS", 3)
+    assert text_of(pdf("abc")) == "abc"
+    assert "limit of 3 characters" in refusal(pdf("ab", "cd"))
+
+
+def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PDF_SECONDS", 1)
+    monkeypatch.setattr(limits, "PDF_PAGES", 10**6)
+    assert "can't be read" in refusal(pdf(*(f"Page {n}" for n in range(20_000))))
+
+
+def test_processes_and_their_memory_have_limits() -> None:
+    processes = PROCESSES
+    assert processes._program.memory == limits.PDF_MEMORY
+    assert limits.PDF_PROCESSES >= limits.IDLE_PDF_PROCESSES
+    assert processes._most_each == limits.CLIENT_PDF_PROCESSES

@@ -1,0 +1,216 @@
+"""What a hostile chat template can try: it holds up neither the server nor another template."""
+
+import resource
+import threading
+import time
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.errors import BadRequest, ModelUnusable
+from mlx_server.sandbox.chat_template import PROCESSES, ChatTemplate
+from tests.slowness import slowness
+
+pytestmark = pytest.mark.tables
+
+SECONDS = 0.25
+"""Of processor time, for one rendering."""
+TRIES = 3
+"""A processor that others use takes longer now and then; an attack that succeeds does each time."""
+
+DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
+SHARED = (
+    "{% set a = namespace(v=[1]) %}{% set b = namespace(v=[1]) %}{% for i in range(40) %}"
+    "{% set a.v = [a.v, a.v] %}{% set b.v = [b.v, b.v] %}{% endfor %}"
+)
+DEEP = "{% set a = namespace(v=[]) %}{% for i in range(20000) %}{% set a.v = [a.v] %}{% endfor %}"
+
+ATTACKS = {
+    "a regular expression of braces": "{{ ('{' ~ (':' * 200000)).format() }}",
+    "shared lists compared": SHARED + "{{ a.v == b.v }}",
+    "shared lists sought": SHARED + "{{ a.v in [b.v] }}",
+    "shared lists made unique": SHARED + "{{ [a.v, b.v] | unique | list }}",
+    "lists summed": "{{ (range(99999) | batch(1) | list) | sum(start=[]) | length }}"
+    "{{ ([range(999) | list] * 9999) | sum(start=[]) | length }}",
+    "a division of big integers": "{{ (7 ** 3000000) // (3 ** 1500000) }}",
+    "a wide date": "{{ strftime_now('%9999d' * 100000) }}",
+    "a wide date of no end": "{% for i in range(9999) %}{{ strftime_now('%9999d' * 999) }}"
+    "{% endfor %}",
+    "a selection that finds nothing": "{% for i in range(9999) %}"
+    "{% set x = range(99999) | select('eq', -1) | list %}{% endfor %}",
+    "a map": "{% for i in range(9999) %}{% set x = range(99999) | map('string') | list %}"
+    "{% endfor %}",
+    "lists sorted": "{% for i in range(9999) %}{% set x = range(99999) | sort(reverse=true) %}"
+    "{% endfor %}",
+    "shared lists sorted": SHARED + "{{ [a.v, b.v] | sort }}",
+    "groups": "{% for i in range(999) %}{% set x = range(99999) | groupby('real') %}{% endfor %}",
+    "slices": "{{ range(9) | slice(10 ** 9) | list }}",
+    "batches": "{{ [1] | batch(10 ** 9, 'x') | list }}",
+    "JSON of shared lists": SHARED + "{{ a.v | tojson }}",
+    "the text of shared lists": SHARED + "{{ a.v }}",
+    "the hash of a shared tuple": "{% set a = namespace(v=(1,)) %}{% for i in range(40) %}"
+    "{% set a.v = (a.v, a.v) %}{% endfor %}{{ {a.v: 1} | length }}",
+    "colliding keys": "{% set ns = namespace(d={}) %}{% for i in range(9999) %}"
+    "{% set ns.d = dict(ns.d, **{'k' ~ i: i * (2 ** 61 - 1)}) %}{% endfor %}{{ ns.d | length }}",
+    "a loop of itself": "{% for x in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}",
+    "two macros of themselves": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+    "{% endmacro %}{{ f(60) }}",
+    "a caller": "{% macro f(n) %}{% if n %}{% call f(n - 1) %}{% endcall %}"
+    "{% call f(n - 1) %}{% endcall %}{% endif %}{% endmacro %}{{ f(60) }}",
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "a generator of no end": "{{ (range(99999) | map('string') | join) * 9999999 }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a big number written": "{{ (9 ** 99999999) | string | length }}",
+    "a format's width": "{{ '%1000000000d' % 1 }}",
+    "a format's own width": "{{ '%*d' % (10 ** 9, 1) }}",
+    "braces with a width": "{{ '{:{w[0]}}'.format(1, w=[10 ** 10]) }}",
+    "format_map": "{{ '{a:>9999999999}'.format_map({'a': 1}) }}",
+    "tabs": "{{ ('\\t' * 99999).expandtabs(99999) | length }}",
+    "a translation": "{{ ('a' * 999999).translate({97: 'b' * 99999}) | length }}",
+    "an indented text": "{{ ('\\n' * 2 ** 16) | indent(2 ** 19) }}",
+    "links": "{{ ('http://a.b ' * 999999) | urlize }}",
+    "wrapped words": "{{ ('a' * 9999999) | wordwrap(1) }}",
+    "tags stripped": "{{ ('<' * 9999999) | striptags }}",
+    "pretty lists": SHARED + "{{ a.v | pprint }}",
+    "latin": "{% for i in range(99999) %}{{ lipsum(999) }}{% endfor %}",
+    "cycles": "{% set c = cycler(*range(99999)) %}{% for i in range(99999) %}"
+    "{% for j in range(99999) %}{% set x = c.next() %}{% endfor %}{% endfor %}",
+    "a text replaced": DOUBLE.replace("STEP", "ns.x | replace('a', ns.x ~ ns.x)"),
+    "a text doubled": DOUBLE.replace("STEP", "ns.x ~ ns.x"),
+    "a sum doubled": DOUBLE.replace("STEP", "ns.x + ns.x"),
+    "a text joined": DOUBLE.replace("STEP", "ns.x.join([ns.x, ns.x, ns.x])"),
+    "a list doubled": DOUBLE.replace("STEP", "[ns.x] * 2 ** 30"),
+    "an integer of a text": "{% set x = ('9' * 4000) | int %}{% for i in range(999999) %}"
+    "{% set y = x * x * x * x %}{% endfor %}{% for i in range(99999) %}"
+    "{% for j in range(99999) %}{% set y = x ** 99 %}{% endfor %}{% endfor %}",
+    "rounded": "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+    "splits": "{{ ('a ' * 99999999).split() | length }}",
+    "random": "{% for i in range(99999) %}{{ range(99999) | list | random }}{% endfor %}",
+    "many small objects": "{% set a = namespace(x=[]) %}{% for i in range(9999) %}"
+    "{% set a.x = [a.x, range(99999) | map('string') | list] %}{% endfor %}",
+    "an output of no end": "{% for i in range(99999) %}{{ 'x' * 999999 }}{% endfor %}",
+    "a deep list written": DEEP + "{{ a.v }}",
+    "a deep list of JSON": DEEP + "{{ a.v | tojson }}",
+    "a deep list for an error": DEEP + "{{ raise_exception(a.v) }}",
+    "generators of generators": DEEP.replace("[a.v]", "a.v | map('string')") + "{{ a.v | list }}",
+    "a generator of itself": "{% set ns = namespace(g=[1] | map('string')) %}{% for x in ns.g %}"
+    "{{ ns.g | list }}{% endfor %}",
+    "a namespace in itself": "{% set a = namespace() %}{% set a.a = a %}{{ a }}{{ [a] | tojson }}",
+    "digits of a float": "{{ '%.100000000f' % 1.5 }}{{ '{:.1000000000f}'.format(1.5) }}",
+    "texts replaced by longer ones": "{{ ('a' * 9999) | replace('a', 'b' * 9999)"
+    " | replace('b', 'c' * 9999) }}",
+    "letters that grow": "{{ ('ΐ' * 9999999) | upper }}{{ ('ﷺ' * 9999999) | urlencode }}",
+    "a text of brackets": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "a text of filters": "{{ 1" + "|int" * 90_000 + " }}",
+}
+
+OTHER = ChatTemplate("{{ messages[0].content }}")
+
+
+def says_hello() -> None:
+    assert OTHER.render({"messages": [{"content": "hello"}]}) == "hello"
+
+
+def refusal(source: str) -> str:
+    try:
+        return ChatTemplate(source).render({})[-100:]
+    except (BadRequest, ModelUnusable) as error:
+        return error.message
+
+
+@pytest.fixture(scope="module")
+def _said_hello() -> None:
+    """What a child begins with counts too, and that is as large as this process. Each attack is
+    followed by a child that begins, and so is the next one preceded by it."""
+    says_hello()
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("_said_hello")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_takes_no_more_than_its_limits(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And none of it is the server's own time."""
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
+    PROCESSES.close()
+    largest = max(largest_child(), limits.TEMPLATE_MEMORY + (128 << 20))
+    assert any(takes_little_time(ATTACKS[name]) for _ in range(TRIES))
+    # the system tells the largest of all children, of earlier tests too
+    assert largest_child() <= largest
+    says_hello()
+
+
+FORBIDDEN = {
+    "map": "{{ ['']|map(attribute='__class__.__mro__')|list }}",
+    "groupby": "{{ ['']|groupby('__class__.__subclasses__') }}",
+    "sum": "{{ [lipsum]|sum(attribute='__globals__') }}",
+    "format": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "a function's globals": "{{ lipsum.__globals__.os }}",
+    "attr": "{{ (strftime_now|attr('__globals__')).os }}",
+    "an include": "{% include '/etc/passwd' %}",
+    "a change of a list": "{% set d = [1] %}{% for k in d %}{{ d.append(k) }}{% endfor %}",
+    "a change of a dict": "{% set d = {'a': 1} %}{% for k in d %}{{ d.update(a=1) }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_the_sandbox_forbids_is_refused(name: str) -> None:
+    assert "refuses these messages" in refusal(FORBIDDEN[name])
+
+
+@pytest.mark.alone
+def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
+    assert f"takes more than {SECONDS} s" in refusal(ATTACKS["loops in loops"])
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 2)
+    assert "needs more than 512 MiB of memory" in refusal(ATTACKS["a text doubled"])
+    assert "a prompt of more than" in refusal("{{ 'x' * 40000000 }}")
+    assert "refuses these messages: nothing here" in refusal(
+        "{{ raise_exception('nothing here') }}"
+    )
+
+
+@pytest.mark.alone
+def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)
+    hostile = ChatTemplate(ATTACKS["loops in loops"])
+    reported: list[BaseException] = []
+
+    def attack() -> None:
+        try:
+            hostile.render({})
+        except BadRequest as error:
+            reported.append(error)
+
+    threads = [threading.Thread(target=attack) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    says_hello()
+    assert not reported  # all three are still under way
+    for thread in threads:
+        thread.join()
+    assert len(reported) == 3
+
+
+def takes_little_time(source: str) -> bool:
+    PROCESSES.close()  # the time of a child counts when it has ended, that of earlier tests too
+    own, began = time.thread_time(), children_seconds()
+    refusal(source)
+    PROCESSES.close()
+    of_children, own = children_seconds() - began, time.thread_time() - own
+
+    def is_little(factor: float) -> bool:
+        return of_children < 2 * SECONDS + 0.5 * factor and own < 0.2 * factor
+
+    return is_little(1.0) or is_little(slowness())
+
+
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def largest_child() -> int:
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -1,0 +1,79 @@
+"""The processes that render chat templates: what they serve, see and can open, and how fast."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+from mlx_server import limits
+from mlx_server.sandbox import template_child, template_messages
+from mlx_server.sandbox.chat_template import PROGRAM, ChatTemplate, TemplateProcesses, ask
+from mlx_server.sandbox.parent import WarmProcess
+
+
+def pids() -> set[int]:
+    found = psutil.Process().children()
+    return {each.pid for each in found if template_child.__file__ in each.cmdline()}
+
+
+def test_one_process_serves_all_templates() -> None:
+    before = pids()
+    with closing(TemplateProcesses()) as processes:
+        for number in range(2 * limits.COMPILED_TEMPLATES):
+            assert processes.render(f"{number}{{{{ x }}}}", {"x": "a"}) == f"{number}a"
+        assert processes.render("0{{ x }}", {"x": "b"}) == "0b"  # which it had forgotten
+        assert len(pids() - before) == 1
+
+
+ESCAPED = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(template_child.__file__)!r})
+import template_child as child, os, socket, subprocess
+child._warm_up()
+child.enter_sandbox(64 << 20)
+for crime in (
+    lambda: open("/etc/passwd"),
+    lambda: socket.socket(),
+    lambda: subprocess.Popen(["true"]),
+    lambda: bytearray(256 << 20),
+):
+    try:
+        crime()
+    except (OSError, MemoryError) as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit of the address space")
+def test_what_gets_out_of_the_sandbox_can_open_nothing() -> None:
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", ESCAPED], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["OSError", "OSError", "OSError", "MemoryError"]
+
+
+def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "secret")
+    own = WarmProcess(PROGRAM)
+    try:
+        assert "secret" not in psutil.Process(own.pid).environ().values()
+        ask(own, template_messages.CompileTemplate(b"", "a", 1))
+        assert psutil.Process(own.pid).num_fds() == 4  # its lifeline too
+    finally:
+        own.end()
+
+
+@pytest.mark.alone
+def test_rendering_takes_well_under_two_milliseconds() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    messages = [{"role": "user", "content": "Hello, how are you?"}] * 8
+    taken = []
+    for _ in range(200):
+        began = time.monotonic()
+        template.render({"messages": messages})
+        taken.append(time.monotonic() - began)
+    assert min(taken) < 0.002
