@@ -22,8 +22,6 @@ from mlx_server.api import (
     completions,
     conversations,
     embeddings,
-    errors,
-    metrics,
     models,
     native,
     replay,
@@ -34,18 +32,12 @@ from mlx_server.api import pool as pool_api
 from mlx_server.api.chat_completions import routes as chat_completions
 from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
-from mlx_server.api.middleware import AccessLog, BasePaths, DiscreetLifespan
 from mlx_server.api.ollama import routes as ollama
 from mlx_server.api.page import router as page
 from mlx_server.api.page.files import page_routes
 from mlx_server.api.page.streams import PageStreams
 from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
-from mlx_server.api.security import SecurityMiddleware, Signer, authorise, secret_key
-from mlx_server.api.transport.admission import Admission, handshaking
-from mlx_server.api.transport.http import http
-from mlx_server.api.transport.server import EXIT_CODES, HttpServer, LoopErrors
-from mlx_server.api.transport.web_sockets import web_sockets
 from mlx_server.config.settings import (
     ServerSettings,
     Settings,
@@ -56,6 +48,13 @@ from mlx_server.config.settings import (
 )
 from mlx_server.errors import StoreUnavailable
 from mlx_server.grammars import compiled
+from mlx_server.http import errors, metrics
+from mlx_server.http.admission import Admission, handshaking
+from mlx_server.http.connections import http
+from mlx_server.http.middleware import AccessLog, BasePaths, DiscreetLifespan
+from mlx_server.http.security import SecurityMiddleware, Signer, authorise, secret_key
+from mlx_server.http.server import EXIT_CODES, HttpServer, LoopErrors
+from mlx_server.http.web_sockets import web_sockets
 from mlx_server.mcp import Connectors
 from mlx_server.pool.models import OnProgress, progress_display
 from mlx_server.pool.pool import AnswerRecorder, Pool

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.accumulator import Accumulator, prompt_logprobs_body, prompt_progress
-from mlx_server.api.errors import prompt_too_long
 from mlx_server.api.fields import WHOLE, GenerationBody, Items, check_stream_options
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.handlers import documented, read, respond
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
+from mlx_server.http.errors import prompt_too_long
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 

@@ -20,9 +20,9 @@ from mlx_server.api.handlers import (
     read,
     while_connected,
 )
-from mlx_server.api.metrics import Metrics
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
+from mlx_server.http.metrics import Metrics
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 

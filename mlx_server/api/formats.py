@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import Field, model_validator
 
 from mlx_server import limits
-from mlx_server.api import strict_json
 from mlx_server.api.fields import EMPTY_IS_UNSET, GenerationBody, Items, WireModel
 from mlx_server.errors import BadRequest
+from mlx_server.http import strict_json
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
 
 

@@ -25,16 +25,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlx_server.api import strict_json
-from mlx_server.api.errors import messages_too_long, validation_error
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.histories import WITHOUT_MENDING
-from mlx_server.api.metrics import Metrics
-from mlx_server.api.security import with_client
-from mlx_server.api.sse import OPENAI, Chunks, EventStream, Frames
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
+from mlx_server.http import strict_json
+from mlx_server.http.errors import messages_too_long, validation_error
+from mlx_server.http.metrics import Metrics
+from mlx_server.http.security import with_client
+from mlx_server.http.sse import OPENAI, Chunks, EventStream, Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.requests import GenerateRequest

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
-from mlx_server.api.errors import problem_of
 from mlx_server.api.fields import MendedItems
+from mlx_server.http.errors import problem_of
 
 WITHOUT_MENDING: Final[Mapping[str, bool]] = {"mends_histories": False}
 """The context of a validation that refuses what is wrong, and so is short."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from mlx_server.api.errors import is_anthropic
 from mlx_server.api.handlers import json_response
 from mlx_server.api.messages.routes import model_info, page
 from mlx_server.errors import AdapterNotFound, ModelNotFound, served_names
+from mlx_server.http.errors import is_anthropic
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities, Task
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api import formats, strict_json
+from mlx_server.api import formats
 from mlx_server.api.accumulator import Accumulator
 from mlx_server.api.chat_completions.input import FunctionName, MessageParam, messages
 from mlx_server.api.fields import (
@@ -27,6 +27,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.table import rows
+from mlx_server.http import strict_json
 from mlx_server.messages import Conversation, Tool, ToolCall
 from mlx_server.parsers.parse_context import NAMES
 from mlx_server.pool.pool import Pool

@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlx_server import limits
 from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
-from mlx_server.api.security import authorise
 from mlx_server.errors import BadRequest, ServerError, SettingsError, public_message
 from mlx_server.events import Answer, Event, Finished, Started
 from mlx_server.families import family_named
+from mlx_server.http.security import authorise
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field
 from mlx_server import limits
 from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
-from mlx_server.api.metrics import Metrics
 from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
+from mlx_server.http.metrics import Metrics
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, to_request
-from mlx_server.api.errors import validation_error
 from mlx_server.api.replay import (
     Entry,
     TranscriptRecorder,
@@ -43,6 +42,7 @@ from mlx_server.errors import (
 from mlx_server.events import Answer, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
+from mlx_server.http.errors import validation_error
 from mlx_server.pool.models import progress_display
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec

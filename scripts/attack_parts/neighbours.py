@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from attack_parts.servers import Server
-from mlx_server.api.security import CLIENT_HEADER
+from mlx_server.http.security import CLIENT_HEADER
 
 Body = dict[str, Any]
 

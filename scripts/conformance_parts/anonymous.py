@@ -19,7 +19,7 @@ from mlx_server.api.messages.protocol import MessagesBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.security import Signer
+from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest
 

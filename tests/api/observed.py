@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import Event
+from mlx_server.http.metrics import AnswerMetrics
 
 
 async def played(

@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from mlx_server.api.middleware import AccessLog
+from mlx_server.http.middleware import AccessLog
 from mlx_server.system import logs
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine

@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api.answer_log import AnswerLog
 from mlx_server.errors import EngineDied
+from mlx_server.http.answer_log import AnswerLog
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import CollectorRegistry
 
-from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import (
     Event,
     Finished,
@@ -15,6 +14,7 @@ from mlx_server.events import (
     TextDelta,
     TokenCounts,
 )
+from mlx_server.http.metrics import AnswerMetrics
 from tests.api.observed import played
 
 

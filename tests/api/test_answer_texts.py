@@ -5,7 +5,6 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from mlx_server import limits
-from mlx_server.api.metrics import AnswerMetrics
 from mlx_server.events import (
     Event,
     Finished,
@@ -15,6 +14,7 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
+from mlx_server.http.metrics import AnswerMetrics
 from tests.api.observed import played
 
 

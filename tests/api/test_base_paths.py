@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.middleware import VERSIONED, served_path
+from mlx_server.http.middleware import VERSIONED, served_path
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.test_routes import routes

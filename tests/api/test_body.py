@@ -8,8 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from mlx_server.api import errors, handlers
+from mlx_server.api import handlers
 from mlx_server.api.fields import WireModel
+from mlx_server.http import errors
 from mlx_server.request_threads import in_thread
 
 

@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.api.security import authorise
-from mlx_server.api.transport.web_sockets import OpenSockets
+from mlx_server.http.security import authorise
+from mlx_server.http.web_sockets import OpenSockets
 from mlx_server.pool.pool import RowSlots
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine

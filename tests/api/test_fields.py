@@ -50,7 +50,6 @@ from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import PATH as CONVERSATIONS
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
-from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import WireModel
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.replay import GivenBody
@@ -59,6 +58,7 @@ from mlx_server.api.responses.routes import PATH as RESPONSES
 from mlx_server.api.responses.routes import included
 from mlx_server.api.responses.routes import router as responses_router
 from mlx_server.errors import BadRequest
+from mlx_server.http.errors import validation_error
 from tests.hostile.routes import ROUTES
 
 Json = dict[str, Any]

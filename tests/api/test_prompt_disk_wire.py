@@ -16,8 +16,8 @@ from mlx_server.api.native import to_request as of_native
 from mlx_server.api.ollama.input import GenerateBody, generate_request
 from mlx_server.api.responses import input as responses
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.security import Signer
 from mlx_server.families import family_named
+from mlx_server.http.security import Signer
 from mlx_server.requests import GenerateRequest
 
 Read = Callable[[dict[str, Any]], GenerateRequest]

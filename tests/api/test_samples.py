@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.metrics import SAMPLE_SECONDS, Samples
 from mlx_server.engine.messages import StepOutput, Token
+from mlx_server.http.metrics import SAMPLE_SECONDS, Samples
 
 
 def step(tokens: int) -> StepOutput:

@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from mlx_server.api.security import Signer, secret_key
 from mlx_server.config.settings import StoreSettings
+from mlx_server.http.security import Signer, secret_key
 from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire
 

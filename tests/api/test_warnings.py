@@ -10,8 +10,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlx_server.api.chat_completions.answer import ChatOutput
 from mlx_server.api.completions import CompletionOutput
-from mlx_server.api.metrics import Metrics
 from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Violation
+from mlx_server.http.metrics import Metrics
 from mlx_server.pool.pool import Pool
 from tests.api.folding import body_of, chunks_of
 from tests.api.observed import played

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import pytest
 from fastapi import FastAPI
 
-from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import Settings
 from mlx_server.engine import liveness
 from mlx_server.engine.messages import StepOutput
+from mlx_server.http.server import HttpServer
 from mlx_server.pool.pool import Pool
 from tests.live.server import eventually
 

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.messages import (
@@ -25,6 +24,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.generation.embeddings import SENT_TOKENS
+from mlx_server.http.server import HttpServer
 from tests.api.wire import ScriptedEngine
 from tests.hostile.test_loop import TRIES, Watch, is_short, running
 from tests.tiny import IM_END, tiny_embedder

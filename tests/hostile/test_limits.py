@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from tokenizers import models, normalizers
 
 from mlx_server import limits
-from mlx_server.api import fields, security, strict_json
+from mlx_server.api import fields
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody
@@ -30,8 +30,6 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import EventLog, Runs
 from mlx_server.api.responses.tools import McpTool
 from mlx_server.api.responses.web_socket import UnstoredContext
-from mlx_server.api.transport.http import SlowClientGuard, StrictConnection
-from mlx_server.api.transport.web_sockets import ByteBudget
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
@@ -43,6 +41,9 @@ from mlx_server.grammars.check import written as written_schema
 from mlx_server.grammars.compiler import in_a_line
 from mlx_server.grammars.grammar import Disjointness, unsupported_keywords
 from mlx_server.grammars.view import Part, View, resolved
+from mlx_server.http import security, strict_json
+from mlx_server.http.connections import SlowClientGuard, StrictConnection
+from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool

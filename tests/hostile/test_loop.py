@@ -23,11 +23,11 @@ import pytest
 from websockets.sync.client import connect
 
 from mlx_server import limits
-from mlx_server.api import strict_json
 from mlx_server.api.completions import CompletionBody
-from mlx_server.api.transport.server import HttpServer
 from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from mlx_server.http import strict_json
+from mlx_server.http.server import HttpServer
 from mlx_server.models.files import read_json
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness

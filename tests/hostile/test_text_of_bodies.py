@@ -23,10 +23,10 @@ from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.security import SEALED, Signer
 from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ServerTools
+from mlx_server.http.security import SEALED, Signer
 from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall

@@ -21,10 +21,10 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.testclient import WebSocketDenialResponse
 
-from mlx_server.api import security
 from mlx_server.api.ollama.routes import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.http import security
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
 

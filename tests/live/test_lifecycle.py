@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_server.api import sse
+from mlx_server.http import sse
 from tests.api import wire
 from tests.live.server import (
     DEMO,

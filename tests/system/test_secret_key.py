@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.api.security import KEY_BYTES, KEY_FILE, secret_key
+from mlx_server.http.security import KEY_BYTES, KEY_FILE, secret_key
 
 
 def test_a_key_is_made_once_and_is_its_owners(tmp_path: Path) -> None:

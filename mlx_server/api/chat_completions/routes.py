@@ -22,7 +22,6 @@ from mlx_server.api.chat_completions.answer import (
 )
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
-from mlx_server.api.errors import validation_error
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import Store as Storing
 from mlx_server.api.handlers import documented, json_pieces, json_response, read, respond
@@ -31,6 +30,7 @@ from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted
 from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.generation.tokenization import dry_run
+from mlx_server.http.errors import validation_error
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api.accumulator import Accumulator, arguments_object
-from mlx_server.api.security import Signer
 from mlx_server.events import (
     Event,
     Finished,
@@ -19,6 +18,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from mlx_server.http.security import Signer
 from mlx_server.messages import EXTRA_CONTENT, Phase
 
 Wire = dict[str, Any]

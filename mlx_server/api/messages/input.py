@@ -53,8 +53,8 @@ from mlx_server.api.messages.protocol import (
     ToolSearchBlock,
     ToolUseBlock,
 )
-from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest
+from mlx_server.http.security import Signer
 from mlx_server.messages import (
     UNNAMED,
     ContentPart,

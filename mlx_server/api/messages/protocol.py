@@ -7,7 +7,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.content import OtherPart, as_parts, kind_of
-from mlx_server.api.errors import NO_THREADS
 from mlx_server.api.fields import (
     EMPTY_IS_UNSET,
     REPORTED_ELSEWHERE,
@@ -25,6 +24,7 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.histories import MENDED
 from mlx_server.errors import BadRequest
+from mlx_server.http.errors import NO_THREADS
 
 Name = Annotated[str, Field(min_length=1)]
 

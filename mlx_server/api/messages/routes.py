@@ -7,17 +7,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.types import Scope
 
-from mlx_server.api.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond
 from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
-from mlx_server.api.security import signer_of
-from mlx_server.api.sse import Frames, event
 from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.generation.plan import count_prompt
+from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
+from mlx_server.http.security import signer_of
+from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread

@@ -10,8 +10,6 @@ import msgspec
 
 from mlx_server.api.accumulator import Accumulator, Timing, arguments_object, logprob_json
 from mlx_server.api.embeddings import numbers
-from mlx_server.api.errors import ollama_error
-from mlx_server.api.sse import Frames
 from mlx_server.events import (
     Event,
     Finished,
@@ -20,6 +18,8 @@ from mlx_server.events import (
     ToolCallFinished,
 )
 from mlx_server.generation.embeddings import Embeddings
+from mlx_server.http.errors import ollama_error
+from mlx_server.http.sse import Frames
 from mlx_server.messages import ToolCall
 
 Wire = dict[str, Any]

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 from mlx_server import __version__
 from mlx_server.api.embeddings import checked as checked_inputs
 from mlx_server.api.embeddings import embedded, vectors_response
-from mlx_server.api.errors import ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
 from mlx_server.api.ollama.answer import (
@@ -37,6 +36,7 @@ from mlx_server.api.ollama.input import (
 )
 from mlx_server.errors import AdapterNotFound, BadRequest, ContextTooLong, Forbidden, served_names
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
+from mlx_server.http.errors import ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities

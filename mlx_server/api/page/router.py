@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 
 from mlx_server import __version__
 from mlx_server.api.handlers import json_response
-from mlx_server.api.metrics import Metrics
 from mlx_server.api.page.streams import PageStreams
 from mlx_server.api.pool import shown
-from mlx_server.api.sse import EventStream, Frames
+from mlx_server.http.metrics import Metrics
+from mlx_server.http.sse import EventStream, Frames
 from mlx_server.pool.pool import Pool
 
 SECONDS = 0.5

@@ -13,9 +13,6 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from mlx_server import limits
-from mlx_server.api import strict_json
-from mlx_server.api.errors import input_too_long
-from mlx_server.api.metrics import Metrics
 from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import InputItem, ItemReference, Wire, new_id, read_items, wire
@@ -29,10 +26,13 @@ from mlx_server.api.responses.runs import (
     RunRecord,
     Runs,
 )
-from mlx_server.api.security import Signer, signer_of, with_client
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.generation.plan import PromptOverflow
 from mlx_server.generation.tool_loop import respond
+from mlx_server.http import strict_json
+from mlx_server.http.errors import input_too_long
+from mlx_server.http.metrics import Metrics
+from mlx_server.http.security import Signer, signer_of, with_client
 from mlx_server.mcp import Connectors
 from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool

@@ -20,10 +20,10 @@ from mlx_server.api.responses.items import Seal, Wire, new_id
 from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody, new_response
 from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
 from mlx_server.api.responses.web_socket import Socket
-from mlx_server.api.security import signer_of
-from mlx_server.api.sse import OPENAI, EventStream, Frames
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
+from mlx_server.http.security import signer_of
+from mlx_server.http.sse import OPENAI, EventStream, Frames
 from mlx_server.messages import Conversation, Message, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread

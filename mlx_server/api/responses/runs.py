@@ -16,9 +16,9 @@ import msgspec
 from mlx_server import limits
 from mlx_server.api.responses.answer import BROKEN, ResponseOutput
 from mlx_server.api.responses.items import Wire
-from mlx_server.api.transport.web_sockets import ByteBudget, OpenSockets
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
 from mlx_server.events import Event, Finished, Started
+from mlx_server.http.web_sockets import ByteBudget, OpenSockets
 from mlx_server.store import ItemRecord, ResponseRecord, Store
 
 

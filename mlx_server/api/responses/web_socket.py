@@ -14,16 +14,16 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from mlx_server import limits
-from mlx_server.api import middleware, strict_json
-from mlx_server.api.errors import validation_error
 from mlx_server.api.handlers import LARGE_BYTES
 from mlx_server.api.responses.answer import BROKEN
 from mlx_server.api.responses.create import as_stored, create
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import Run, Runs, log
-from mlx_server.api.transport.web_sockets import ByteBudget, ReceivedMessage
 from mlx_server.errors import BadRequest, ServerError
+from mlx_server.http import middleware, strict_json
+from mlx_server.http.errors import validation_error
+from mlx_server.http.web_sockets import ByteBudget, ReceivedMessage
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.store import ItemRecord
 from mlx_server.system.logs import RequestLogContext, request_context

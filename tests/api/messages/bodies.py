@@ -6,8 +6,8 @@ import pytest
 
 from mlx_server.api.messages.input import ParsedMessagesRequest, to_request
 from mlx_server.api.messages.protocol import MessagesBody
-from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest
+from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message
 from tests.api.wire import Json
 

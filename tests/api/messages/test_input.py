@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.protocol import PromptBody
-from mlx_server.api.security import Signer
+from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import JsonFormat
 from tests.api.messages.bodies import (

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mlx_server.api.messages.answer import MessagesOutput, OutputOptions
-from mlx_server.api.security import Signer
 from mlx_server.events import (
     Event,
     Finished,
@@ -19,6 +18,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from mlx_server.http.security import Signer
 from tests.api.folding import body_of, chunks_of
 from tests.api.messages.talking import assert_event, assert_message, gathered, nameless
 from tests.api.wire import Json

@@ -8,8 +8,8 @@ import pytest
 from mlx_server.api.responses.input import SUMMARY, input_items, to_request
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest, NotFound
+from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, McpTools
 

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.api.responses.items import read_items, wire
-from mlx_server.api.security import Signer
+from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message
 from tests.api.responses.bodies import (
     ASSISTANT,

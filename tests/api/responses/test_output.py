@@ -11,7 +11,6 @@ from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.api.responses.runs import NullRunStore, Run, RunRecord
-from mlx_server.api.security import Signer
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,
@@ -32,6 +31,7 @@ from mlx_server.events import (
     ToolCallStarted,
     ToolsListed,
 )
+from mlx_server.http.security import Signer
 from mlx_server.requests import SamplingParams
 from tests.api.folding import body_of, on_the_wire
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless

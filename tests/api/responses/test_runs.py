@@ -16,8 +16,8 @@ from starlette.websockets import WebSocketDisconnect
 from mlx_server.api.responses import runs
 from mlx_server.api.responses import web_socket as lines
 from mlx_server.api.responses.runs import EventLog
-from mlx_server.api.transport.web_sockets import ByteBudget, StrictWebSockets
 from mlx_server.errors import StoreUnavailable
+from mlx_server.http.web_sockets import ByteBudget, StrictWebSockets
 from mlx_server.store import Store
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok

@@ -6,12 +6,12 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 from starlette.types import Receive, Scope, Send
 
-from mlx_server.api.errors import install
-from mlx_server.api.security import authorise
-from mlx_server.api.strict_json import parse_object
 from mlx_server.errors import TooLarge
+from mlx_server.http.errors import install
+from mlx_server.http.security import authorise
+from mlx_server.http.strict_json import parse_object
 from mlx_server.request_threads import client_of_request, in_thread
-from tests.api.gate import HOST, LIMIT, Header, Inner, a_gate, call
+from tests.http.gate import HOST, LIMIT, Header, Inner, a_gate, call
 
 JSON = ("content-type", "application/json")
 

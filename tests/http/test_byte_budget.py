@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mlx_server.api.responses.web_socket import UnstoredContext
-from mlx_server.api.transport.web_sockets import ByteBudget
+from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.store import ItemRecord
 from tests.store.make import limit, runs
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.api.strict_json import PIECE, parse, parse_object, parse_request, quoted
 from mlx_server.errors import BadRequest
+from mlx_server.http.strict_json import PIECE, parse, parse_object, parse_request, quoted
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT

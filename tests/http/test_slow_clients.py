@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_server.api.transport.http import LEAST_BYTES, SlowClientGuard
+from mlx_server.http.connections import LEAST_BYTES, SlowClientGuard
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from mlx_server.api.transport.admission import Admission, Handshake, handshaking
-from tests.api.transport.faked import Loop, Transport
+from mlx_server.http.admission import Admission, Handshake, handshaking
+from tests.http.faked import Loop, Transport
 
 SECONDS = 30.0
 HANDSHAKE = (

@@ -13,8 +13,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from mlx_server import limits
-from mlx_server.api.transport.http import SlowClientGuard
 from mlx_server.errors import Overloaded
+from mlx_server.http.connections import SlowClientGuard
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlx_server.api.security import SecurityMiddleware
+from mlx_server.http.security import SecurityMiddleware
 
 LIMIT = 100
 

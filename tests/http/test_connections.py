@@ -8,9 +8,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from mlx_server import limits
-from mlx_server.api.transport.admission import Admission
-from mlx_server.api.transport.http import StrictHttp, http
-from tests.api.transport.faked import Loop, Transport
+from mlx_server.http.admission import Admission
+from mlx_server.http.connections import StrictHttp, http
+from tests.http.faked import Loop, Transport
 
 SECONDS = 30.0
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -27,9 +27,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
-from mlx_server.api.errors import error_response, is_anthropic
-from mlx_server.api.strict_json import quoted
-from mlx_server.api.transport.admission import source_of
 from mlx_server.errors import (
     BadRequest,
     Forbidden,
@@ -40,6 +37,9 @@ from mlx_server.errors import (
     UnsupportedMediaType,
 )
 from mlx_server.fair_queue import Programs
+from mlx_server.http.admission import source_of
+from mlx_server.http.errors import error_response, is_anthropic
+from mlx_server.http.strict_json import quoted
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import HOPS_HEADER, GenerateRequest
 from mlx_server.system.files import open_regular, own_path, write_private

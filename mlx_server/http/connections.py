@@ -18,8 +18,8 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from mlx_server import limits
-from mlx_server.api.transport.admission import Admission, source_of
 from mlx_server.errors import BadRequest, Overloaded, ServerError
+from mlx_server.http.admission import Admission, source_of
 
 BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 HEAD_END = re.compile(rb"\n\r?\n")

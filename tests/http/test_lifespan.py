@@ -9,8 +9,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
-from mlx_server.api.middleware import DiscreetLifespan
 from mlx_server.errors import ModelUnusable
+from mlx_server.http.middleware import DiscreetLifespan
 
 SECRET = "/home/me/secret"
 

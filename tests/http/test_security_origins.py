@@ -4,7 +4,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from mlx_server.errors import SettingsError
-from tests.api.gate import HOST, Header, Inner, a_gate, call
+from tests.http.gate import HOST, Header, Inner, a_gate, call
 
 PAGE = "https://page.example"
 

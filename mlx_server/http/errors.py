@@ -23,7 +23,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from mlx_server import limits
-from mlx_server.api.strict_json import quoted
 from mlx_server.errors import (
     BadRequest,
     ContextTooLong,
@@ -37,6 +36,7 @@ from mlx_server.errors import (
     UnsupportedMediaType,
 )
 from mlx_server.generation.plan import PromptOverflow
+from mlx_server.http.strict_json import quoted
 from mlx_server.wrong_values import sentence
 
 Loc = tuple[int | str, ...]

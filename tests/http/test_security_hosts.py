@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.errors import SettingsError
-from tests.api.gate import Inner, a_gate, call
+from tests.http.gate import Inner, a_gate, call
 
 
 @pytest.mark.parametrize(

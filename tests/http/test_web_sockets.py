@@ -8,8 +8,8 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from mlx_server.api.transport.web_sockets import OpenSockets, StrictWebSockets, web_sockets
 from mlx_server.errors import Overloaded
+from mlx_server.http.web_sockets import OpenSockets, StrictWebSockets, web_sockets
 from tests.store.make import limit
 
 MESSAGE = 1 << 20

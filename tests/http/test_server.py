@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from mlx_server.api.transport.server import LoopErrors, _to_try
+from mlx_server.http.server import LoopErrors, _to_try
 from mlx_server.pool.prepare import Task
 from mlx_server.system.listening_sockets import DEFAULT_URL
 

@@ -4,7 +4,7 @@ import h11
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.transport.http import SMALL_BYTES, StrictConnection
+from mlx_server.http.connections import SMALL_BYTES, StrictConnection
 
 LINE = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

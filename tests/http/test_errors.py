@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
-from mlx_server.api.errors import error_response, install
-from mlx_server.api.security import SecurityMiddleware
 from mlx_server.errors import BadRequest, ModelNotFound, Overloaded
+from mlx_server.http.errors import error_response, install
+from mlx_server.http.security import SecurityMiddleware
 
 PAGE = "https://page.example"
 

@@ -15,7 +15,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client import generate_latest as exposition
 
 from mlx_server import limits
-from mlx_server.api.answer_log import AnswerLog, AnswerRecord
 from mlx_server.engine.messages import ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.events import (
     Event,
@@ -30,6 +29,7 @@ from mlx_server.events import (
     ToolCallStarted,
     total,
 )
+from mlx_server.http.answer_log import AnswerLog, AnswerRecord
 from mlx_server.pool.memory import footprint
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import Prompt

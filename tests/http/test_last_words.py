@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 from uvicorn.server import ServerState
 
-from mlx_server.api.transport import server
-from mlx_server.api.transport.server import let_last_words_out
+from mlx_server.http import server
+from mlx_server.http.server import let_last_words_out
 
 HANG = 20.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.api.transport.admission import Admission, source_of
+from mlx_server.http.admission import Admission, source_of
 
 
 class Line:
