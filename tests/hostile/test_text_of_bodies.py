@@ -27,7 +27,6 @@ from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ServerTools
 from mlx_server.http.security import SEALED, Signer
-from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, McpServer
@@ -95,7 +94,7 @@ def stored(body: Json) -> Conversation:
 def from_mcp(body: Json) -> Conversation:
     """What a server lists and answers, as a later round has it."""
     server = McpServer(body["label"], url="https://example.com")
-    lister = Lister(server, McpLimits())
+    lister = Lister(server)
     lister.add(types.ListToolsResult.model_validate({"tools": body["tools"]}))
     assert lister.listing.tools, lister.listing.error
     result = text_of(types.CallToolResult.model_validate(body["result"]), 1 << 20)

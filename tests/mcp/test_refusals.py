@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.mcp import McpError
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
@@ -55,7 +56,7 @@ async def test_a_refusal_keeps_its_cause(
             await toolset.call("wild", "look", "{}")
     said = str(caught.value)
     assert said.removeprefix("The server answered ").startswith(message)
-    assert len(said) < 2 * SMALL.error_characters
+    assert len(said) < 2 * limits.QUOTED_ERROR_CHARACTERS
     is_http = not message.startswith("No such")
     assert caught.value.kind == (f"HTTP {status}" if is_http else "McpError")
 
