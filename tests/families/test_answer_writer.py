@@ -54,7 +54,12 @@ def is_written(family: ModelFamily, answer: Message) -> bool:
     return thinks and calls and (alone or not answer.tool_calls)
 
 
-CASES = [(f, name) for f in FAMILIES for name in ANSWERS if is_written(f, ANSWERS[name])]
+CASES = [
+    (family, name)
+    for at, family in enumerate(FAMILIES)
+    for name in [*ANSWERS][at % 3 :: 3]  # each answer in a third of the families
+    if is_written(family, ANSWERS[name])
+]
 REFUSED = [(f, name) for f in FAMILIES for name in ANSWERS if not is_written(f, ANSWERS[name])]
 
 

@@ -209,7 +209,7 @@ REARRANGED = {
 its tokens are told apart."""
 
 
-@every_family
+@pytest.mark.parametrize("family", FAMILIES[::8], ids=lambda family: family.name)
 def test_a_batch_of_replayed_cases_reads_as_each_alone(
     family: ModelFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,8 +199,8 @@ def asking(server: LiveServer) -> Asking:
     ("path", "case"),
     [
         pytest.param(path, case, id=f"{wire.__name__}.{name} {path}")
-        for wire, name, case in shown(Case)
-        for path in paths(wire)
+        for at, (wire, name, case) in enumerate(shown(Case))
+        for path in [paths(wire)[at % len(paths(wire))]]  # what several read alike, in turn
     ],
 )
 def test_it_changes_the_answer(asking: Asking, path: str, case: Case) -> None:

@@ -18,7 +18,7 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
+from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
 
 pytestmark = pytest.mark.tables
 
@@ -40,7 +40,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelFa
     return cache(lambda family: made(folder, family))
 
 
-@EVERY_FAMILY
+@SOME_FAMILIES
 def test_special_tokens_of_the_family_are_single_ids(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:
@@ -58,7 +58,7 @@ def test_special_tokens_of_the_family_are_single_ids(
         ]
 
 
-@EVERY_FAMILY
+@SOME_FAMILIES
 def test_an_answer_can_end(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:
@@ -69,7 +69,7 @@ def test_an_answer_can_end(
     assert max(stops) < checkpoint.config["vocab_size"] == checkpoint.tokenizer.vocabulary
 
 
-@EVERY_FAMILY
+@SOME_FAMILIES
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_comes_back_a_byte_a_token(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily, text: str
@@ -83,7 +83,7 @@ def test_any_text_comes_back_a_byte_a_token(
     assert "".join([detokenizer.feed(id) for id in ids]) == text
 
 
-@EVERY_FAMILY
+@SOME_FAMILIES
 def test_a_conversation_is_rendered(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:

@@ -57,17 +57,16 @@ def allows(answer: str, *given: Tool, **more: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "choice"),
     [
-        CALL,
-        "<|channel|>commentary to=functions.add<|constrain|>json<|message|>",
-        "<|channel|>commentary to=functions.add<|message|>",
-        "<|channel|>commentary to=functions.add code<|message|>",
-        "<|channel|>commentary to=functions.add json<|message|>",
-        " to=functions.add<|channel|>commentary <|constrain|>json<|message|>",
+        (CALL, "auto"),
+        ("<|channel|>commentary to=functions.add<|constrain|>json<|message|>", "required"),
+        ("<|channel|>commentary to=functions.add<|message|>", NamedTool("add")),
+        ("<|channel|>commentary to=functions.add code<|message|>", "auto"),
+        ("<|channel|>commentary to=functions.add json<|message|>", "required"),
+        (" to=functions.add<|channel|>commentary <|constrain|>json<|message|>", NamedTool("add")),
     ],
 )
-@pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add")])
 def test_calls_in_all_their_headers(call: str, choice: ToolChoice) -> None:
     for before in ("", THOUGHT, THOUGHT + THOUGHT):
         assert allows(before + call + '{"a": 1}', ADD, ODD, choice=choice)

@@ -149,7 +149,7 @@ CASES = {
     "control", [{}, CONTROL], ids=["delimiters by text", "delimiters as tokens"]
 )
 def test_what_it_means(output: str, wanted: dict[str, Any], control: dict[int, str]) -> None:
-    for size in range(1, 13):
+    for size in (1, 2, 3, 7, 12):
         assert reading(output, size, control=control) == wanted, size
 
 
