@@ -74,6 +74,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OUTPUTS)
 async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
     async with lab(tmp_path, *OUTPUTS[family], family=family) as the:
@@ -98,6 +99,7 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
         assert said in second.removeprefix(the.engine.prompts[0].rpartition("1 + 2?")[0])
 
 
+@pytest.mark.slow
 async def test_messages_of_the_familys_own_are_told_of_all_rounds(tmp_path: Path) -> None:
     async with lab(tmp_path, *OUTPUTS["gpt_oss"], family="gpt_oss") as the:
         events = await the.events(raw_messages=True)
@@ -116,6 +118,7 @@ def said_in(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None
     return [(m["role"], m.get("channel"), m["content"][0].get("text")) for m in messages]
 
 
+@pytest.mark.slow
 async def test_a_built_in_tool_that_nobody_offered_is_told_of_and_not_run(tmp_path: Path) -> None:
     first, second = OUTPUTS["gpt_oss"]
     code = "<|channel|>analysis to=python code<|message|>1 + 2<|end|><|start|>assistant"
@@ -218,6 +221,7 @@ async def test_max_tokens_are_for_all_rounds(tmp_path: Path) -> None:
         assert events[-1].reason == "length"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_a_result_that_does_not_fit_the_context_is_told_of(tmp_path: Path) -> None:
     long = call("shout", text="x" * 300)
     async with lab(tmp_path, long, "It fits.") as the:
@@ -419,6 +423,7 @@ async def test_a_call_that_was_cut_off_is_not_made(tmp_path: Path) -> None:
     assert events[-1].reason == "length"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "asks"),
     [

@@ -32,7 +32,7 @@ from mlx_server.models.files import read_json
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness
 
-pytestmark = [pytest.mark.alone, pytest.mark.tables]
+pytestmark = pytest.mark.alone
 
 MOST_SECONDS = 0.05
 """In one callback, as promised; none here takes half of it."""

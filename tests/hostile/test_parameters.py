@@ -65,8 +65,6 @@ from tests.hostile.routes import ROUTES
 from tests.live.server import LiveServer, serving
 from tests.worker.lora_files import mlx_adapter
 
-pytestmark = pytest.mark.tables
-
 Wire = type[BaseModel]
 
 REPOSITORY = Path(__file__).parents[2]

@@ -35,8 +35,6 @@ from tests.hostile.bodies import Place, at, places, put
 from tests.hostile.routes import CHAT, NATIVE, RESPONSES, SCHEMA, Json
 from tests.hostile.test_text import NAMES, control, every_mark, own_marks, twin
 
-pytestmark = pytest.mark.tables
-
 SIGNER = Signer(b"a key")
 
 LONG, SHORT = 4000, 60

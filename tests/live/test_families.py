@@ -23,8 +23,6 @@ from tests.api.strict import assert_strict
 from tests.contract.pairs import PAIRED
 from tests.live.server import LiveServer, serving
 
-pytestmark = pytest.mark.tables
-
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
 NAMES = PAIRED

@@ -78,6 +78,7 @@ async def cuts_an_emoji(send: Send, id: Any) -> None:
     await said(send, {"id": id, "result": {"content": [{"type": "text", "text": "x\ud83d"}]}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("habit", "limits", "message"),
     [
@@ -132,7 +133,7 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [302, 308])
 @pytest.mark.parametrize("target", ELSEWHERE)
 async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None:

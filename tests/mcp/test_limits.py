@@ -123,6 +123,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Lower:
     return lower
 
 
+@pytest.mark.slow
 async def test_processes_are_so_many_until_the_last_one_is_gone(few: Lower) -> None:
     few(MCP_PROCESSES=2)
     found = connectors("a", "b", "will not go")
@@ -155,6 +156,7 @@ async def test_a_server_that_is_started_again_has_its_old_place(few: Lower) -> N
     await all_gone()
 
 
+@pytest.mark.slow
 async def test_connections_by_http_are_so_many(few: Lower) -> None:
     few(MCP_SESSIONS=2, MCP_PROCESSES=1)
     found = connectors("a")

@@ -85,6 +85,7 @@ async def test_tokens_are_for_one_server(kept: StoredLogin) -> None:
         assert other.heads == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", [None, "mine"])
 async def test_the_refresh_token_is_for_the_authority_of_the_login(
     kept: StoredLogin, id: str | None
@@ -161,6 +162,7 @@ async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
     assert server.asked[0]["code"] == "a-code"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [b"", b"GET /callback", b"x" * 40_000])
 async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: bytes) -> None:
     def show(page: str) -> None:
@@ -173,6 +175,7 @@ async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: 
         assert await logged_in(server, kept, show) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_line",
     [
@@ -203,6 +206,7 @@ async def test_no_other_request_ends_a_login(kept: StoredLogin, request_line: by
     assert b" 200 " not in answers[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -246,6 +250,7 @@ async def test_a_login_that_is_not_finished_in_time(
             await logged_in(server, kept, show=lambda page: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604])
 async def test_a_file_that_others_can_use_is_not_used(kept: StoredLogin, mode: int) -> None:
     async with running() as server:

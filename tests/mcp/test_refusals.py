@@ -13,6 +13,7 @@ from tests.mcp.wild import JSON, SMALL, TEXT, Send, Wild, answered, listed, open
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "head", "message"),
     [

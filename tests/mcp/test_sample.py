@@ -8,7 +8,7 @@ from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.sample import NOTES
 from mlx_server.requests import McpServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_its_tool_finds_a_note_by_a_word_in_any_case() -> None:

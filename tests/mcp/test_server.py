@@ -12,7 +12,7 @@ from mlx_server.requests import McpServer
 from tests.mcp.habits import listed, opened, outcome
 from tests.mcp.playing import lowered
 
-pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_a_tool_with_a_remote_reference_is_left_out() -> None:
@@ -111,7 +111,6 @@ async def test_a_command_that_is_not_there() -> None:
     await connectors.stop()
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("habit", "said"),
     [

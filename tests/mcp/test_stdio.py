@@ -41,8 +41,8 @@ async def _write_to_an_ended_server() -> None:
             read.receive_nowait()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.hostile
 async def test_it_sees_no_variables_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> P
     return prepare(found, lambda what, done, total: None, upcast=True)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @SOME_FAMILIES
 def test_a_replay_model_weighs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ModelFamily

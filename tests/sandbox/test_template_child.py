@@ -11,8 +11,6 @@ from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.sandbox.chat_template import PROCESSES, ChatTemplate
 from tests.slowness import slowness
 
-pytestmark = pytest.mark.tables
-
 SECONDS = 0.25
 """Of processor time, for one rendering."""
 TRIES = 3
@@ -85,6 +83,7 @@ def _said_hello() -> None:
     says_hello()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.usefixtures("_said_hello")
 @pytest.mark.parametrize("name", ATTACKS)
@@ -119,6 +118,7 @@ def test_what_the_sandbox_forbids_is_refused(name: str) -> None:
     assert "refuses these messages" in refusal(FORBIDDEN[name])
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
@@ -131,6 +131,7 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)

@@ -20,9 +20,6 @@ from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
 
-pytestmark = pytest.mark.tables
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +37,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelFa
     return cache(lambda family: made(folder, family))
 
 
+@pytest.mark.slow
 @SOME_FAMILIES
 def test_special_tokens_of_the_family_are_single_ids(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
@@ -69,6 +67,7 @@ def test_an_answer_can_end(
     assert max(stops) < checkpoint.config["vocab_size"] == checkpoint.tokenizer.vocabulary
 
 
+@pytest.mark.slow
 @SOME_FAMILIES
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_comes_back_a_byte_a_token(
@@ -83,6 +82,7 @@ def test_any_text_comes_back_a_byte_a_token(
     assert "".join([detokenizer.feed(id) for id in ids]) == text
 
 
+@pytest.mark.slow
 @SOME_FAMILIES
 def test_a_conversation_is_rendered(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
@@ -117,6 +117,7 @@ def test_it_is_another_one_when_the_files_change(
     assert b"messages[0]" in contents(second)["tokenizer_config.json"]
 
 
+@pytest.mark.slow
 def test_processes_that_make_it_at_once_agree(tmp_path: Path) -> None:
     code = """
 import sys

@@ -28,7 +28,10 @@ Snapshot = dict[str, Any]
 Write = Callable[[], Coroutine[Any, Any, Any]]
 
 SQLITE = library()
-pytestmark = pytest.mark.skipif(SQLITE is None, reason="this Python hides its SQLite")
+pytestmark = [
+    pytest.mark.skipif(SQLITE is None, reason="this Python hides its SQLite"),
+    pytest.mark.slow,
+]
 
 IDS = [f"r{n}" for n in range(24)]
 
@@ -123,7 +126,6 @@ def losses(folder: Path, recording: Recording, known: list[Snapshot]) -> int:
     return lost
 
 
-@pytest.mark.soak
 def test_a_power_cut_takes_nothing_that_was_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +136,6 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(
     assert losses(tmp_path, recording, known) == 0
 
 
-@pytest.mark.soak
 def test_without_full_syncs_the_cuts_are_felt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from mlx_server.store import RUNNING, Store
 from tests.store.make import recounted, runs
 from tests.store.writer import OWNER, given, stored
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("STORE_KILLS", "20"))
 
 Acknowledged = dict[str, str]
@@ -77,7 +79,6 @@ async def check(path: Path, acknowledged: Acknowledged) -> None:
     db.close()
 
 
-@pytest.mark.live
 def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     rng = random.Random(7)

@@ -301,4 +301,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
-TestStore = StoreMachine.TestCase
+TestStore = pytest.mark.slow(StoreMachine.TestCase)

@@ -12,7 +12,7 @@ from tests.families.goldens import tokenizer_of
 from tests.tool_parsers.block_grammars import CLOSING, TOOLS, grammar_of, marked
 from tests.walks import walk
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 NOTATED = [
     *("qwen3_coder", "nemotron3", "seed_oss", "minimax_m2", "deepseek_v32", "glm4_5", "kimi_k3"),

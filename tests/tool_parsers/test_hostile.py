@@ -18,7 +18,7 @@ from mlx_server.tool_parsers.source import Source
 from tests.contract.pairs import FAMILIES as FIRST_OF_KINDS
 from tests.families.goldens import NO_TOKEN, Reads, Unit, folded, goldens_of, shown, tools
 
-pytestmark = pytest.mark.hostile
+pytestmark = pytest.mark.slow
 
 # gpt-oss is read by token ids alone: what is text to the others means nothing to its parser
 NAMES = [family.name for family in FAMILIES if family.name != "gpt_oss"]
@@ -111,7 +111,6 @@ def _tokenized(wrote: Written) -> Written:
     return Written(wrote.family, filled, wrote.prompt_end, wrote.cut)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), size=st.integers(2, 9))
@@ -125,7 +124,6 @@ def test_nothing_raises_and_no_cut_changes_what_is_read(
             assert shown(found, Reads()) == shown(at_once, Reads())
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10)
 @given(text=st.text(st.characters(exclude_characters="<>[](){}`|｜\"'")), size=st.integers(1, 9))
@@ -144,7 +142,6 @@ REPEATED = ("<", "{", "[", " ", "<think>")
 REPEATED_IN_CALLS = ("{", "[", '"', "\\", "</", "\n")
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", [name for name in NAMES if name in FIRST_OF_KINDS])
 def test_long_answers_take_time_in_proportion(name: str) -> None:
     family = family_named(name)

@@ -55,6 +55,7 @@ def test_four_ragged_rows_say_what_mlx_lm_says(served: Served) -> None:
     assert served.ragged.answers == served.expected
 
 
+@pytest.mark.slow
 @SOME
 def test_a_cancelled_row_leaves_the_others_as_they_were(served: Served) -> None:
     ragged = served.ragged
@@ -68,8 +69,8 @@ CUT_MATTERS = {"plamo3"}
 prompt than in the cache."""
 
 
-@SOME
 @pytest.mark.slow
+@SOME
 def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
     if served.name in CUT_MATTERS:
         pytest.skip("mlx-lm gives other answers for a prompt in two parts")
@@ -83,8 +84,8 @@ def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
     assert bench.cached[rows[0]] > 0
 
 
-@SOME
 @pytest.mark.slow
+@SOME
 def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> None:
     plain = served.expected[:2]  # of mlx-lm, whose model is the one that adapters are loaded into
     linears = [

@@ -185,6 +185,7 @@ def shape(response: Json) -> list[tuple[str, str]]:
     return [(item["type"], item.get("status", "")) for item in response["output"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_a_response_is_what_was_streamed(answer: list[Event]) -> None:
     response = assert_stream(streamed(answer))

@@ -18,8 +18,6 @@ from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families.goldens import goldens_of, tokenizer_of, tools
 from tests.walks import accepts, matcher, walk
 
-pytestmark = pytest.mark.tables
-
 ADD = Tool(
     "add",
     "",
@@ -56,6 +54,7 @@ def allows(answer: str, *given: Tool, **more: Any) -> bool:
     return accepts("gpt_oss", grammar(*given, **more), answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "choice"),
     [
@@ -188,6 +187,7 @@ def heard(ids: list[int], *given: Tool) -> list[Event]:
 CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add"), "none"])
 @pytest.mark.parametrize("format", [None, NUMBER])
 def test_what_is_allowed_is_read_as_wanted(choice: ToolChoice, format: Format | None) -> None:

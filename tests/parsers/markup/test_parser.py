@@ -26,9 +26,6 @@ from tests.parsers.markup.played import (
     units,
 )
 
-pytestmark = pytest.mark.tables
-
-
 CASES = {
     "brackets end an answer after a call": (
         f"{OPEN}{NOW}{CLOSE}\n]}}",
@@ -144,6 +141,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("output", "wanted"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize(
     "control", [{}, CONTROL], ids=["delimiters by text", "delimiters as tokens"]
@@ -218,6 +216,7 @@ def test_places() -> None:
     assert places == [text, reasoning, reasoning, text, text, inside, inside, text, text]
 
 
+@pytest.mark.slow
 @given(noise, st.integers(1, 7), st.booleans(), st.sampled_from([{}, CONTROL]))
 def test_noise_reads_the_same_however_it_is_cut(
     output: str, size: int, cut: bool, control: dict[int, str]
