@@ -500,7 +500,7 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         RESPONSES,
         responses({"type": "compaction", "encrypted_content": "x"}),
         "hi",
-        "input.encrypted_content",
+        "input.compaction",
     ),
     "an MCP call of no server": (
         RESPONSES,

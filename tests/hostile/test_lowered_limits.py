@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from mlx_server.requests import McpServer
 from mlx_server.store import ItemRecord
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from tests.api import wire
-from tests.api.wire import MODEL, ScriptedEngine
+from tests.api.wire import ScriptedEngine
 from tests.models import adapter_files as adapters
 
 TESTS = Path(__file__).parents[1]
@@ -151,19 +150,6 @@ def test_the_header_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(limits, "ADAPTER_HEADER_BYTES", size - 1)
     with pytest.raises(AdapterInvalid):
         adapters.read(path)
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_the_name_of_a_lane(client: TestClient, more: int) -> None:
-    lane = "x" * (limits.LANE_CHARACTERS + more)
-    with (
-        suppress(*wire.CANCELLED),
-        client.websocket_connect("ws://localhost/v1/responses") as socket,
-    ):
-        body = {"type": "response.create", "model": MODEL, "input": "hi", "stream_id": lane}
-        socket.send_json(body)
-        event = socket.receive_json()
-        assert (event["type"] == "error") == bool(more)
 
 
 def test_the_parts_of_a_logged_path(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:

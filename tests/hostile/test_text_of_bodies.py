@@ -43,7 +43,6 @@ Reader = Callable[[Json], Conversation]
 
 MADE_HERE: list[Json] = [
     {"role": "user", "content": "read this"},
-    {"type": "compaction", "encrypted_content": SIGNER.seal("in short")},
     {"type": "reasoning", "summary": [], "encrypted_content": SIGNER.seal("sealed thought")},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a summary"}]},
     {"type": "mcp_call", "server_label": "s1", "name": "t1", "arguments": "a1", "output": "o1"},

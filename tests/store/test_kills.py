@@ -43,10 +43,10 @@ def killed_writer(path: Path, run: int, rng: random.Random) -> Acknowledged:
 async def state(store: Store, id: str) -> str:
     """What is found of it, which must be the whole of something that was written."""
     try:
-        got = await store.get(id, OWNER)
+        got = await store.get("response", id, OWNER)
     except NotFound:
         return "deleted"
-    assert list((await store.input_items(id, OWNER)).items) == given(id)
+    assert list((await store.items("response", id, OWNER)).items) == given(id)
     assert got.status not in RUNNING
     if got.status == "failed":
         assert b"stopped before" in got.body

@@ -43,7 +43,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
         return maybe
 
-    for name in ("begin", "put", "delete"):
+    for name in ("add", "put", "delete"):
         monkeypatch.setattr(Store, name, failing(name))
     monkeypatch.setattr(runs, "STORING_SECONDS", 0.05)
     monkeypatch.setattr(runs, "RETRY_SECONDS", 0.01)
@@ -53,7 +53,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_nothing_is_generated_that_can_not_be_stored(tiny_path: Path, broken: set[str]) -> None:
     engine = ScriptedEngine()
     with wire.client(tiny_path, engine) as client:
-        broken.add("begin")
+        broken.add("add")
         for more in ({}, {"stream": True}, {"background": True}):
             response = client.post(PATH, json={**ASKED, **more})
             assert error(response, status=503)["code"] == "store_unavailable"
