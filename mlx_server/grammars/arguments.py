@@ -9,11 +9,10 @@ one by one.
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from mlx_server import limits
@@ -25,10 +24,11 @@ from mlx_server.grammars.view import (
     Path,
     Schema,
     View,
-    children,
-    listed,
+    flattened,
     named,
+    properties_in,
     reference,
+    required_by,
     resolved,
     subschemas_of,
     type_of,
@@ -42,32 +42,17 @@ COMBINED = ("allOf", "oneOf", "anyOf")
 
 
 def parts_of(schema: Keywords, view: View, keywords: Sequence[str] = COMBINED) -> list[Keywords]:
-    """Returns the schema and the schemas that these keywords apply to the same value, each once."""
-    found: dict[int, Keywords] = {}
-    waiting = deque([schema])
-    while waiting and len(found) < limits.COERCED_PARTS:
-        part = resolved(waiting.popleft(), view)
-        if id(part) not in found:
-            found[id(part)] = part
-            waiting += [inner for key in keywords for inner in listed(part, key)]
-    return list(found.values())
-
-
-def required_by(part: Keywords) -> list[str]:
-    names = part.get("required")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def properties_in(part: Keywords) -> Keywords:
-    found = part.get("properties")
-    return found if isinstance(found, Mapping) else {}
+    """Returns the schema and the schemas that these keywords and `$ref` apply to the same value,
+    each once."""
+    parts = islice(flattened(Part((), schema), view, keywords), limits.COERCED_PARTS)
+    return [part.schema for part in parts if isinstance(part.schema, Mapping)]
 
 
 def required(schema: Keywords) -> list[str]:
     """Returns the required arguments in the schema's order. Those that only one of several
     alternatives requires are left out."""
-    parts = parts_of(schema, View(schema), ("allOf",))
-    return list(dict.fromkeys(name for part in parts for name in required_by(part)))
+    parts = flattened(Part((), schema), View(schema))
+    return list(dict.fromkeys(name for part in parts for name in required_by(part.schema)))
 
 
 def member_schemas(schema: Keywords, key: str, view: View) -> list[Keywords]:
@@ -160,28 +145,17 @@ _SAYS_MORE = frozenset(
 """Keywords that constrain the members of an object in addition to their list."""
 
 
-def properties_of(schema: Schema) -> Mapping[str, Schema]:
+def properties_of(schema: Schema) -> dict[str, Schema]:
     """Returns the properties that the schema lists, itself or through its `$ref` and `allOf`."""
     found: dict[str, Schema] = {}
     for part in flattened(Part((), schema), View(schema)):
-        if isinstance(part.schema, Mapping):
-            for key, inner in part.schema.get("properties", {}).items():
-                found.setdefault(key, inner)
+        found |= {key: one for key, one in properties_in(part.schema).items() if key not in found}
     return found
 
 
 def lists_properties(schema: Mapping[str, Any]) -> bool:
     """Whether the schema itself lists any property."""
     return bool(schema.get("properties"))
-
-
-def required_of(schema: Schema) -> frozenset[str]:
-    return frozenset(
-        name
-        for part in flattened(Part((), schema), View(schema))
-        if isinstance(part.schema, Mapping)
-        for name in part.schema.get("required", ())
-    )
 
 
 def members(view: View, key: str) -> list[Part]:
@@ -267,22 +241,6 @@ class _CopiedDefinitions:
         return self._names[target.path]
 
 
-def flattened(start: Part, view: View) -> Iterator[Part]:
-    """Yields this schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in
-    turn."""
-    waiting, seen = [start], set()
-    while waiting:
-        part = waiting.pop(0)
-        if part.path in seen or isinstance(part.schema, bool):
-            continue
-        seen.add(part.path)
-        yield part
-        target = view.target(part)
-        listed = enumerate(part.schema.get("allOf", ()))
-        inside = [Part((*part.path, "allOf", str(at)), inner) for at, inner in listed]
-        waiting += [*([target] if target else []), *inside]
-
-
 def _followed(part: Part, view: View) -> Part:
     """Follows references as long as a schema is nothing but a reference."""
     seen = set()
@@ -320,11 +278,9 @@ class Variant(NamedTuple):
 
     def choices(self) -> list[Alternatives]:
         """Returns the choices that are still to be made."""
-        view = View(self.schema)
-        listed, required = [*properties_of(self.schema)], required_of(self.schema)
         found: list[Alternatives] = []
-        for part in flattened(Part((), self.schema), view):
-            found += [*_of_options(part), *_of_counts(part, listed, required)]
+        for part in flattened(Part((), self.schema), View(self.schema)):
+            found += [*_of_options(part), *_of_counts(part, self.schema)]
         return [choice for choice in found if choice.path not in self.made]
 
     def taking(self, choice: Alternatives) -> "list[Variant]":
@@ -341,14 +297,15 @@ def _of_options(part: Part) -> Iterator[Alternatives]:
             yield Alternatives((*path, key), [{"$ref": reference(option)} for option in open])
 
 
-def _of_counts(part: Part, listed: list[str], required: frozenset[str]) -> Iterator[Alternatives]:
+def _of_counts(part: Part, whole: Keywords) -> Iterator[Alternatives]:
     path, schema = part
     said = schema if isinstance(schema, Mapping) else {}
     least, most = said.get("minProperties", 0), said.get("maxProperties", math.inf)
-    if len(required) < least:
+    listed, must = properties_of(whole), required(whole)
+    if len(must) < least:
         more = listed if least == 1 else ()
         yield Alternatives((*path, "minProperties"), [{"required": [name]} for name in more])
-    if len(required.union(listed)) > most:
+    if len({*must, *listed}) > most:
         yield Alternatives((*path, "maxProperties"), [])
 
 
@@ -559,27 +516,24 @@ def arguments_of(tool: Tool) -> list[list[MemberSchema]]:
 
 def _arguments(tool: Tool, schema: Keywords) -> list[MemberSchema] | None:
     """Returns None if the schema forbids a member that it requires."""
-    view, required = View(schema), required_of(schema)
-    keys = dict.fromkeys([*properties_of(schema), *sorted(required)])
+    view, must = View(schema), required(schema)
+    keys = dict.fromkeys([*properties_of(schema), *must])
     forbidden = {key for key in keys if is_forbidden(view, key)}
-    if forbidden & required:
+    if not forbidden.isdisjoint(must):
         return None
-    said = {key: member(schema, key) for key in keys if key not in forbidden}
+    values = {key: member(schema, key) for key in keys if key not in forbidden}
     return [
         MemberSchema(
             key,
             ValueSchema(value, View(value), types_of_member(tool.parameters, key)),
-            key in required,
+            key in must,
         )
-        for key, value in said.items()
+        for key, value in values.items()
     ]
 
 
 def _common_types(values: list[ValueSchema]) -> list[Any]:
     return [value.schema["type"] for value in values if "type" in value.schema]
-
-
-IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:
@@ -610,23 +564,10 @@ def _unsupported_members(variant: Variant) -> Iterator[UnsupportedKeyword]:
 
 def _unsupported_patterns(variant: Variant) -> Iterator[UnsupportedKeyword]:
     view = View(variant.schema)
-    for key in {**properties_of(variant.schema), **dict.fromkeys(required_of(variant.schema))}:
-        for path, schema in _in_place(view, members(view, key)):
-            if not isinstance(schema, bool) and search_pattern(schema.get("pattern", "")) is None:
+    for key in [*properties_of(variant.schema), *required(variant.schema)]:
+        parts = (flattened(part, view, COMBINED) for part in members(view, key))
+        for path, schema in chain.from_iterable(parts):
+            if isinstance(schema, Mapping) and search_pattern(schema.get("pattern", "")) is None:
                 yield UnsupportedKeyword(
                     path, "pattern", "can't be enforced as this model writes text"
                 )
-
-
-def _in_place(view: View, parts: list[Part]) -> Iterator[Part]:
-    """Yields these schemas, and all schemas that they apply to the same values by reference."""
-    waiting, seen = list(parts), set()
-    while waiting:
-        part = waiting.pop(0)
-        if part.path in seen:
-            continue
-        seen.add(part.path)
-        yield part
-        target, at = view.target(part), len(part.path)
-        inside = [inner for inner in children(part) if inner.path[at] in IN_PLACE]
-        waiting += [*([target] if target else []), *inside]

@@ -1,19 +1,19 @@
 """Refuses what is not a JSON Schema, and schemas that are too large, before they are compiled.
 
+A keyword's value has to have the right shape (`SHAPES`). Of a tool's schema that is not quite JSON
+Schema, such as `properties: []`, `readable` returns what can be used.
+
 llguidance limits the work of compiling a schema itself, and refuses what takes more. The exception
-is `multipleOf`, whose cost appears only while an answer is decoded. `readable` is for schemas of
-tools that are not quite JSON Schema, such as `properties: []`: what can't be read is left out.
+is `multipleOf`, whose cost appears only while an answer is decoded.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
@@ -23,61 +23,19 @@ from mlx_server.grammars.view import (
     ALIASES,
     ALL,
     DEFINITIONS,
+    HOLDERS,
     LISTED,
     NAMED,
     SINGLE,
     Part,
     Path,
+    Schema,
     View,
     pointer,
     refused,
     shorten,
     subschemas_of,
 )
-
-_SCHEMA = {"type": ["object", "boolean"]}
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "number"}
-_COUNT = {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_COUNT}
-_NAMES: dict[str, Any] = {"type": "array", "items": _TEXT}
-_TYPE = {"enum": ["array", "boolean", "integer", "null", "number", "object", "string"]}
-_TYPES = frozenset(_TYPE["enum"])
-
-TEXTS = ("pattern", "format", "$anchor", "$dynamicRef", "$recursiveRef")
-_BY_SHAPE: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    ((*NAMED, *DEFINITIONS), {"type": "object", "additionalProperties": _SCHEMA}),
-    (LISTED, {"type": "array", "items": _SCHEMA, "minItems": 1}),
-    (SINGLE, _SCHEMA),
-    (tuple(key for key in COUNTS if key != "maxLength"), _COUNT),
-    (TEXTS, _TEXT),
-    (("minimum", "maximum"), _NUMBER),
-    (("exclusiveMinimum", "exclusiveMaximum"), {"type": ["number", "boolean"]}),
-)
-METASCHEMA = {key: shape for keys, shape in _BY_SHAPE for key in keys} | {
-    "properties": {
-        "type": "object",
-        "additionalProperties": _SCHEMA,
-        "maxProperties": limits.SCHEMA_PROPERTIES,
-    },
-    "items": {"type": ["object", "boolean", "array"], "items": _SCHEMA},
-    "maxLength": {"type": "integer", "minimum": 0, "maximum": limits.SCHEMA_TEXT_LENGTH},
-    "multipleOf": {"type": "number", "exclusiveMinimum": 0},
-    "type": {"if": _TEXT, "then": _TYPE, "else": {"type": "array", "items": _TYPE, "minItems": 1}},
-    "required": {**_NAMES, "maxItems": limits.SCHEMA_PROPERTIES},
-    "enum": {"type": "array", "minItems": 1, "maxItems": limits.SCHEMA_VALUES},
-    "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
-    "dependencies": {"type": "object"},
-    "uniqueItems": {"type": "boolean"},
-}
-"""The values that keywords may have. The published metaschema is not used: `jsonschema` takes ten
-times as long with it, because it refers to itself dynamically at every level."""
-
-
-@cache
-def _validator() -> Any:
-    from jsonschema import Draft202012Validator  # late, as it would delay the server's start
-
-    return Draft202012Validator({"properties": METASCHEMA})
 
 
 def written(schema: Any) -> str:
@@ -96,63 +54,23 @@ def written(schema: Any) -> str:
     return text
 
 
-def check(view: View) -> None:
-    """Raises InvalidGrammar if this is not a JSON Schema, or if no value can conform to it."""
-    if view.root is False:
-        raise refused((), "is false, which allows no value")
-    parts = list(view.all())
-    for part in parts:
-        _check_shape(part)
-    _refuse_cycles(view, parts)
-    for part in parts:
-        _check_values(part)
-    _check_multiples(view, parts)
-
-
 def measure(schema: Any) -> None:
     """Raises InvalidGrammar if the schema has too many parts, or numbers that JSON can't express.
 
     It does not recurse, because a schema may be nested as deeply as its text allows."""
-    if _is_small(schema):
-        return
-    waiting: list[tuple[Any, Path]] = [(schema, ())]
-    nodes = 0
+    waiting, nodes = [(schema, 0)], 0
     while waiting:
-        value, path = waiting.pop()
+        value, depth = waiting.pop()
         if isinstance(value, (Mapping, list)):
             nodes += 1
             if nodes > limits.SCHEMA_NODES:
                 raise refused((), f"has more than {limits.SCHEMA_NODES} objects and arrays in it")
-            if len(path) > limits.SCHEMA_DEPTH:
-                raise refused(path, f"is nested deeper than {limits.SCHEMA_DEPTH} levels")
-            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
-            waiting += [(item, (*path, str(key))) for key, item in inner]
+            if depth > limits.SCHEMA_DEPTH:
+                raise refused((), f"is nested deeper than {limits.SCHEMA_DEPTH} levels")
+            inner = value.values() if isinstance(value, Mapping) else value
+            waiting += [(item, depth + 1) for item in inner]
         elif isinstance(value, (int, float)) and not _is_finite(value):
-            raise refused(path, "is a number too large for any JSON reader")
-
-
-def _is_small(schema: Any) -> bool:
-    """Whether the schema is within all limits of `measure`: this is known sooner, as it needs no
-    paths."""
-    waiting, nodes = [(schema, 0)], 0
-    while waiting:
-        value, depth = waiting.pop()
-        nodes += 1
-        if nodes > limits.SCHEMA_NODES or depth > limits.SCHEMA_DEPTH:
-            return False
-        inner = value.values() if type(value) is dict else value if type(value) is list else None
-        if inner is None:
-            return type(value) is bool and not waiting
-        for item in inner:
-            kind = type(item)
-            if kind is dict or kind is list:
-                waiting.append((item, depth + 1))
-            elif kind not in _PLAIN and not ((kind in (int, float)) and _is_finite(item)):
-                return False
-    return True
-
-
-_PLAIN = frozenset((str, bool, type(None)))
+            raise refused((), f"has {shorten(value)}, a number too large for any JSON reader")
 
 
 def _is_finite(value: float) -> bool:
@@ -162,74 +80,34 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _check_shape(part: Part) -> None:
-    if isinstance(part.schema, bool) or all(map(_is_plain, part.schema.items())):
-        return
-    for error in _validator().iter_errors(part.schema):
-        path = map(str, error.absolute_path)
-        why = error.message
-        why = why if len(why) <= 200 else f"{why[:100]} ...{why[-90:]}"
-        raise refused((*part.path, *path), f"can't be accepted: {why}")
-
-
-def _is_plain(member: tuple[str, Any]) -> bool:
-    """Whether a keyword is unknown, or one of the commonest with a value of the right shape: to
-    ask `jsonschema` takes ten times as long."""
-    key, value = member
-    match value:
-        case str():
-            return value in _TYPES if key == "type" else key not in METASCHEMA or key in TEXTS
-        case dict() if key in NAMED or key in DEFINITIONS:
-            fits = key != "properties" or len(value) <= limits.SCHEMA_PROPERTIES
-            return fits and all(isinstance(inner, (dict, bool)) for inner in value.values())
-        case dict() | bool() if key in SINGLE or key == "items":
-            return True
-        case bool() if key == "uniqueItems":
-            return True
-        case int() if key in COUNTS and not isinstance(value, bool):
-            return 0 <= value <= int(METASCHEMA[key]["maximum"])
-        case int() | float() if key in ("minimum", "maximum"):
-            return not isinstance(value, bool)
-        case int() | float() if key == "multipleOf":
-            return not isinstance(value, bool) and value > 0
-        case list() if key in LISTED:
-            return bool(value) and all(isinstance(inner, (dict, bool)) for inner in value)
-        case list() if key == "enum":
-            return 0 < len(value) <= limits.SCHEMA_VALUES
-        case list() if key == "type":
-            return bool(value) and all(name in _TYPE["enum"] for name in value)
-        case list() if key == "required":
-            texts = all(isinstance(name, str) for name in value)
-            return texts and len(value) <= limits.SCHEMA_PROPERTIES
-    return key not in METASCHEMA
+def check(view: View) -> None:
+    """Raises InvalidGrammar if this is not a JSON Schema, or costs too much."""
+    if view.root is False:
+        raise refused((), "is false, which allows no value")
+    if isinstance(view.root, Mapping):
+        for fault in _read(view.root).faults:
+            raise refused(fault.path, f"can't be accepted: {fault.why}")
+    parts = list(view.all())
+    _refuse_cycles(view, parts)
+    for part in parts:
+        _check_values(part)
+    _check_multiples(view, parts)
 
 
 def _refuse_cycles(view: View, parts: list[Part]) -> None:
-    """Refuses a schema that refers to itself for the same value: no value conforms to it."""
-    graph = {part.path: found for part in parts if (found := _same_value(view, part))}
+    """Refuses a schema that refers to itself for the same value: an answer would get stuck."""
+    graph = {part.path: [one.path for one in _in_place(view, part)] for part in parts}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        cycle: list[Path] = error.args[1]
-        around = " <- ".join(pointer(path) for path in islice(cycle, 4))
-        raise refused(cycle[0], f"refers to itself with nothing in between ({around})") from None
+        raise refused(error.args[1][0], "refers to itself with nothing in between") from None
 
 
-_SAME_VALUE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
-
-
-def _same_value(view: View, part: Part) -> list[Path]:
-    if isinstance(part.schema, bool) or _ends(part.schema):
-        return []
+def _in_place(view: View, part: Part) -> list[Part]:
+    """Returns the schemas that a schema applies to the same value."""
     links, at = view.links(part), len(part.path)
-    parts = [p for p in links.used if p.path[at] in _SAME_VALUE]
-    parts += [links.target] if links.target else []
-    return [p.path for p in parts if not (isinstance(p.schema, bool) or _ends(p.schema))]
-
-
-def _ends(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema applies no other schema to the same value."""
-    return _SAME_VALUE.isdisjoint(schema)
+    parts = [one for one in links.used if one.path[at] in ("allOf", "anyOf", "oneOf")]
+    return [*parts, links.target] if links.target else parts
 
 
 _VALUED = frozenset(("multipleOf", "const", "enum", "pattern", "patternProperties"))
@@ -299,143 +177,153 @@ def _digits(schema: Mapping[str, Any]) -> int:
     return digits if digits > 10 else 0
 
 
-ANYTHING: dict[str, Any] = {}
+class Fault(NamedTuple):
+    """A value that is not as JSON Schema has it."""
 
-
-class _UnreadableError(Exception):
-    """The keyword's value constrains nothing."""
+    path: Path
+    why: str
 
 
 @dataclass
 class ReadableSchema:
     schema: dict[str, Any] = field(default_factory=dict)
+    """What can be read of a schema."""
     lost: list[str] = field(default_factory=list)
     """`keyword at #/path` for each keyword that can't be read."""
+    faults: list[Fault] = field(default_factory=list)
+    """What can't be read, and what is read as something else."""
+
+    def read(self, schema: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
+        if len(path) > limits.SCHEMA_DEPTH:
+            raise InvalidGrammar("The schema is nested too deeply.")
+        found: dict[str, Any] = {}
+        for key, said in schema.items():
+            value = _plain_types(said) if key == "type" else said
+            fits, expected = SHAPES.get(key, _ANY)
+            if not fits(value) and said is not None:
+                self.lost.append(f"{key} at {pointer(path)}")
+            if not fits(value) or value != said:
+                self._add_fault((*path, key), said, expected)
+            if fits(value):
+                found[key] = self._inner(value, (*path, key)) if key in HOLDERS else value
+        return found
+
+    def _inner(self, value: Any, at: Path) -> Any:
+        if isinstance(value, list):
+            return [self._schema(each, (*at, str(n))) for n, each in enumerate(value)]
+        if at[-1] not in SINGLE:
+            return {name: self._schema(each, (*at, name)) for name, each in value.items()}
+        return self._schema(value, at)
+
+    def _schema(self, value: Any, at: Path) -> Schema:
+        """Reads a schema within another one. In place of what is none, any value is allowed."""
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, Mapping):
+            return self.read(value, at)
+        self.lost.append(f"{at[-1]} at {pointer(at[:-1])}")
+        self._add_fault(at, value, "a schema")
+        return {}
+
+    def _add_fault(self, at: Path, value: Any, expected: str) -> None:
+        self.faults.append(Fault(at, f"{shorten(value)} is not {expected}"))
+
+    def drop_lost_references(self) -> None:
+        """Drops references to what is not there, or is outside of the schema."""
+        view = View(self.schema)
+        for part in list(subschemas_of(self.schema, DEFINITIONS)):
+            if isinstance(part.schema, dict) and "$ref" in part.schema:
+                try:
+                    view.target(part)
+                except InvalidGrammar:
+                    del part.schema["$ref"]
+                    self.lost.append(f"$ref at {pointer(part.path)}")
 
 
 def readable(schema: Mapping[str, Any]) -> ReadableSchema:
+    found = _read(schema)
+    found.drop_lost_references()
+    return found
+
+
+def _read(schema: Mapping[str, Any]) -> ReadableSchema:
     found = ReadableSchema()
-    found.schema = _read_schema(schema, (), found.lost)
-    _drop_lost_references(found)
+    found.schema = found.read(schema)
     return found
 
 
-def _read_schema(schema: Mapping[str, Any], path: Path, lost: list[str]) -> dict[str, Any]:
-    if len(path) > limits.SCHEMA_DEPTH:
-        raise InvalidGrammar("The schema is nested too deeply.")
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        try:
-            found[key] = _read(key, value, path, lost)
-        except _UnreadableError:
-            if value is not None:
-                lost.append(f"{key} at {pointer(path)}")
-    return found
+def _plain_types(said: Any) -> Any:
+    """Returns names of types as JSON Schema has them: others write `STRING`, `str` or a null."""
+    if isinstance(said, list):
+        return ["null" if name is None else _plain_type(name) for name in said]
+    return _plain_type(said)
 
 
-def _read(key: str, value: Any, path: Path, lost: list[str]) -> Any:
-    at = (*path, key)
-    if key in NAMED or key in DEFINITIONS:
-        return dict(_named(_checked(value, Mapping), at, lost))
-    if key in LISTED or (key == "items" and isinstance(value, list)):
-        options = _checked(value, list)
-        _require(options)
-        return [_inner(each, (*at, str(n)), lost) for n, each in enumerate(options)]
-    if key in SINGLE:
-        _require(isinstance(value, Mapping | bool))
-        return _inner(value, at, lost)
-    reader = READERS.get(key)
-    return reader(value) if reader else value
+def _plain_type(name: Any) -> Any:
+    return ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else name
 
 
-def _named(given: Mapping[str, Any], at: Path, lost: list[str]) -> Iterator[tuple[str, Any]]:
-    return ((name, _inner(each, (*at, name), lost)) for name, each in given.items())
+def _are_types(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in ALL for name in names)
 
 
-def _inner(value: Any, at: Path, lost: list[str]) -> Any:
-    """A schema in another one. In place of what is none any value is allowed."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, Mapping):
-        return _read_schema(value, at, lost)
-    lost.append(f"{at[-1]} at {pointer(at[:-1])}")
-    return ANYTHING
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _read_type(value: Any) -> Any:
-    if isinstance(value, list):
-        _require(value)
-        return [_read_type("null" if each is None else each) for each in value]
-    name = _checked(value, str).lower()
-    name = ALIASES.get(name, name)
-    _require(name in ALL)
-    return name
+def _is_count(value: Any, most: int = limits.SCHEMA_COUNT) -> bool:
+    return _is_number(value) and 0 <= value <= most and value == int(value)
 
 
-def _name_list(value: Any) -> Any:
-    _require(all(isinstance(name, str) for name in _checked(value, list)))
-    return value
+def _are_names(value: Any) -> bool:
+    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return names and len(value) <= limits.SCHEMA_PROPERTIES
 
 
-def _values(value: Any) -> Any:
-    _require(_checked(value, list))
-    return value
-
-
-def _number(value: Any) -> float:
-    _require(not isinstance(value, bool))
-    return value if isinstance(value, int) else _checked(value, float)
-
-
-def _bound(value: Any) -> float | bool:
-    return value if isinstance(value, bool) else _number(value)
-
-
-def _positive(value: Any) -> float:
-    _require(_number(value) > 0)
-    return _number(value)
-
-
-def _count(value: Any) -> int:
-    number = _number(value)
-    _require(0 <= number <= limits.SCHEMA_COUNT and number == int(number))
-    return int(number)
-
-
-def _checked(value: Any, kind: Any) -> Any:
-    _require(isinstance(value, kind))
-    return value
-
-
-def _require(is_readable: object) -> None:
-    if not is_readable:
-        raise _UnreadableError
-
-
-READERS: Mapping[str, Callable[[Any], Any]] = {
-    "type": _read_type,
-    "required": _name_list,
-    "enum": _values,
-    "multipleOf": _positive,
-    "uniqueItems": lambda value: _checked(value, bool),
-    "dependentRequired": lambda value: {
-        n: _name_list(v) for n, v in _checked(value, Mapping).items()
-    },
-    "dependencies": lambda value: _checked(value, Mapping),
-    **dict.fromkeys(("minimum", "maximum"), _number),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _bound),
-    **dict.fromkeys(COUNTS, _count),
-    **dict.fromkeys((*TEXTS, "$ref"), lambda value: _checked(value, str)),
-}
-
-
-def _drop_lost_references(found: ReadableSchema) -> None:
-    """Drops references to what is not there, or is outside of the schema."""
-    view = View(found.schema)
-    for part in list(subschemas_of(found.schema, DEFINITIONS)):
-        if isinstance(part.schema, dict) and "$ref" in part.schema:
-            try:
-                view.target(part)
-            except InvalidGrammar:
-                del part.schema["$ref"]
-                found.lost.append(f"$ref at {pointer(part.path)}")
+_ANY: tuple[Callable[[Any], bool], str] = (lambda value: True, "")
+_ROWS: tuple[tuple[Iterable[str], Callable[[Any], bool], str], ...] = (
+    (("type",), _are_types, "the name of a type, or a list of some"),
+    ((*NAMED, *DEFINITIONS, "dependencies"), lambda v: isinstance(v, Mapping), "an object"),
+    (
+        ("properties",),
+        lambda v: isinstance(v, Mapping) and len(v) <= limits.SCHEMA_PROPERTIES,
+        f"an object of up to {limits.SCHEMA_PROPERTIES} members",
+    ),
+    (LISTED, lambda v: isinstance(v, list) and bool(v), "a list of schemas"),
+    (SINGLE, lambda v: isinstance(v, (Mapping, bool)), "a schema"),
+    (("items",), lambda v: isinstance(v, (Mapping, bool, list)), "a schema"),
+    (("required",), _are_names, f"a list of up to {limits.SCHEMA_PROPERTIES} texts"),
+    (
+        ("enum",),
+        lambda v: isinstance(v, list) and 0 < len(v) <= limits.SCHEMA_VALUES,
+        f"a list of 1 to {limits.SCHEMA_VALUES} values",
+    ),
+    (COUNTS, _is_count, f"a whole number from 0 to {limits.SCHEMA_COUNT}"),
+    (
+        ("maxLength",),
+        lambda v: _is_count(v, limits.SCHEMA_TEXT_LENGTH),
+        f"a whole number from 0 to {limits.SCHEMA_TEXT_LENGTH}",
+    ),
+    (("minimum", "maximum"), _is_number, "a number"),
+    (
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        lambda v: isinstance(v, bool) or _is_number(v),
+        "a number",
+    ),
+    (("multipleOf",), lambda v: _is_number(v) and v > 0, "a number above 0"),
+    (("uniqueItems",), lambda v: isinstance(v, bool), "true or false"),
+    (
+        ("dependentRequired",),
+        lambda v: isinstance(v, Mapping) and all(map(_are_names, v.values())),
+        "an object of lists of texts",
+    ),
+    (
+        ("pattern", "format", "$ref", "$anchor", "$dynamicRef", "$recursiveRef"),
+        lambda v: isinstance(v, str),
+        "a text",
+    ),
+)
+SHAPES = {key: (fits, expected) for keys, fits, expected in _ROWS for key in keys}
+"""The values that keywords may have, and what they are called. jsonschema takes ten times as long
+with the published metaschema, because it refers to itself dynamically at every level."""

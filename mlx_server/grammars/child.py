@@ -6,13 +6,11 @@ this process have stacks as large as those that compile in the engine, so that b
 
 import gc
 import json
-import math
 import os
-import re
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -37,90 +35,13 @@ from mlx_server.grammars.compiled import (
     SchemaRefused,
 )
 from mlx_server.grammars.compiler import STACK_BYTES, fault, text_fault
-from mlx_server.grammars.grammar import Disjointness, simplified_text, unsupported_keywords
-from mlx_server.grammars.patterns import as_rust, written_out
+from mlx_server.grammars.grammar import JSON, simplified_text, unsupported_keywords
 from mlx_server.grammars.view import DEFINITIONS, Part, View, pointer, refused
 from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
 
-MOST_STEPS = 32
-"""The most parts within each other that are tried, and schemas that are joined to one."""
-
-_UNSATISFIABLE = "Unsatisfiable schema: "
-_MEMBER = "required property '"
-_MEMBER_END = "' is unsatisfiable"
-_ITEM = re.compile(r"required item is unsatisfiable|prefixItems\[(\d+)\] is unsatisfiable")
-_DEFINITION = re.compile(r" while processing (#\S*)$")
-_EMPTY_TEXT = re.compile(r"Regex is empty: .*", re.DOTALL)
-
-
-def refusal_of(why: str, view: View) -> InvalidGrammar | None:
-    """Returns the error that names the innermost part; None if llguidance refuses the schema for
-    another reason. why: its message."""
-    if _UNSATISFIABLE not in why:
-        return None
-    part = Part((), view.root)
-    for _ in range(MOST_STEPS):
-        if definition := _DEFINITION.search(why):
-            why = why[: definition.start()]
-            part = view.target(Part((), {"$ref": definition[1]})) or part
-        inner = next(_required(why, part, view), None)
-        if inner is None:
-            break
-        part = inner
-        inside = _fault_of(part.schema, view.root)
-        if _UNSATISFIABLE not in inside:  # it can't be met only together with others
-            break
-        why = inside
-    reason = why.rpartition(_UNSATISFIABLE)[2]
-    reason = _EMPTY_TEXT.sub("no text has its pattern, format and length", reason)
-    return refused(part.path, f"can't be met by any value: {reason}")
-
-
-def _required(why: str, part: Part, view: View) -> Iterator[Part]:
-    """Yields the schemas of the member or of the item that can't be met."""
-    name, is_member, _ = why.partition(_MEMBER)[2].rpartition(_MEMBER_END)
-    if is_member:
-        steps: tuple[str, ...] = ("properties", name)
-    elif item := _ITEM.search(why):
-        steps = ("prefixItems", item[1]) if item[1] else ("items",)
-    else:
-        return
-    for joined in _joined(part, view):
-        for inner in view.links(joined).used:
-            if inner.path[len(joined.path) :] == steps:
-                yield inner
-
-
-def _joined(part: Part, view: View) -> Iterator[Part]:
-    """Yields the part, the target of its `$ref` and the schemas of its `allOf`, and theirs in
-    turn."""
-    waiting = [part]
-    for _ in range(MOST_STEPS):
-        if not waiting:
-            return
-        part = waiting.pop()
-        yield part
-        links = view.links(part)
-        waiting += [each for each in links.used if each.path[len(part.path)] == "allOf"]
-        waiting += [links.target] if links.target else []
-
-
-def _fault_of(schema: Any, root: Any) -> str:
-    if isinstance(schema, Mapping):
-        definitions = {key: root[key] for key in DEFINITIONS if key in root}
-        schema = {**schema, **definitions, "x-guidance": {"coerce_one_of": True}}
-    return fault(f"start: %json {json.dumps(schema)}", reads_only=True)
-
-
-EXPRESSIONS = frozenset(
-    ("pattern", "patternProperties", "propertyNames", "minLength", "maxLength", "multipleOf")
-)
-"""Keywords that make regular expressions of any size. Without them a lexer reads names, constants
-and llguidance's own expressions: it grows with the schema alone, and the engine can build it."""
-
-SMALL_EXPRESSIONS = 4096
-"""The characters of all regular expressions, written out, up to which the engine can build the
-lexer too."""
+UNSATISFIABLE = "Unsatisfiable schema: "
+MOST_TRIED = 64
+"""The most parts of a schema that are tried alone, to say which of them can't be met."""
 
 NICENESS = 5
 """Answers that are being generated come before schemas, where the machine is busy."""
@@ -164,36 +85,28 @@ def _cut(text: str) -> str:
 
 def _compiled(view: View) -> Compiled:
     check(view)
-    found = unsupported_keywords(view, Disjointness(view).holds)
-    grammar = simplified_text(view, found)
-    _try(grammar, view)
-    return Compiled(grammar, [*found])
+    unsupported = unsupported_keywords(view)
+    grammar = simplified_text(view, unsupported)
+    if why := fault(f"start: %json {grammar}"):
+        reason = _reason(view) if UNSATISFIABLE in why else ""
+        raise InvalidGrammar(f"The schema can't be used: {why}{reason}.")
+    _try_long_texts(view.reached())
+    return Compiled(grammar, unsupported)
 
 
-def _try(grammar: str, view: View) -> None:
-    """Raises InvalidGrammar if llguidance refuses the grammar."""
-    expressions = [
-        part
-        for part in view.reached()
-        if isinstance(part.schema, Mapping) and not EXPRESSIONS.isdisjoint(part.schema)
-    ]
-    is_small = sum(_written_out(part.schema) for part in expressions) <= SMALL_EXPRESSIONS
-    if why := fault(f"start: %json {grammar}", reads_only=is_small):
-        if unsatisfiable := refusal_of(why, view):
-            raise unsatisfiable
-        at = _place(why, view)
-        raise InvalidGrammar(f"The schema can't be used: {why}{f' ({at})' if at else ''}.")
-    _try_long_texts(expressions)
-
-
-def _written_out(schema: Any) -> float:
-    """The characters of the schema's regular expressions, with their repetitions written out."""
-    if "multipleOf" in schema:
-        return math.inf
-    patterns = [schema["pattern"]] if "pattern" in schema else []
-    sizes = [written_out(each) for each in (*patterns, *schema.get("patternProperties", ()))]
-    length = max(schema.get(key, 1) for key in _LENGTHS)
-    return sum(math.inf if isinstance(size, str) else size * length for size in sizes) or length
+def _reason(view: View) -> str:
+    """Returns the path of the first part that no value can meet, and why, in brackets; may be
+    empty."""
+    root: Any = view.root
+    shared = {key: root[key] for key in DEFINITIONS if key in root}
+    for path, schema in islice(view.reached(), 1, MOST_TRIED):
+        alone = json.dumps(
+            {**shared, **schema, "x-guidance": JSON} if isinstance(schema, dict) else schema
+        )
+        why = fault(f"start: %json {alone}")
+        if UNSATISFIABLE in why and " is unsatisfiable" not in why:
+            return f" ({pointer(path)}: {why.partition(UNSATISFIABLE)[2]})"
+    return ""
 
 
 def _try_long_texts(parts: Iterable[Part]) -> None:
@@ -214,18 +127,6 @@ def _try_long_texts(parts: Iterable[Part]) -> None:
             tried.add(source)
             if why := text_fault(source):
                 raise refused((*path, "pattern"), f"is too costly for such a length: {why}")
-
-
-def _place(why: str, view: View) -> str:
-    """Returns the path of the keyword or pattern that llguidance's message quotes; may be empty."""
-    for path, found in view.reached():
-        for key, value in found.items() if isinstance(found, Mapping) else ():
-            patterns = [value] if key == "pattern" else value if key == "patternProperties" else ()
-            if f"'{key}'" in why or any(
-                f"/{pattern}/" in why or f"/{as_rust(pattern)}/" in why for pattern in patterns
-            ):
-                return pointer((*path, key))
-    return ""
 
 
 def _converted(gbnf: str) -> str:

@@ -1,10 +1,10 @@
 """Compiles each schema once, to its grammar and the list of what the grammar does not enforce, in a
 process of its own (child.py)."""
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,17 @@ class CheckValue(msgspec.Struct, array_like=True, tag=True):
 class Compiled(msgspec.Struct, array_like=True, tag=True):
     grammar: str
     """The schema as llguidance gets it, or a grammar in Lark."""
-    unsupported: list[tuple[tuple[str, ...], str, str]] = []
-    """The path, keyword and reason of each unsupported keyword."""
+    unsupported: list[UnsupportedKeyword] = []
+    """What the grammar does not enforce."""
+
+    def require_all(self) -> None:
+        """Raises InvalidGrammar if a part of the schema is not enforced."""
+        for keyword in self.unsupported:
+            raise keyword.refusal()
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        return tuple(map(str, self.unsupported))
 
 
 class SchemaRefused(msgspec.Struct, array_like=True, tag=True):
@@ -75,41 +84,35 @@ PROCESSES = WarmProcesses(
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-class CompiledSchema:
-    def __init__(self, reply: Compiled) -> None:
-        self.grammar = reply.grammar
-        self.unsupported = [UnsupportedKeyword(*found) for found in reply.unsupported]
-
-    def require_all(self) -> None:
-        """Raises InvalidGrammar if a part of the schema is not enforced."""
-        for keyword in self.unsupported:
-            raise keyword.refusal()
-
-    @property
-    def unenforced(self) -> tuple[str, ...]:
-        return tuple(map(str, self.unsupported))
-
-
 def warm() -> None:
     """Starts a process in advance, so that the first schema does not wait for it."""
     with suppress(CompilerUnavailable), PROCESSES.one():
         pass
 
 
-def compiled(schema: Any) -> CompiledSchema:
+def compiled(schema: Any) -> Compiled:
     """Compiles a schema, or takes it from the cache. Raises InvalidGrammar if it can't be used, and
     CompilerTooSlow.
 
     It may take up to four times limits.SCHEMA_SECONDS.
     """
-    text = written(schema)
-
-    def make() -> CompiledSchema:
-        measure(schema)
-        return CompiledSchema(_answered(Compile(text, limits.SCHEMA_SECONDS)))
-
     with _stopped_for_client("schema"):
-        return _schemas.get(text, make)
+        reply = _reply_to(written(schema))
+    if isinstance(reply, str):
+        raise InvalidGrammar(reply)
+    return reply
+
+
+@lru_cache(limits.COMPILED_SCHEMAS)
+def _reply_to(schema: str) -> Compiled | str:
+    """Returns the message if the schema can't be used."""
+    try:
+        measure(json.loads(schema))
+        return _answered(Compile(schema, limits.SCHEMA_SECONDS))
+    except InvalidGrammar as refusal:
+        return refusal.message
+    except RecursionError:
+        return f"The schema can't be used: it is nested deeper than {limits.SCHEMA_DEPTH} levels."
 
 
 def lark_of(gbnf: str) -> str:
@@ -150,35 +153,3 @@ def _stopped_for_client(what: str) -> Iterator[None]:
         raise InvalidGrammar(
             f"The {what} can't be used: compiling it {why}. Make it simpler."
         ) from None
-
-
-class _SchemaCache:
-    """Compiled schemas, and the messages of refused ones, by the schema's text."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[str, CompiledSchema | str] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, text: str, make: Callable[[], CompiledSchema]) -> CompiledSchema:
-        with self._lock:
-            found = self._found.get(text)
-            if found is not None:
-                self._found.move_to_end(text)
-        if found is None:
-            try:
-                found = make()
-            except InvalidGrammar as error:
-                found = error.message
-            self._keep(text, found)
-        if isinstance(found, str):
-            raise InvalidGrammar(found)
-        return found
-
-    def _keep(self, text: str, found: CompiledSchema | str) -> None:
-        with self._lock:
-            self._found[text] = found
-            while len(self._found) > limits.COMPILED_SCHEMAS:
-                self._found.popitem(last=False)
-
-
-_schemas = _SchemaCache()

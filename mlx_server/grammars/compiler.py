@@ -40,13 +40,8 @@ BYTES = LLTokenizer(
 )
 
 
-def fault(source: str, *, reads_only: bool = False) -> str:
-    """Returns why a grammar can't be used; empty if it can be.
-
-    reads_only: whether only its rules are compiled, and its lexer is left to the engine.
-    """
-    if reads_only:
-        return in_a_line(LLMatcher.validate_grammar(source, None, limits=LIMITS))
+def fault(source: str) -> str:
+    """Returns why a grammar can't be used; empty if it can be."""
     matcher = LLMatcher(BYTES, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()  # some faults appear only now

@@ -1,15 +1,16 @@
 """A schema as llguidance gets it: without keywords that a grammar can't enforce, each of which is
 reported with its path, and with references as JSON pointers.
 
-`propertyNames` is written as properties or patterns of them. Options of a `oneOf` that exclude each
-other mean the same as `anyOf`: llguidance finds that too, but not across references.
+`propertyNames` is written as a pattern of properties. Options of a `oneOf` that exclude each other
+mean the same as `anyOf`: llguidance finds that too, but not across references.
 https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import combinations
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mlx_server import limits
@@ -22,10 +23,13 @@ from mlx_server.grammars.view import (
     Path,
     Schema,
     View,
+    flattened,
     named,
     pointer,
+    properties_in,
     reference,
     refused,
+    required_by,
     type_of,
 )
 
@@ -64,63 +68,37 @@ _OTHERS = ("properties", "patternProperties", "unevaluatedProperties")
 _NAME_COUNTS = ("minProperties", "maxProperties")
 
 
-def listed_names(view: View, part: Part) -> list[str] | None:
-    """Returns the only names that the members of an object may have; None if they can't be written
-    as properties."""
-    names = _of_names(view, part)
-    return None if names is None else _listed_in(names)
-
-
 def names_pattern(view: View, part: Part) -> str | None:
-    """Returns the pattern of an object's members' names, if `propertyNames` has nothing else; else
-    None."""
-    names = _of_names(view, part)
-    if names is None or names.get("type", "string") != "string":
-        return None
-    pattern = names.get("pattern")
-    if names.keys() - _SAYS_NOTHING != {"pattern"} or patterns.unsupported(names["pattern"]):
-        return None
-    return str(pattern)
-
-
-def _of_names(view: View, part: Part) -> Mapping[str, Any] | None:
-    """Returns the schema of the names; None if its meaning depends on the schema around it."""
+    """Returns a pattern of the names of an object's members, as `propertyNames` says them; None
+    where `patternProperties` can't take its place."""
     path, schema = part
     if isinstance(schema, bool) or "propertyNames" not in schema:
         return None
     if any(schema.get(key) for key in _OTHERS) or any(key in schema for key in _NAME_COUNTS):
         return None
-    names, inner = (*path, "propertyNames"), (*path, "additionalProperties")
-    if not view.referred_places.isdisjoint((names, inner)):
+    at, inner = (*path, "propertyNames"), (*path, "additionalProperties")
+    if not view.referred_places.isdisjoint((at, inner)):
         return None
-    said = schema["propertyNames"]
-    if not isinstance(said, bool) and said.keys() == {"$ref"}:
-        target = view.target(Part(names, said))
-        said = target.schema if target else True
-    return None if isinstance(said, bool) else said
-
-
-def _listed_in(schema: Mapping[str, Any]) -> list[str] | None:
-    if schema.get("type", "string") != "string":
+    names = schema["propertyNames"]
+    if not isinstance(names, bool) and names.keys() == {"$ref"}:
+        target = view.target(Part(at, names))
+        names = target.schema if target else True
+    if isinstance(names, bool) or names.get("type", "string") != "string":
         return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    said = schema.keys() - _SAYS_NOTHING
-    if values is None or len(said) > 1 or len(values) > limits.SCHEMA_VARIANT_MEMBERS:
-        return None
-    return list(dict.fromkeys(value for value in values if isinstance(value, str)))
+    match {key: value for key, value in names.items() if key not in _SAYS_NOTHING}:
+        case {"pattern": str(pattern), **more} if not (more or patterns.unsupported(pattern)):
+            return pattern
+        case {"const": value, **more} if not more:
+            return _one_of([value])
+        case {"enum": list(values), **more} if not more:
+            return _one_of(values)
+    return None
 
 
-def list_names(schema: dict[str, Any], part: Part, names: list[str]) -> None:
-    """Writes the names as properties. The first has the schema of the members, and the others refer
-    to it, so that it is written once."""
-    inner: Schema = schema.pop("additionalProperties", True)
-    first, *others = names or [""]
-    same = (
-        inner if isinstance(inner, bool) else {"$ref": reference((*part.path, "properties", first))}
-    )
-    schema["properties"] = {first: inner, **dict.fromkeys(others, same)} if names else {}
-    schema["additionalProperties"] = False
-    del schema["propertyNames"]
+def _one_of(names: list[Any]) -> str | None:
+    texts = [re.escape(name) for name in names if isinstance(name, str)]
+    pattern = f"^({'|'.join(texts)})$"
+    return pattern if texts and len(pattern) <= limits.PATTERN_CHARACTERS else None
 
 
 def match_names(schema: dict[str, Any], pattern: str) -> None:
@@ -221,29 +199,13 @@ def _constraints(schema: Mapping[str, Any]) -> set[str]:
     return {key for key in schema if key not in ANNOTATIONS and not is_vacuous(schema, key)}
 
 
-Disjoint = Callable[[list[Part]], bool]
-"""Tests whether no value can follow two of the options of a `oneOf`."""
-
-
-def unsupported_keywords(
-    view: View, disjoint: Disjoint = lambda options: True
-) -> list[UnsupportedKeyword]:
-    """disjoint: by default all options count as disjoint, since the grammar is the same either
-    way."""
-    known: dict[Path, bool] = {}
-
-    def once(options: list[Part]) -> bool:
-        path = options[0].path
-        if path not in known:
-            known[path] = disjoint(options)
-        return known[path]
-
+def unsupported_keywords(view: View) -> list[UnsupportedKeyword]:
     costs = _Costs()
     found: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
         if isinstance(now.part.schema, bool) or _REPORTED.isdisjoint(now.part.schema):
             continue
-        found |= dict.fromkeys(_unsupported_of(now, once, view))
+        found |= dict.fromkeys(_unsupported_of(now, view))
         found |= dict.fromkeys(costs.unsupported_keywords(now))
     return list(found)
 
@@ -274,9 +236,7 @@ class _Costs:
                     yield UnsupportedKeyword(path, key, "is too costly with so many properties")
 
 
-def _unsupported_of(
-    visited: Visited, disjoint: Disjoint, view: View
-) -> Iterator[UnsupportedKeyword]:
+def _unsupported_of(visited: Visited, view: View) -> Iterator[UnsupportedKeyword]:
     path, schema = visited.part
     assert isinstance(schema, Mapping)
     for key in schema:
@@ -284,11 +244,11 @@ def _unsupported_of(
             continue
         if key in _UNSUPPORTED and not is_vacuous(schema, key):
             # at the root, a format that writes a call's arguments one by one takes any names
-            if key != "propertyNames" or not path or not _says_names(view, visited.part):
+            if key != "propertyNames" or not path or names_pattern(view, visited.part) is None:
                 yield UnsupportedKeyword(path, key)
         elif key == "oneOf":
             options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
-            if not disjoint(options):
+            if not are_disjoint(options, view):
                 yield UnsupportedKeyword(
                     path, key, "has options that may overlap (anyOf takes them)"
                 )
@@ -326,10 +286,6 @@ _REPORTED = _NUMERIC.union(
     ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
 )
 """The keywords of which some uses are reported."""
-
-
-def _says_names(view: View, part: Part) -> bool:
-    return listed_names(view, part) is not None or names_pattern(view, part) is not None
 
 
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
@@ -441,150 +397,77 @@ def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
 
 
 _KINDS = ALL - {"integer"}
-_OBJECT = frozenset(("object",))
+_ANY = object()
+"""Stands for all values of a type."""
 
-Listed = frozenset[tuple[str, Any]]
-"""Listed values, each with its kind. Of arrays and objects only the kind is compared."""
+Values = set[tuple[str, Any]]
+"""Types, where every integer is a number, each with a value or `_ANY`."""
 
-
-class _Shape(NamedTuple):
-    """The compared constraints of several schemas on the same value."""
-
-    kinds: frozenset[str] = _KINDS
-    """The types, where every integer is a number."""
-    listed: Listed | None = None
-    """The only values, if they are listed."""
-    required: tuple[str, ...] = ()
-    objects: tuple[Part, ...] = ()
-    """The schemas themselves, which may constrain the members of an object."""
-    choices: tuple[list[Part], ...] = ()
-    """Lists of alternatives; the value follows one of each list as well."""
-
-    def joined(self, other: "_Shape") -> "_Shape":
-        kinds, listed = self.kinds & other.kinds, _common(self.listed, other.listed)
-        if listed is not None:
-            listed = frozenset(value for value in listed if value[0] in kinds)
-            kinds = frozenset(kind for kind, _ in listed)
-        return _Shape(
-            kinds,
-            listed,
-            (*self.required, *other.required),
-            (*self.objects, *other.objects),
-            (*self.choices, *other.choices),
-        )
+MOST_JOINED = 16
+"""The most schemas that are read of an option; more of them could only exclude more values."""
 
 
-_NO_VALUE = _Shape(kinds=frozenset())
-
-
-class Disjointness:
-    """Compares the options of each `oneOf` of one schema. All of them share one limit of work."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._looks = 0
-        self._shapes: dict[Path, _Shape] = {}
-
-    def holds(self, options: list[Part]) -> bool:
-        """Whether no value can follow two of the options, as far as is known."""
-        shapes = [self._shape(option) for option in options]
-        if self._looks > limits.SCHEMA_COMPARISONS:
+def are_disjoint(options: list[Part], view: View) -> bool:
+    """Whether no value can follow two of the options of a `oneOf`: types and listed values tell
+    them apart, or those of a member that all objects among them require."""
+    taken: Values = set()
+    objects = list[list[Part]]()
+    for option in options:
+        if option.schema is False:
+            continue
+        parts = _joined(option, view)
+        values = _values_of(parts)
+        is_object = values == {("object", _ANY)}
+        objects += [parts] * is_object
+        if not (is_object and len(objects) > 1) and not _add(values, taken):
             return False
-        depth = limits.SCHEMA_DISJOINT_DEPTH
-        return self._are_tagged(shapes) or all(
-            self._is_empty(one.joined(other), depth) for one, other in combinations(shapes, 2)
-        )
+    required = [{name for part in parts for name in required_by(part.schema)} for parts in objects]
+    tags = set[str]().union(*required[:1]).intersection(*required)
+    return len(objects) < 2 or any(_is_tag(name, objects, view) for name in tags)
 
-    def _are_tagged(self, shapes: list[_Shape]) -> bool:
-        """Whether types and listed values distinguish the options, and those of a member that all
-        objects among them require distinguish the objects. Hundreds of options are compared at
-        once."""
-        objects = [shape for shape in shapes if shape.kinds == _OBJECT]
-        others = [shape for shape in shapes if shape.kinds != _OBJECT]
-        if not _are_distinct([*others, *objects[:1]]):
+
+def _is_tag(name: str, objects: list[list[Part]], view: View) -> bool:
+    """Whether the member has another value in each of the objects."""
+    taken: Values = set()
+    for parts in objects:
+        members = [
+            Part((*path, "properties", name), properties_in(schema)[name])
+            for path, schema in parts
+            if name in properties_in(schema)
+        ]
+        joined = [part for member in members for part in _joined(member, view)]
+        if not _add(_values_of(joined), taken):
             return False
-        tags = frozenset[str]().union(*(shape.required for shape in objects[:1]))
-        tags = tags.intersection(*(shape.required for shape in objects))
-        return len(objects) < 2 or any(
-            _are_distinct([self._member(shape, name) for shape in objects]) for name in tags
-        )
+    return True
 
-    def _is_empty(self, shape: _Shape, depth: int) -> bool:
-        """Whether no value has this shape."""
-        self._looks += 1
-        if not depth or self._looks > limits.SCHEMA_COMPARISONS:
+
+def _add(values: Values, taken: Values) -> bool:
+    """Returns False if one of the values is taken."""
+    kinds = {kind for kind, _ in taken}
+    for kind, value in values:
+        if (kind, value) in taken or (kind, _ANY) in taken or (value is _ANY and kind in kinds):
             return False
-        if not shape.kinds:
-            return True
-        if shape.kinds == _OBJECT and any(
-            self._is_empty(self._member(shape, name), depth - 1)
-            for name in dict.fromkeys(shape.required)
-        ):
-            return True
-        if not shape.choices:
-            return False
-        options, *others = shape.choices
-        rest = shape._replace(choices=tuple(others))
-        return all(self._is_empty(rest.joined(self._shape(one)), depth - 1) for one in options)
+    taken |= values
+    return True
 
-    def _member(self, shape: _Shape, name: str) -> _Shape:
-        found = _Shape()
-        for path, schema in shape.objects:
-            assert isinstance(schema, Mapping)
-            listed = schema.get("properties", {})
-            if name in listed:
-                found = found.joined(self._shape(Part((*path, "properties", name), listed[name])))
-            elif is_closed(schema):
-                return _NO_VALUE
-        return found
 
-    def _shape(self, part: Part) -> _Shape:
-        """Returns the shape of a schema with its references and `allOf`."""
-        if part.path not in self._shapes:
-            self._shapes[part.path] = _Shape()  # a schema that refers to itself adds nothing
-            self._shapes[part.path] = self._made(part)
-        return self._shapes[part.path]
+def _joined(part: Part, view: View) -> list[Part]:
+    return [*islice(flattened(part, view), MOST_JOINED)]
 
-    def _made(self, part: Part) -> _Shape:
-        schema = part.schema
-        self._looks += 1
-        if isinstance(schema, bool):
-            return _Shape() if schema else _NO_VALUE
+
+def _values_of(parts: list[Part]) -> Values:
+    """Returns the values that conform to all of the schemas, as far as types and lists show."""
+    kinds, listed = _KINDS, None
+    for _, schema in parts:
+        assert isinstance(schema, Mapping)
+        kinds &= {_kind(name) for name in named(schema)}
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        required = tuple(schema.get("required", ()))
-        self._looks += len(values or ()) + len(required)
-        shape = _Shape(
-            kinds=frozenset(map(_kind, named(schema))),
-            required=required,
-            objects=(part,),
-            choices=tuple(_listed(part, key) for key in ("anyOf", "oneOf") if key in schema),
-        )
         if values is not None:
-            shape = shape.joined(_Shape(listed=frozenset(map(_value, values))))
-        target = self._view.target(part)
-        for one in (*([target] if target else ()), *_listed(part, "allOf")):
-            shape = shape.joined(self._shape(one))
-        return shape
-
-
-def _are_distinct(shapes: list[_Shape]) -> bool:
-    """Whether each value is listed at most once, and each other type allowed at most once."""
-    values = [value for shape in shapes for value in shape.listed or ()]
-    types = [kind for shape in shapes if shape.listed is None for kind in shape.kinds]
-    types += {kind for kind, _ in values}
-    return len({*values}) == len(values) and len({*types}) == len(types)
-
-
-def _common(one: Listed | None, other: Listed | None) -> Listed | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
-
-
-def _listed(part: Part, key: str) -> list[Part]:
-    path, schema = part
-    assert isinstance(schema, Mapping)
-    return [Part((*path, key, str(at)), one) for at, one in enumerate(schema.get(key, ()))]
+            own = set(map(_value, values))
+            listed = own if listed is None else listed & own
+    if listed is None:
+        return {(kind, _ANY) for kind in kinds}
+    return {value for value in listed if value[0] in kinds}
 
 
 def _kind(type: str) -> str:
@@ -593,9 +476,7 @@ def _kind(type: str) -> str:
 
 def _value(value: Any) -> tuple[str, Any]:
     kind = _kind(type_of(value))
-    if kind in ("array", "object"):
-        return kind, None
-    return kind, value
+    return kind, _ANY if kind in ("array", "object") else value
 
 
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
@@ -639,25 +520,19 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
         if keyword != "oneOf":
             dropped.setdefault(path, set()).add(keyword)
     parts = [
-        (part, view.links(part).target, listed_names(view, part), names_pattern(view, part))
+        (part, view.links(part).target, names_pattern(view, part))
         for part in view.reached()
         if isinstance(part.schema, dict)
         and (part.path in dropped or not _SIMPLIFIED.isdisjoint(part.schema))
     ]
     changed = False
-    for part, target, names, pattern in parts:
-        path, found = part
+    for (path, found), target, pattern in parts:
         assert isinstance(found, dict)
-        if names is not None:
-            list_names(found, part, names)
         if pattern is not None:
             match_names(found, pattern)
-        implied = _implied(found) if "allOf" in found else _NOTHING
-        if implied and (*path, *implied) not in view.referred_places:
-            dropped.setdefault(path, set()).update(implied)
         removed = _simplify(found, dropped.get(path, _NOTHING))
         changed = changed or not HOLDERS.isdisjoint(removed)
-        changed = changed or names is not None or pattern is not None
+        changed = changed or pattern is not None
         if target:
             found["$ref"] = reference(target.path)
     if changed:
@@ -668,15 +543,8 @@ Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
 _BOUNDS = frozenset(("minimum", "maximum"))
-_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames", "allOf"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames"))
 """The keywords of which some uses are written in another way, or left out."""
-
-
-def _implied(schema: dict[str, Any]) -> Keywords:
-    """Returns `anyOf` if `allOf` already requires one of its options. llguidance would join each
-    option with all the rest."""
-    listed = any(option in schema["allOf"] for option in schema.get("anyOf", ()))
-    return frozenset(("anyOf",)) if listed else _NOTHING
 
 
 def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:

@@ -6,7 +6,8 @@ path, which is needed here because llguidance follows JSON pointers only.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -142,13 +143,12 @@ class View:
             raise refused(at, f"refers to {shorten(ref)}, but no $anchor of that name is there")
         return self._anchors[name]
 
-    def referred(self, schema: Schema) -> Schema | None:
+    def referred(self, schema: Schema) -> Part | None:
         """Returns the target of the `$ref` of a part of this schema; None if there is none."""
         try:
-            found = self.target(Part((), schema))
+            return self.target(Part((), schema))
         except InvalidGrammar:
             return None
-        return found.schema if found else None
 
     def reached(self) -> list[Part]:
         """Returns the root and all parts that it uses; definitions only if something refers to
@@ -247,6 +247,33 @@ def children(part: Part, definitions: tuple[str, ...] = ()) -> list[Part]:
                 Part((*path, key, str(n)), one) for n, one in named if isinstance(one, _SCHEMA)
             ]
     return found
+
+
+def flattened(start: Part, view: View, keywords: Sequence[str] = ("allOf",)) -> Iterator[Part]:
+    """Yields this schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in
+    turn. What is not as JSON Schema has it is passed over."""
+    waiting, seen = deque([start]), set[int]()
+    while waiting:
+        path, schema = part = waiting.popleft()
+        if isinstance(schema, Mapping) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield part
+            target = view.referred(schema)
+            waiting += [target] if target else []
+            for key in keywords:
+                options = schema.get(key)
+                if isinstance(options, list):
+                    waiting += [Part((*path, key, str(n)), one) for n, one in enumerate(options)]
+
+
+def required_by(schema: Schema) -> list[str]:
+    names = schema.get("required") if isinstance(schema, Mapping) else ()
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def properties_in(schema: Schema) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _anchors_of(schema: Schema) -> Iterator[str]:
@@ -354,10 +381,10 @@ def resolved(schema: Mapping[str, Any], view: View) -> Mapping[str, Any]:
     for _ in range(limits.COERCED_DEPTH):
         if not isinstance(schema.get("$ref"), str):
             return schema
-        found = view.referred(schema)
-        if not isinstance(found, Mapping):
+        target = view.referred(schema)
+        if not target or isinstance(target.schema, bool):
             return {}
-        schema = found
+        schema = target.schema
     return {}
 
 

@@ -22,8 +22,8 @@ from mlx_server.events import (
     ToolCallStarted,
     Violation,
 )
-from mlx_server.grammars.arguments import is_made_of, properties_in, required, types_of_member
-from mlx_server.grammars.view import ALL, type_of
+from mlx_server.grammars.arguments import is_made_of, required, types_of_member
+from mlx_server.grammars.view import ALL, properties_in, type_of
 from mlx_server.messages import Tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.calls import (

@@ -7,10 +7,9 @@ from mlx_server.grammars.arguments import (
     lenient_member,
     parts_of,
     required,
-    required_by,
     types_of_member,
 )
-from mlx_server.grammars.view import View
+from mlx_server.grammars.view import View, required_by
 
 SHOP: dict[str, Any] = {
     "allOf": [{"required": ["b"]}, {"$ref": "#/$defs/more"}],
@@ -34,9 +33,9 @@ def test_a_member_that_is_not_listed_has_the_schema_of_the_others() -> None:
     assert lenient_member({}, "z", View({})) == {}
 
 
-def test_a_schema_that_contains_itself_has_one_part() -> None:
+def test_a_schema_that_contains_itself_is_read_once() -> None:
     schema = {"allOf": [{"$ref": "#"}]}
-    assert parts_of(schema, View(schema)) == [schema]
+    assert parts_of(schema, View(schema)) == [schema, {"$ref": "#"}]
 
 
 def test_items_of_all_parts_count() -> None:

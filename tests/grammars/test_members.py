@@ -13,7 +13,7 @@ from mlx_server.grammars.arguments import (
     member,
     object_of,
     properties_of,
-    required_of,
+    required,
 )
 from mlx_server.grammars.view import View
 from mlx_server.requests import JsonFormat
@@ -35,7 +35,7 @@ SHOP: dict[str, Any] = {
 
 def test_members_of_references_and_all_of_count() -> None:
     assert properties_of(SHOP) == {"a": {"type": "string"}, "b": {"$ref": "#/$defs/b"}}
-    assert required_of(SHOP) == {"a", "b"}
+    assert required(SHOP) == ["a", "b"]
 
 
 def test_a_member_has_all_its_schemas_and_what_they_refer_to() -> None:
@@ -95,7 +95,7 @@ REFERRING: dict[str, Any] = {
 
 def test_members_are_found_through_references_and_all_of() -> None:
     assert list(arguments.properties_of(REFERRING)) == ["items", "again", "first", "count", "id"]
-    assert arguments.required_of(REFERRING) == {"items", "id"}
+    assert arguments.required(REFERRING) == ["items", "id"]
     assert arguments.properties_of(True) == {}
 
 

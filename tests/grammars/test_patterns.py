@@ -46,17 +46,16 @@ def test_a_pattern_too_deep_for_the_compiler_is_too_deep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "at"),
+    ("found", "why"),
     [
-        ({"patternProperties": {"^a": {}, "^ab": {}}}, "#/properties/q/patternProperties"),
-        ({"type": "string", "pattern": r"\d^b"}, "#/properties/q/pattern"),
+        ({"patternProperties": {"^a": {}, "^ab": {}}}, "/^a/ and /^ab/ are not disjoint"),
+        ({"type": "string", "pattern": r"\d^b"}, "^b/"),
     ],
 )
-def test_what_only_the_compiler_knows_is_told_with_its_place(found: object, at: str) -> None:
-    wanted = JsonFormat({"properties": {"p": {"pattern": "^b"}, "q": found}})
+def test_what_only_the_compiler_knows_is_refused_with_the_pattern(found: object, why: str) -> None:
     with pytest.raises(InvalidGrammar) as caught:
-        formats.check(wanted, "format")
-    assert caught.value.message.endswith(f" ({at}).")
+        formats.check(JsonFormat({"properties": {"q": found}}), "format")
+    assert why in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""Keywords that no grammar can enforce are found, each with its path."""
+"""What a grammar enforces of a schema, and that everything else is reported by its path."""
 
+import json
+from itertools import product
 from typing import Any
 
+import jsonschema
 import pytest
 
 from mlx_server.grammars.formats import check_schema, schema_unenforced
@@ -83,19 +86,44 @@ def test_what_says_nothing_or_can_be_said_is_strict(found: dict[str, Any]) -> No
     matcher_of(JsonFormat(found))
 
 
-def test_one_of_may_refer_to_objects_that_a_member_tells_apart() -> None:
-    def tagged(tag: str) -> dict[str, Any]:
-        return {"type": "object", "properties": {"kind": {"const": tag}}, "required": ["kind"]}
+def tagged(value: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"const": value}}, "required": ["kind"]}
 
-    found = {
-        "oneOf": [{"$ref": "#/$defs/cat"}, {"allOf": [{"$ref": "#/$defs/dog"}]}],
-        "$defs": {"cat": tagged("cat"), "dog": tagged("dog")},
-    }
-    matcher = matcher_of(JsonFormat(found))
-    assert matches(matcher, '{"kind": "dog"}')
-    assert not matches(matcher, '{"kind": "cow"}')
-    found["$defs"]["dog"] = tagged("cat")  # type: ignore[index]
-    assert schema_unenforced(found) == ("oneOf at #",)
+
+CAT, DOG = tagged("cat"), tagged("dog")
+NULL, TEXT = {"type": "null"}, {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_held"),
+    [
+        ([TEXT, NULL], True),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"const": 1}, {"enum": [2, 3.5]}, NULL], True),
+        ([{"const": 1}, {"enum": [2, 1.0]}], False),
+        ([{"const": "1"}, {"const": 1}, {"const": True}], True),
+        ([{"type": "string", "enum": ["a", None]}, NULL], True),
+        ([{"allOf": [{"type": ["string", "null"]}, {"type": ["null", "array"]}]}, CAT], True),
+        ([{"type": "array"}, {"const": [1]}], False),
+        ([True, NULL], False),
+        ([False, NULL], True),
+        ([{"not": {}}, {"minLength": 2}], False),
+        ([CAT, DOG, NULL], True),
+        ([CAT, DOG, {"const": {}}], False),
+        ([CAT, {"$ref": "#/$defs/dog"}], True),
+        ([CAT, {"$ref": "#/$defs/cat"}], False),
+        ([{"$ref": "#/$defs/dog"}, {"allOf": [{"$ref": "#/$defs/cat"}]}], True),
+        ([CAT, {**DOG, "required": []}], False),
+        ([CAT, {**DOG, "type": ["object", "null"]}], False),
+        ([*(tagged(str(n)) for n in range(400)), *({"const": str(n)} for n in range(400))], True),
+        ([*(tagged(str(n)) for n in range(400)), tagged("7")], False),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_one_of_is_held_where_no_value_follows_two_options(options: Any, is_held: bool) -> None:
+    schema = {"oneOf": options, "$defs": {"cat": CAT, "dog": DOG}}
+    reported = [each for each in schema_unenforced(schema) if each.startswith("oneOf")]
+    assert reported == ([] if is_held else ["oneOf at #"])
 
 
 def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
@@ -114,3 +142,122 @@ def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
     assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
         *("1", "2", '"a"')
     ]
+
+
+LONG = {"minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "taken", "refused"),
+    [
+        (LONG, [-(2**63) + 1024, 0, 2**63 - 1], [-(2**63) - 1, 2**63, 2**64]),
+        ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**63 - 1], [-1, 2**63]),
+        ({"maximum": 2**53 + 3}, [-5, 2**53 + 2], [2**53 + 4]),
+        ({"minimum": -(2**53) - 3}, [5, -(2**53) - 2], [-(2**53) - 4]),
+        ({"maximum": 10**18}, [10**18], [10**18 + 1]),
+        ({"maximum": 1e18}, [10**18], [10**18 + 1]),
+        ({"exclusiveMaximum": 2**53 - 1}, [2**53 - 2], [2**53 - 1]),
+    ],
+)
+def test_wide_bounds_are_enforced(
+    bounds: dict[str, Any], taken: list[int], refused: list[int]
+) -> None:
+    asked = {"type": "integer", **bounds}
+    assert not schema_unenforced(asked)
+    matcher = matcher_of(JsonFormat(asked))
+    assert all(matches(matcher, str(one)) for one in taken)
+    assert not any(matches(matcher, str(one)) for one in refused)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"type": "integer", "exclusiveMaximum": -(2**53)},
+        {"type": "integer", "exclusiveMinimum": 2**53},
+        {"type": "integer", "exclusiveMaximum": 1e17},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"type": "integer", "maximum": 2**64 - 1},
+        {"type": "number", "maximum": 2**60},
+        {"type": "integer", "maximum": 2**60, "exclusiveMaximum": True},
+    ],
+)
+def test_bounds_that_are_compared_as_doubles_are_reported(asked: dict[str, Any]) -> None:
+    """Plain llguidance takes a value that does not conform, or far too few that do."""
+    assert schema_unenforced(asked)
+    matcher_of(JsonFormat(asked, strict=False))
+
+
+COLOURS = {"enum": ["red", "dark blue/é", "%7e"]}
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+LISTED: dict[str, dict[str, Any]] = {
+    "a literal": {"propertyNames": COLOURS, "additionalProperties": {"type": "integer"}},
+    "one name": {"propertyNames": {"const": "red"}, "additionalProperties": {"type": "integer"}},
+    "an enumeration": {"propertyNames": {"$ref": "#/$defs/Colour"}, "additionalProperties": POINT},
+    "any values": {"propertyNames": {"type": "string", **COLOURS}},
+    "a name is required": {"propertyNames": COLOURS, "required": ["red"]},
+    "a pattern": {"propertyNames": {"pattern": "^r|7"}, "additionalProperties": POINT},
+    "a pattern of texts": {"propertyNames": {"type": "string", "pattern": r"^\w+$"}},
+    "a pattern and a name": {"propertyNames": {"pattern": "^[a-z]+$"}, "required": ["red"]},
+    "a pattern of digits": {"propertyNames": {"pattern": r"^\W*\d"}},
+}
+
+
+def around(inner: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"of": {"type": "object", **inner}},
+        "required": ["of"],
+        "$defs": {"Colour": {"title": "Colour", "type": "string", **COLOURS}},
+    }
+
+
+VALUES = [1, "a", {"x": 1}, {"x": "a"}]
+OBJECTS = [
+    {},
+    *({name: value} for name, value in product([*COLOURS["enum"], "green", ""], VALUES)),
+    *({"red": value, "%7e": value} for value in VALUES),
+]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_the_names_are_enforced(name: str) -> None:
+    asked = around(LISTED[name])
+    check_schema(asked, strict=True, param="response_format")
+    matcher = matcher_of(JsonFormat(asked))
+    taken = [matches(matcher, json.dumps({"of": one}, ensure_ascii=False)) for one in OBJECTS]
+    valid = [jsonschema.Draft202012Validator(asked).is_valid({"of": one}) for one in OBJECTS]
+    assert taken == valid
+    assert any(valid)
+    assert not all(valid)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"propertyNames": {"pattern": "^(?=a)"}},
+        {"propertyNames": {"pattern": "^a", "minLength": 2}},
+        {"propertyNames": {"enum": ["a"], "minLength": 1}},
+        {"propertyNames": COLOURS, "properties": {"red": {"type": "null"}}},
+        {"propertyNames": COLOURS, "patternProperties": {"a": {}}},
+        {"propertyNames": COLOURS, "minProperties": 1},
+        {"propertyNames": False},
+        {"propertyNames": {"enum": [1, None]}},
+        {
+            "propertyNames": COLOURS,
+            "additionalProperties": {
+                "anyOf": [NULL, {"$ref": "#/properties/of/additionalProperties/anyOf/0"}]
+            },
+        },
+    ],
+)
+def test_other_names_are_reported(inner: dict[str, Any]) -> None:
+    asked = around(inner)
+    assert "propertyNames at #/properties/of" in schema_unenforced(asked)
+    matcher_of(JsonFormat(asked, strict=False))
+
+
+def test_the_arguments_of_a_call_are_no_listed_names() -> None:
+    """They may be written one by one, under any name."""
+    found = {"type": "object", "propertyNames": COLOURS}
+    assert [*schema_unenforced(found)] == ["propertyNames at #"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.grammars.arguments import required_of, variants_of
+from mlx_server.grammars.arguments import required, variants_of
 
 A, B = {"required": ["a"]}, {"required": ["b"]}
 LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
@@ -23,7 +23,7 @@ LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
     ],
 )
 def test_each_choice_makes_variants(schema: dict[str, Any], sets: list[set[str]]) -> None:
-    assert [set(required_of(one.schema)) for one in variants_of(schema)] == sets
+    assert [set(required(one.schema)) for one in variants_of(schema)] == sets
 
 
 def test_choices_that_can_not_be_listed_stay_open() -> None:

@@ -39,8 +39,8 @@ from mlx_server.grammars.arguments import variants_of
 from mlx_server.grammars.check import check, measure
 from mlx_server.grammars.check import written as written_schema
 from mlx_server.grammars.compiler import in_a_line
-from mlx_server.grammars.grammar import Disjointness, unsupported_keywords
-from mlx_server.grammars.view import Part, View, resolved
+from mlx_server.grammars.grammar import unsupported_keywords
+from mlx_server.grammars.view import View, resolved
 from mlx_server.http import security, strict_json
 from mlx_server.http.connections import SlowClientGuard, StrictConnection
 from mlx_server.http.web_sockets import ByteBudget
@@ -141,21 +141,6 @@ def choices(count: int) -> bool:
     others = [counted(1) for _ in range(count - root * root)]
     found = unsupported_keywords(View({"items": counted(root), "prefixItems": others}))
     return not any("too costly" in gap.why for gap in found)
-
-
-def are_disjoint(one: Json, other: Json) -> bool:
-    return Disjointness(View({})).holds(
-        [Part(("oneOf", str(at)), each) for at, each in enumerate((one, other))]
-    )
-
-
-def disjoint_depth(levels: int) -> bool:
-    def inside(schema: Json, levels: int) -> Json:
-        for _ in range(levels):
-            schema = {"type": "object", "required": ["a"], "properties": {"a": schema}}
-        return schema
-
-    return are_disjoint(inside({"const": 1}, levels - 1), inside({"const": 2}, levels - 1))
 
 
 def variant_members(count: int) -> bool:
@@ -388,8 +373,6 @@ CASES: dict[str, Callable[[int], object]] = {
         not unsupported_keywords(View({"allOf": [{"pattern": "a"}] * n}))
     ),
     "SCHEMA_CHOICES": choices,
-    "SCHEMA_DISJOINT_DEPTH": disjoint_depth,
-    "SCHEMA_COMPARISONS": lambda n: are_disjoint({"enum": [*keys(n - 2)]}, {"type": "null"}),
     "SCHEMA_VARIANTS": lambda n: (
         len(variants_of({"type": "object", "anyOf": [{"type": "object"}] * n})) == n
     ),

@@ -34,8 +34,8 @@ class SchemaReducer:
             self._left -= 1
             own = {key: value for key, value in schema.items() if key != "$ref"}
             target = self._view.referred({"$ref": reference})
-            target = target if isinstance(target, Mapping) else {}
-            return self.plain({**target, **own}, (*path, reference))
+            inner = target.schema if target and isinstance(target.schema, Mapping) else {}
+            return self.plain({**inner, **own}, (*path, reference))
         path = (*path, "")
         found = {key: value for key, value in schema.items() if key not in _NOT_WRITTEN}
         options = _options(schema)
