@@ -14,7 +14,7 @@ from mlx_server.prompts.template_samples import CallSample, common_beginning, wh
 from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
-from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
+from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.named_calls import (
     JSON,
     PYTHON,
@@ -266,7 +266,7 @@ def _keyed_formats(
     key_closes = inside[: inside.find(">") + 1] or inside
     before = delimiters.before_name or delimiters.opens
     if key_closes and before and delimiters.closes_call:
-        yield KeyedCallFormat(
+        yield keyed_calls(
             opens=delimiters.opens if delimiters.before_name else "",
             before_name=before,
             after_name=delimiters.after_name,

@@ -88,7 +88,7 @@ MINIMAX_M3 = MarkupFamily(  # a special token stands before each tag of a call
     model_types=("minimax_m3", "minimax_m3_vl", "minimax_m3_text"),
     stop_tokens=("[e~[",),
     special_tokens=(
-        *(*_MINIMAX_TURNS, "<mm:think>", "</mm:think>", *elements.MINIMAX_M3.inner),
+        *(*_MINIMAX_TURNS, "<mm:think>", "</mm:think>", elements.SIGN),
         *("<tool_call>", "</tool_call>"),
     ),
 )

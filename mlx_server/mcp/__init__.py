@@ -11,13 +11,14 @@ from mlx_server.mcp.connectors import (
     StoredLogin,
     Toolset,
 )
-from mlx_server.mcp.limits import McpError
+from mlx_server.mcp.limits import McpError, McpLimits
 
 __all__ = [
     "ClientCredentials",
     "Connector",
     "Connectors",
     "McpError",
+    "McpLimits",
     "StoredLogin",
     "Toolset",
 ]

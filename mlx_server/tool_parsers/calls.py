@@ -11,7 +11,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_server.events import (
     Event,
@@ -93,102 +93,53 @@ def _type(value: Any) -> str:
 Emit = Callable[[Event], None]
 
 
-class HeldCall(Protocol):
-    @property
-    def is_silent(self) -> bool:
+class HeldCall:
+    """The events of a call that are held back: until its arguments differ from those of the call
+    before, or until it is complete."""
+
+    def __init__(self, emit: Emit, before: str | None = None, *, to_its_end: bool = False) -> None:
+        """before: the arguments of the call before, if this one may be the same again. to_its_end:
+        whether the call is reported only once it is complete."""
+        self._emit = emit
+        self._before = before
+        self._to_its_end = to_its_end
+        self._compared = 0
+        self._held: list[Event] = []
+        self.is_silent = True
         """Whether none of its events has been reported."""
 
     def emit(self, event: Event) -> None:
         """Takes the next event of the call."""
-
-    def retract(self) -> bool:
-        """Drops the arguments so far, unless some were reported. Returns whether it did."""
-
-
-class CompleteCall:
-    """A call that is reported once it is complete."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._held: list[Event] = []
-        self.is_silent = True
-
-    def emit(self, event: Event) -> None:
         self._held.append(event)
-        if isinstance(event, ToolCallFinished):
+        if self._before is not None and not self._is_same(event, self._before):
+            self._before = None
+        is_certain = not self._to_its_end or isinstance(event, ToolCallFinished)
+        if not self.is_silent or (self._before is None and is_certain):
             self.is_silent = False
-            for held in self._held:
-                self._emit(held)
-
-    def retract(self) -> bool:
-        self._held = _without_arguments(self._held)
-        return self.is_silent
-
-
-class RepeatedCall:
-    """A call that is reported as soon as its arguments differ from those of the call before."""
-
-    def __init__(self, before: str, emit: Emit, complete: CompleteCall | None = None) -> None:
-        """complete: holds the call until it is complete, once it differs; None if it need not be
-        held."""
-        self._before = before
-        self._complete = complete
-        self._emit = complete.emit if complete else emit
-        self._compared = 0
-        self._held: list[Event] | None = []
-
-    @property
-    def is_silent(self) -> bool:
-        return self._held is not None or bool(self._complete and self._complete.is_silent)
-
-    def emit(self, event: Event) -> None:
-        if self._held is None:
-            self._emit(event)
-            return
-        self._held.append(event)
-        if not self._is_same(event):
-            held, self._held = self._held, None
+            held, self._held = self._held, []
             for each in held:
                 self._emit(each)
 
     def retract(self) -> bool:
-        if self._held is None:
-            return self._complete is not None and self._complete.retract()
-        self._held, self._compared = _without_arguments(self._held), 0
-        return True
+        """Drops the arguments so far, unless some were reported. Returns whether it did."""
+        self._held = [event for event in self._held if not isinstance(event, ToolCallDelta)]
+        self._compared = 0
+        return self.is_silent
 
-    def _is_same(self, event: Event) -> bool:
+    def _is_same(self, event: Event, before: str) -> bool:
         if isinstance(event, ToolCallDelta):
             at, self._compared = self._compared, self._compared + len(event.arguments)
-            return self._before.startswith(event.arguments, at)
-        return not isinstance(event, ToolCallFinished) or self._compared == len(self._before)
-
-
-def _without_arguments(events: list[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, ToolCallDelta)]
+            return before.startswith(event.arguments, at)
+        return not isinstance(event, ToolCallFinished) or self._compared == len(before)
 
 
 ARGUMENTS = ".function.arguments"
 
 
-class Emitter(Protocol):
-    """What a call needs of the calls of its answer."""
-
-    allowed: RepairPolicy
-
-    def knows(self, name: str) -> bool: ...
-
-    def emit(self, event: Event) -> None: ...
-
-    def retract(self) -> bool:
-        """Takes back the call's arguments, unless some of them have been reported. Returns whether
-        that was done."""
-
-
 class ToolCallWriter:
     """Writes one call: its arguments are an object, written key by key, and once."""
 
-    def __init__(self, calls: Emitter, tool: Tool, index: int, number: int) -> None:
+    def __init__(self, calls: "ToolCallEmitter", tool: Tool, index: int, number: int) -> None:
         self.number = number
         self.name = tool.name
         self.is_strict = tool.strict
@@ -506,10 +457,11 @@ class ToolCallEmitter:
 
     def _hold(self, name: str) -> HeldCall | None:
         before = self._before
-        complete = CompleteCall(self._emit) if self.holds_calls else None
-        if before and self.may_echo and name == before.name:
-            return RepeatedCall(before.arguments, self._emit, complete)
-        return complete
+        may_repeat = before is not None and self.may_echo and name == before.name
+        if not (may_repeat or self.holds_calls):
+            return None
+        arguments = before.arguments if before and may_repeat else None
+        return HeldCall(self._emit, arguments, to_its_end=self.holds_calls)
 
     def add_repaired(
         self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)

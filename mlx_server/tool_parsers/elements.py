@@ -6,8 +6,8 @@ within elements.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlx_server.grammars.arguments import (
     listed_members,
     unsupported_as_text,
 )
+from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed
@@ -30,6 +31,7 @@ from mlx_server.tool_parsers.call_format import (
     one_by_one_rule,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
 from mlx_server.tool_parsers.values import JSON
@@ -41,62 +43,29 @@ WORDS = {f"<{word}/>": word for word in ("true", "false", "null")}
 
 SCALARS = frozenset({"string", "null", "boolean", "integer", "number"})
 
+NAME = re.compile(r'[^<>"/ \n]+')
+"""Matches names of tools and of elements."""
+
 
 @dataclass(frozen=True)
-class Elements:
+class ElementArguments:
     sign: str
     """The text before each tag."""
-
-    @property
-    def invoke(self) -> str:
-        return f'{self.sign}<invoke name="'
-
-    @property
-    def invoke_end(self) -> str:
-        return f"{self.sign}</invoke>"
-
-    @property
-    def block(self) -> str:
-        return f"{self.sign}<tool_call>"
-
-    @property
-    def block_end(self) -> str:
-        return f"{self.sign}</tool_call>"
 
     def end(self, name: str) -> str:
         return f"{self.sign}</{name}>"
 
     # Reading
 
-    def read(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        yield from source.space()
-        yield from source.expect(self.invoke)
-        yield from self._read_calls(source, calls)
-
-    def _read_calls(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        """Reads like `read`, after the first opening tag."""
-        found = self.invoke
-        while found == self.invoke:
-            yield from self._read_call(source, calls)
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        call = start()
+        while not (yield from source.after_space(*ends)):
             yield from source.space()
-            found = yield from source.accept(self.invoke, self.block_end)
-        if not found and (yield from source.peek()):
-            raise Malformed("more than calls in a block")
-
-    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        pieces: list[str] = []
-        if not (yield from source.up_to('">', self.sign, into=pieces.append)):
-            raise Malformed("a tag has no end")
-        name = "".join(pieces)
-        calls.check_name(name)
-        call = calls.start(name)
-        while True:
-            yield from source.space()
-            found = yield from source.expect(self.invoke_end, f"{self.sign}<")
-            if found == self.invoke_end:
-                call.finish()
-                return
+            yield from source.expect(f"{self.sign}<")
             yield from self._read_argument(source, call)
+        return call
 
     def _read_argument(self, source: Source, call: ToolCallWriter) -> Steps[None]:
         key, end = yield from self._read_opening_tag(source)
@@ -145,34 +114,17 @@ class Elements:
 
     # Writing
 
-    def call_format(self) -> CallFormat:
-        block = BlockGrammar(
-            self._call_rule, between="", after=self.block_end, unsupported=unsupported_as_text
-        )
-        return CallFormat(
-            self.read, (self.block,), (self.block_end,), inner=(self.sign,), blocks=(block,)
-        )
-
-    def without_block(self) -> CallFormat:
-        return CallFormat(
-            self._read_calls,
-            (self.invoke,),
-            (self.block_end,),
-            inner=(self.sign,),
-            repairs=("unmarked",),
-        )
-
-    def _call_rule(self, lark: Lark, tool: Tool) -> str:
-        if not _is_name(tool.name):
-            raise UncallableTool(f"the name of the tool {tool.name!r}")
-        head = lark.text(f'{self.invoke}{tool.name}">')
-        space = lark.terminal(r"/\n?/")
+    def write(self, lark: Lark, tool: Tool) -> str:
         written = partial(self._member_rule, lark, limits.TEXT_SCHEMA_DEPTH)
         arguments = one_by_one_rule(arguments_of(tool), written, lark)
-        return lark.rule(f"{head} {space} {arguments} {lark.text(self.invoke_end)}")
+        space = lark.terminal(r"/\n?/")
+        return f"{space} {arguments}"
+
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+        return unsupported_as_text(tool)
 
     def _member_rule(self, lark: Lark, depth: int, member: MemberSchema) -> str | None:
-        if not _is_name(member.key):
+        if not NAME.fullmatch(member.key):
             return None
         opening = lark.text(f"{self.sign}<{member.key}>")
         space = lark.terminal(r"/\n?/")
@@ -229,12 +181,23 @@ def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
     return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
 
-def _is_name(name: str) -> bool:
-    return bool(name) and not set(name) & set('<>"/ \n')
-
-
-_MINIMAX_M3 = Elements("]<]minimax[>[")
-MINIMAX_M3, MINIMAX_M3_WITHOUT_BLOCK = _MINIMAX_M3.call_format(), _MINIMAX_M3.without_block()
+SIGN = "]<]minimax[>["
+_MINIMAX_M3 = NamedCallFormat(
+    opens=f"{SIGN}<tool_call>",
+    before_name=f'{SIGN}<invoke name="',
+    name=NAME,
+    after_name='">',
+    arguments=ElementArguments(SIGN),
+    closes_call=f"{SIGN}</invoke>",
+    between="",
+    closes=f"{SIGN}</tool_call>",
+    inner=(SIGN, f'{SIGN}<invoke name="'),
+)
+MINIMAX_M3 = _MINIMAX_M3.call_format()
+MINIMAX_M3_WITHOUT_BLOCK = replace(
+    replace(_MINIMAX_M3, opens=_MINIMAX_M3.before_name, repairs=("unmarked",)).call_format(),
+    blocks=(),
+)
 
 
 # Kimi K3: elements between `<|open|>name<|sep|>` and `<|close|>name<|sep|>`. A call's arguments are

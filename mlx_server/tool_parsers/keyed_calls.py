@@ -1,7 +1,7 @@
 """Calls whose arguments are pairs of a key and a value, each between delimiters of its own."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ from mlx_server.grammars.arguments import (
     arguments_of,
     unsupported_as_text,
 )
+from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed, UnknownTool
@@ -23,6 +24,7 @@ from mlx_server.tool_parsers.call_format import (
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule
 from mlx_server.tool_parsers.values import JSON, read_json
@@ -31,14 +33,9 @@ TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedCallFormat:
-    """A block of calls: `opens`, then for each call `before_name`, its name, `after_name`, pairs,
-    and `closes_call`, and then `closes`. Without `opens`, each call stands alone.
-    """
+class PairArguments:
+    """Arguments as pairs, whose keys and values have delimiters of their own."""
 
-    opens: str = ""
-    before_name: str
-    after_name: str = ""
     key_opens: str
     key_closes: str
     type_opens: str = ""
@@ -49,121 +46,53 @@ class KeyedCallFormat:
     has a type."""
     value_closes: str
     closes_call: str
-    closes: str = ""
-    space: str = r"\n?"
+    """The delimiter after the arguments."""
 
-    def call_format(self) -> CallFormat:
-        parts = (
-            self.before_name,
-            self.after_name,
-            self.key_opens,
-            self.key_closes,
-            self.type_opens,
-            self.type_closes,
-            self.value_opens,
-            self.value_closes,
-            self.closes_call,
-        )
-        block = BlockGrammar(
-            self._written,
-            between="" if self.opens else None,
-            after=self.closes,
-            unsupported=unsupported_as_text,
-            space=self.space,
-        )
-        return CallFormat(
-            self._read_block,
-            opens=(self.opens or self.before_name,),
-            closes=(self.closes or self.closes_call,),
-            inner=tuple(filter(None, parts)),
-            blocks=(block,),
-        )
-
-    # Reading
-
-    def _read_block(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        if not self.opens:
-            yield from self._read_call(source, calls)
-            return
-        yield from source.space()
-        found = yield from source.expect(self.before_name)
-        while found == self.before_name:
-            yield from self._read_call(source, calls)
-            yield from source.space()
-            found = yield from source.accept(self.before_name, self.closes)
-        if not found and (yield from source.peek()):
-            raise Malformed("more than calls in a block")
-
-    def _read_call(self, source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        yield from source.space()
-        if bracket := (yield from source.accept("{", "[")):
-            json = json_calls.read_call_objects if bracket == "{" else json_calls.read_call_array
-            yield from json(source, calls, (self.closes_call,))
-            return
-        call, delimiter = yield from self._read_name(source, calls)
-        while delimiter == self.key_opens:
-            yield from self._read_pair(source, call)
-            yield from source.space()
-            delimiter = yield from source.accept(self.key_opens, self.closes_call)
-        if not delimiter and not (yield from source.stopped()):
-            raise Malformed("a call has no end")
-        call.finish()
-
-    def _read_name(
-        self, source: Source, calls: ToolCallEmitter
-    ) -> Steps[tuple[ToolCallWriter, str]]:
-        """Returns the writer of the call whose name comes next, and the delimiter after the
-        name."""
-        pieces: list[str] = []
-        ends = (*filter(None, (self.after_name,)), self.key_opens, self.closes_call, "\n")
-        delimiter = yield from source.up_to(*ends, into=pieces.append)
-        name = "".join(pieces).strip()
-        calls.check_name(name)
-        if delimiter in (self.after_name, "\n"):
-            yield from source.space()
-            delimiter = yield from source.accept(self.key_opens, self.closes_call)
-        if not (delimiter or (yield from source.stopped())):
+    def read(
+        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
+    ) -> Steps[ToolCallWriter]:
+        following = (self.key_opens, *ends)
+        if not ((yield from source.after_space(*following)) or (yield from source.stopped())):
             raise Malformed("expected a key")
-        return calls.start(name), delimiter
+        call = start()
+        yield from source.space()
+        while (yield from source.accept(self.key_opens)):
+            yield from self._read_pair(source, call, following)
+            yield from source.space()
+        if not ((yield from source.comes(*ends)) or (yield from source.stopped())):
+            raise Malformed("a call has no end")
+        return call
 
-    def _read_pair(self, source: Source, call: ToolCallWriter) -> Steps[None]:
+    def _read_pair(
+        self, source: Source, call: ToolCallWriter, following: tuple[str, ...]
+    ) -> Steps[None]:
         pieces: list[str] = []
         if not (yield from source.up_to(self.key_closes, into=pieces.append)):
             raise Malformed("a key has no end")
         key = "".join(pieces).strip()
         if self.value_opens:  # without it, white space is a part of the value
-            yield from self._read_value_opening(source)
+            yield from source.space()
+            if self.type_opens and (yield from source.accept(self.type_opens)):
+                yield from source.up_to(self.type_closes, into=lambda _: None)
+                yield from source.space()
+            yield from source.expect(self.value_opens)
         if call.streams(key):
-            yield from self._read_value(source, partial(call.text, key))
+            yield from self._read_value(source, partial(call.text, key), following)
             call.end_text(key)
         else:
             pieces = [(yield from read_json(source))]
-            yield from self._read_value(source, pieces.append)
+            yield from self._read_value(source, pieces.append, following)
             call.untyped(key, "".join(pieces))
 
-    def _read_value_opening(self, source: Source) -> Steps[None]:
-        """Reads the type of a value, if it has one, and the delimiter before the value."""
-        yield from source.space()
-        if self.type_opens and (yield from source.accept(self.type_opens)):
-            yield from source.up_to(self.type_closes, into=lambda _: None)
-            yield from source.space()
-        yield from source.expect(self.value_opens)
-
-    def _read_value(self, source: Source, into: Callable[[str], None]) -> Steps[None]:
+    def _read_value(self, source: Source, into: Into, following: tuple[str, ...]) -> Steps[None]:
         """Reads a value up to the closing delimiter that is followed by markup."""
-        following = (self.key_opens, self.closes_call)
         while (yield from source.up_to(self.value_closes, into=into)):
             if (yield from source.after_space(*following)) or (yield from source.stopped()):
                 return
             into(self.value_closes)
         raise Malformed("a value has no end")
 
-    # Writing
-
-    def _written(self, lark: Lark, tool: Tool) -> str:
-        name = tool.name
-        if not name or name != name.strip() or set(name) & set("<\n{"):
-            raise UncallableTool(f"the name of the tool {name!r}")
+    def write(self, lark: Lark, tool: Tool) -> str:
         space = lark.terminal(r"/\n/") + "?"
 
         def written(member: MemberSchema) -> str | None:
@@ -176,21 +105,46 @@ class KeyedCallFormat:
             value = bare_value_rule(member.value, lark, self.value_closes, self.closes_call)
             return f"{head} {opening} {value} {space}"
 
-        arguments = one_by_one_rule(arguments_of(tool), written, lark)
-        before = f"{lark.text(self.before_name)} " if self.opens else ""
-        after = lark.text(self.after_name) if self.after_name else ""
-        return lark.rule(
-            f"{before}{quoted(name)} {after} {space} {arguments} {lark.text(self.closes_call)}"
-        )
+        return f"{space} {one_by_one_rule(arguments_of(tool), written, lark)}"
 
     def _typed(self, value: ValueSchema, lark: Lark, space: str) -> str:
         types = " | ".join(quoted(type) for type in sorted(value.types & TYPES)) or '"string"'
         return f"{lark.text(self.type_opens)} ({types}) {lark.text(self.type_closes)} {space}"
 
+    def unsupported(self, tool: Tool) -> Sequence[UnsupportedKeyword]:
+        return unsupported_as_text(tool)
+
+
+def keyed_calls(
+    *,
+    opens: str = "",
+    before_name: str,
+    after_name: str = "",
+    closes_call: str,
+    closes: str = "",
+    **delimiters: str,
+) -> NamedCallFormat:
+    """Returns the format of calls with pairs as arguments. opens: empty if each call stands alone.
+    delimiters: those of the pairs."""
+    pairs = PairArguments(closes_call=closes_call, **delimiters)
+    stops = {part[0] for part in (after_name, pairs.key_opens, closes_call) if part}
+    return NamedCallFormat(
+        opens=opens or before_name,
+        before_name=before_name,
+        name=re.compile(rf"[^{{\n{''.join(map(re.escape, sorted(stops)))}]+"),
+        after_name=after_name,
+        arguments=pairs,
+        closes_call=closes_call,
+        between="" if opens else None,
+        closes=closes,
+        inner=tuple(filter(None, (before_name, after_name, *vars(pairs).values()))),
+        space=r"\n?",
+    )
+
 
 # GLM-4.5 and later: `<tool_call>name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>`
 # for each argument, on lines of their own or not. GLM is known to stutter: it begins a call twice.
-# It has a reader of its own, and is no `KeyedCallFormat`: half of this reader is for GLM's slips (a
+# It has a reader of its own, and is no `NamedCallFormat`: half of this reader is for GLM's slips (a
 # call begun twice, a name joined to the first key, line breaks as escapes, assignments, examples of
 # calls within a value, a missing delimiter), which would be eight options that no other record
 # sets.

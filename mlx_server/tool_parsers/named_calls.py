@@ -222,7 +222,7 @@ class NamedCallFormat:
         begun = bool(name) or (bool(self.opens) and self.opens == self.before_name)
         # a brace before the name would be taken for the object's
         has_brace = self.before_name.startswith("{")
-        may_be_json = not (begun or has_brace) and (self.may_be_json or bool(self.opens))
+        may_be_json = not (name or has_brace) and (self.may_be_json or bool(self.opens))
         if may_be_json and (yield from self._read_json_calls(source, calls)):
             return
         found, is_closed = 0, False

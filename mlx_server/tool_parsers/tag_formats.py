@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from mlx_server.tool_parsers.call_format import CallFormat, respelled
-from mlx_server.tool_parsers.keyed_calls import KeyedCallFormat
+from mlx_server.tool_parsers.keyed_calls import keyed_calls
+from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
@@ -146,22 +147,22 @@ GIGACHAT35_RESPELLED = _respelled_dsml(_GIGACHAT35)
 # Keys and values in delimiters of their own
 
 
-def _alone(keyed: KeyedCallFormat) -> CallFormat:
+def _alone(form: NamedCallFormat) -> CallFormat:
     """Returns the format of one call without a section around it."""
-    form = replace(keyed, opens="", closes="").call_format()
-    return replace(form, repairs=("format",), blocks=())
+    alone = replace(form, opens=form.before_name, between=None, closes="", repairs=("format",))
+    return replace(alone.call_format(), blocks=())
 
 
-def _suffixed(suffix: str) -> KeyedCallFormat:
+def _suffixed(suffix: str) -> NamedCallFormat:
     """Hy3's delimiters end in a suffix that is the same throughout a checkpoint."""
-    return KeyedCallFormat(
-        opens=f"<tool_calls{suffix}>",
-        before_name=f"<tool_call{suffix}>",
-        after_name=f"<tool_sep{suffix}>",
+    return keyed_calls(
         key_opens=f"<arg_key{suffix}>",
         key_closes=f"</arg_key{suffix}>",
         value_opens=f"<arg_value{suffix}>",
         value_closes=f"</arg_value{suffix}>",
+        opens=f"<tool_calls{suffix}>",
+        before_name=f"<tool_call{suffix}>",
+        after_name=f"<tool_sep{suffix}>",
         closes_call=f"</tool_call{suffix}>",
         closes=f"</tool_calls{suffix}>",
     )
@@ -171,32 +172,35 @@ _HY3, _HY3_OPEN_SOURCE = _suffixed(""), _suffixed(":opensource")
 HY3, HY3_OPEN_SOURCE = _HY3.call_format(), _HY3_OPEN_SOURCE.call_format()
 HY3_ALONE = (_alone(_HY3), _alone(_HY3_OPEN_SOURCE))
 
-LONGCAT = KeyedCallFormat(
-    before_name="<longcat_tool_call>",
-    key_opens="<longcat_arg_key>",
-    key_closes="</longcat_arg_key>",
-    value_opens="<longcat_arg_value>",
-    value_closes="</longcat_arg_value>",
-    closes_call="</longcat_tool_call>",
+LONGCAT = replace(
+    keyed_calls(
+        key_opens="<longcat_arg_key>",
+        key_closes="</longcat_arg_key>",
+        value_opens="<longcat_arg_value>",
+        value_closes="</longcat_arg_value>",
+        before_name="<longcat_tool_call>",
+        closes_call="</longcat_tool_call>",
+    ),
+    may_be_json=True,
 ).call_format()
 
-SOLAR_OPEN2 = KeyedCallFormat(
-    before_name="<|tool_call:start|>",
+SOLAR_OPEN2 = keyed_calls(
     key_opens="<|tool_arg:start|>",
     key_closes="<|tool_arg:value|>",
     value_closes="<|tool_arg:end|>",
+    before_name="<|tool_call:start|>",
     closes_call="<|tool_call:end|>",
 ).call_format()
 
-_K2_HORIZON = KeyedCallFormat(
-    opens="<ifm|tool_calls>",
-    before_name="<ifm|tool_call>",
+_K2_HORIZON = keyed_calls(
     key_opens="<ifm|arg_key>",
     key_closes="</ifm|arg_key>",
     type_opens="<ifm|arg_type>",
     type_closes="</ifm|arg_type>",
     value_opens="<ifm|arg_value>",
     value_closes="</ifm|arg_value>",
+    opens="<ifm|tool_calls>",
+    before_name="<ifm|tool_call>",
     closes_call="</ifm|tool_call>",
     closes="</ifm|tool_calls>",
 )

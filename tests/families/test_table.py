@@ -1,5 +1,6 @@
-"""Which family a checkpoint belongs to."""
+"""Which family a checkpoint belongs to; every type that the installed mlx-lm can run has one."""
 
+import importlib.util
 import io
 import logging
 import re
@@ -19,17 +20,11 @@ from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.json_calls import marked_json
-from tests.families import byte_level, checkpoint
 
 
 @pytest.fixture(scope="module")
 def demo(demo_path: Path) -> Checkpoint:
     return read_checkpoint(demo_path)
-
-
-@pytest.fixture(scope="module")
-def unknown(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return checkpoint(tmp_path_factory.mktemp("unknown"), byte_level(), "{{ messages }}")
 
 
 def test_every_family_has_a_name_of_its_own() -> None:
@@ -61,53 +56,23 @@ def test_the_checkpoints_name_does_not_make_a_family(demo: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("model_type", "template", "family"),
     [
-        ("apertus", "", "apertus"),
         ("mistral", "[BEGIN FINAL RESPONSE]", "apriel"),
-        ("jamba", "<tool_calls>", "jamba"),
-        ("hunyuan_v1_dense", "<tool_calls>", "hunyuan"),
-        ("internlm3", "", "internlm"),
         ("deepseek_v3", "<|role_sep|> function call", "gigachat"),
         ("deepseek_v3", "｜GCML｜", "gigachat35"),
-        ("minimax_m3", "", "minimax_m3"),
-        ("minicpm3", "<|tool_call_start|>", "minicpm"),
-        ("llama", "<function name= <param name=", "minicpm5"),
-        ("step3", "", "step3"),
         ("cohere", "Action: ```json", "command_r"),
         ("cohere", "", "command"),
-        ("llama", ">>>all", "functionary"),
-        ("llama", "<|from|> <|recipient|> <|content|>", "functionary_v2"),
         ("mistral", "<|from|> <|recipient|> <|content|>", "functionary_v2"),
-        ("ernie4_5_moe", "<tool_call>", "ernie4_5"),
-        ("solar_open", "", "solar_open"),
-        ("solar_open2", "", "solar_open2"),
-        ("hy_v3", "", "hy3"),
-        ("plamo3", "", "plamo"),
-        ("anything", "<atem:function_calls>", "muse"),
-        ("anything", "<|content_invoke_tool_json|>", "inkling"),
-        ("anything", "<ifm|tool_calls>", "k2_horizon"),
-        ("anything", "[unused11]", "pangu"),
-        ("dots1", "<dots_function_call>", "dots"),
-        ("gpt_bigcode", "<function_call>", "granite_code"),
-        ("longcat_flash", "", "longcat"),
+        ("mistral", "[TOOL_CALLS]", "mistral"),
+        ("mistral", "<tool_call>", "hermes"),
         ("llama", "", "llama3"),
         ("llama", "<|python_tag|>", "llama3"),
         ("llama", "<|im_start|> SmolLM", "smollm2"),
         ("llama", "<tool_call>", "hermes"),
         ("llama", "<TOOLCALL>", "nemotron"),
         ("llama", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
-        ("qwen2", "<tool_call>", "qwen3"),
-        ("qwen2", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("qwen3", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("qwen3_moe", "<tool_call>", "qwen3"),
         ("qwen3_moe", "<tool_call> <function= <parameter=", "qwen3_coder"),
-        ("qwen3_next", "<tool_call>", "qwen3"),
-        ("mistral", "[TOOL_CALLS]", "mistral"),
-        ("mistral", "<tool_call>", "hermes"),
-        ("phi3", "<|tool_call|>", "phi4"),
-        ("glm4_moe", "<tool_call> <arg_key>", "glm4_5"),
-        ("granitemoehybrid", "<tool_call>", "granite"),
-        ("smollm3", "<tool_call>", "smollm3"),
-        ("nemotron-nas", "<TOOLCALL>", "nemotron"),
         ("nemotron_h", "<TOOLCALL>", "nemotron"),
         ("nemotron_h", "<tool_call> <function= <parameter=", "nemotron3"),
         ("mamba", "<tool_call>", "plain"),
@@ -187,3 +152,70 @@ def test_a_family_that_there_is_not(demo: Checkpoint, name: str) -> None:
         family_of(demo, name)
     for family in FAMILIES:
         assert family.name in caught.value.message
+
+
+FAMILY_OF = {
+    model_type: family
+    for family, model_types in {
+        "apertus": "apertus",
+        "command": "cohere cohere2",
+        "deepseek_v32": "deepseek_v32 deepseek_v41",
+        "ernie4_5": "ernie4_5 ernie4_5_moe",
+        "exaone4": "exaone4 exaone_moe",
+        "gemma3": "gemma gemma2 gemma3 gemma3_text gemma3n",
+        "gemma4": "gemma4 gemma4_text",
+        "glm4": "glm glm4",
+        "glm4_5": "glm4_moe glm4_moe_lite glm_moe_dsa laguna",
+        "gpt_oss": "gpt_oss",
+        "granite": "granite granitemoe granitemoehybrid",
+        "hunyuan": "hunyuan hunyuan_v1_dense",
+        "internlm": "internlm2 internlm3",
+        "jamba": "jamba",
+        "kimi_k2": "kimi_k25 kimi_linear",
+        "kimi_k3": "kimi_k3",
+        "lfm2": "lfm2 lfm2-vl lfm2_moe",
+        "llama3": "llama",
+        "llama4": "llama4 llama4_text",
+        "longcat": "longcat_flash longcat_flash_ngram",
+        "minicpm": "minicpm minicpm3",
+        "minimax_m2": "minimax",
+        "minimax_m3": "minimax_m3_vl",
+        "mistral": "ministral3 mistral3 mistral4 mixtral pixtral",
+        "olmo3": "olmo3 olmo_hybrid",
+        "phi4": "phi3 phi3small phimoe",
+        "plamo": "plamo plamo2 plamo3",
+        "qwen3": "qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
+        "qwen3_5": "qwen3_5 qwen3_5_moe step3p5",
+        "seed_oss": "seed_oss",
+        "smollm3": "smollm3",
+        "solar_open": "solar_open",
+        # types whose models have nothing in common but what their templates show
+        "plain": "Klear afm7 afmoe baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear "
+        "bailing_moe_v3 bitnet dbrx deepseek deepseek_v2 deepseek_v3 dots1 exaone falcon_h1 gear "
+        "gpt2 gpt_bigcode gpt_neox gptj helium iquestloopcoder kimi_vl lille-130m mamba mamba2 "
+        "mellum mimo mimo_v2_flash muse_glimmer muse_spark nanbeige nanochat nemotron "
+        "nemotron-nas nemotron_h olmo olmo2 olmoe openelm phi phixtral prism_hadamard_qwen35 qwen "
+        "recurrent_gemma rwkv7 spark2_5 stablelm starcoder2 talkie telechat3 youtu_llm",
+    }.items()
+    for model_type in model_types.split()
+}
+"""Of a template that shows no calls."""
+
+
+def test_every_type_of_mlx_lm_has_been_thought_of() -> None:
+    spec = importlib.util.find_spec("mlx_lm.models")  # which is not imported
+    assert spec
+    assert spec.submodule_search_locations
+    files = Path(spec.submodule_search_locations[0]).glob("*.py")
+    has_model = re.compile(r"^(class Model\(|from \.\w+ import Model\b)", re.MULTILINE)
+    types = {file.stem for file in files if has_model.search(file.read_text("utf-8"))}
+    assert types == FAMILY_OF.keys()
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILY_OF))
+def test_a_type_has_its_family_and_its_models_stop(unknown: Checkpoint, model_type: str) -> None:
+    """At the checkpoint's own end of a turn, whatever the family's stop tokens are."""
+    checkpoint = replace(unknown, model_type=model_type, end_tokens=frozenset({7}))
+    family = family_of(checkpoint)
+    assert family.name == FAMILY_OF[model_type]
+    assert 7 in family.stops(checkpoint)

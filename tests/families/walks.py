@@ -90,6 +90,12 @@ class Way:
         return [self.encode(text) for text in texts]
 
     @cached_property
+    def ends(self) -> list[list[int]]:
+        """The delimiters that close all calls of a block, so that no further one begins."""
+        formats = self.family.layout_with().call_formats
+        return [self.encode(mark) for each in formats for mark in each.closes]
+
+    @cached_property
     def closers(self) -> list[list[int]]:
         shown = "".join(case.output for case in goldens_of(self.family))
         layout = self.family.layout_with()
@@ -117,7 +123,9 @@ class Way:
                 return said
             assert len(said) < STEPS, f"no end: {self.spelled(said)[-300:]!r}"
             guides = self.guides if len(said) < WANDERS else self.closers
-            step = self._guide(matcher, guides, chance) or [self._any(matcher, chance)]
+            ends = self.ends if len(said) >= WANDERS and chance.random() < 0.2 else []
+            end = next((e for e in ends if matcher.validate_tokens(e) == len(e)), [])
+            step = end or self._guide(matcher, guides, chance) or [self._any(matcher, chance)]
             assert matcher.consume_tokens(step), matcher.get_error()
             said += step
 

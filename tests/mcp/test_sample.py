@@ -7,13 +7,14 @@ import pytest
 from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.sample import NOTES
 from mlx_server.requests import McpServer
+from tests.mcp.habits import LIMITS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 
 async def test_its_tool_finds_a_note_by_a_word_in_any_case() -> None:
     connector = Connector(command=(sys.executable, "-m", "mlx_server.mcp.sample"))
-    connectors = Connectors({"notes": connector})
+    connectors = Connectors({"notes": connector}, limits=LIMITS)
     try:
         async with connectors.open([McpServer("notes", connector="notes")]) as toolset:
             for query, expected in (

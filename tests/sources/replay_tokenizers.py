@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.families import FAMILIES, family_named
+from mlx_server.families import FAMILIES
 from tests.families import byte_level
 
-SOME_FAMILIES = pytest.mark.parametrize(
-    "family", [*FAMILIES[::6], family_named("gpt_oss")], ids=lambda family: family.name
-)
-"""The one that brings a tokenizer of its own, and some that get one of bytes."""
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
 def owned(folder: Path, **tokenizer_config: object) -> Path:

@@ -20,7 +20,7 @@ from mlx_server.sources.source import adapter_on_disk
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
 from tests.sources.test_source import BODY, CHECKPOINT, put
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.live
 
 CHILD = """
 import json, os, sys
@@ -143,6 +143,7 @@ def test_no_network_and_not_cached(tmp_path: Path) -> None:
     assert "Check the network" in answer["message"]
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("source", "fix"),
     [
@@ -177,6 +178,7 @@ def nothing_heavy_was_asked() -> bool:
     return all(path.startswith("HEAD ") for path in weights)
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("file", "body", "says"),
     [
@@ -257,6 +259,7 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path: Path, hub: ThreadingH
     assert 0 < int(begun.removeprefix("bytes=").rstrip("-").partition("-")[0]) <= len(weights) // 2
 
 
+@pytest.mark.tables
 @pytest.mark.parametrize(
     ("named", "name"),
     [

@@ -22,7 +22,7 @@ from mlx_server.tool_parsers.call_format import (
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.source import Source
 
-ALONE = keyed_calls.KeyedCallFormat(
+ALONE = keyed_calls.keyed_calls(
     before_name="<c>",
     key_opens="<k>",
     key_closes="</k>",
@@ -32,7 +32,7 @@ ALONE = keyed_calls.KeyedCallFormat(
     value_closes="</v>",
     closes_call="</c>",
 ).call_format()
-SECTION = keyed_calls.KeyedCallFormat(
+SECTION = keyed_calls.keyed_calls(
     opens="<s>",
     before_name="<c>",
     after_name="<n>",
@@ -69,7 +69,6 @@ def cases() -> Iterator[Any]:
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("call_format", "tools", "text", "calls"), [*cases()])
 def test_a_text_has_these_calls(
     call_format: CallFormat, tools: list[Tool], text: str, calls: list[Any] | None

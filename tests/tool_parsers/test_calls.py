@@ -10,16 +10,13 @@ import pytest
 from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed
-from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import (
-    CompleteCall,
-    RepeatedCall,
+    HeldCall,
     argument_errors,
     new_id,
     new_short_id,
 )
-from mlx_server.tool_parsers.formats import GEMMA4
-from tests.tool_parsers.heard import TOOLS, Heard
+from tests.tool_parsers.heard import Heard
 
 
 def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:
@@ -38,11 +35,6 @@ def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:
     assert heard.calls.finished == 1
 
 
-def test_a_call_without_arguments_has_an_empty_object(heard: Heard) -> None:
-    heard.calls.start("now").finish()
-    assert heard.arguments() == "{}"
-
-
 def test_calls_are_counted_and_their_ids_differ(heard: Heard) -> None:
     for id in ("a", "a", None, ""):
         heard.calls.start("now", id).finish()
@@ -51,37 +43,6 @@ def test_calls_are_counted_and_their_ids_differ(heard: Heard) -> None:
     assert started[0].id == "a"
     assert len({e.id for e in started}) == 4
     assert all(e.id.startswith("call_") and len(e.id) > 20 for e in started[1:])
-
-
-def test_an_unknown_tool_is_malformed_and_nothing_is_told(heard: Heard) -> None:
-    assert not heard.calls.knows("launch")
-    assert not heard.calls.knows("geta"), "it may be either"
-    for name in ("launch", "geta", ""):
-        with pytest.raises(Malformed):
-            heard.calls.start(name)
-    assert heard.events == []
-
-
-def test_a_call_has_the_name_of_the_tool_that_was_meant(heard: Heard) -> None:
-    heard.calls.start("functions.Write").finish()
-    assert heard.of(ToolCallStarted)[0].name == "write"
-
-
-def test_only_text_that_stays_text_streams(heard: Heard) -> None:
-    call = heard.calls.start("write")
-    assert [call.streams(key) for key in ("text", "count", "label", "unknown")] == [
-        True,
-        *[False] * 3,
-    ]
-    call.value("text", "x")
-    assert not call.streams("text"), "it was given already"
-
-
-def test_an_empty_text_is_a_text(heard: Heard) -> None:
-    call = heard.calls.start("write")
-    call.end_text("text")
-    call.finish()
-    assert heard.arguments() == '{"text": ""}'
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -116,19 +77,6 @@ def test_of_a_key_in_arguments_that_come_as_text_the_last_value_counts(heard: He
         heard.calls.whole("write", '{"x": 1, "\\u0078": 2,}')
 
 
-def test_of_a_key_inside_a_value_the_last_counts() -> None:
-    """A grammar can't forbid it where the schema does not name the key."""
-    (call,) = parse_calls(GEMMA4, "call:now{a:{b:1,b:2}}<tool_call|>", TOOLS)
-    assert call["arguments"] == {"a": {"b": 2}}
-
-
-def test_all_at_once(heard: Heard) -> None:
-    heard.calls.start("write").finish_with({"count": "5", "label": 7})
-    assert json.loads(heard.arguments()) == {"count": 5, "label": "7"}
-    heard.calls.start("now").finish_with({})
-    assert heard.arguments(1) == "{}"
-
-
 def test_a_repair_goes_on_where_the_call_was_broken(heard: Heard) -> None:
     call = heard.calls.start("write")
     call.text("text", "half a t")
@@ -154,11 +102,6 @@ def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None
     with pytest.raises(Malformed):
         heard.calls.add_repaired(found)
     assert heard.events == reported
-
-
-def test_a_number_that_becomes_text_keeps_its_digits(heard: Heard) -> None:
-    heard.calls.whole("write", '{"text": 3.10, "count": 2.0}')
-    assert heard.arguments() == '{"text": "3.10", "count": 2}'
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])
@@ -228,10 +171,6 @@ def test_ids_have_the_form_that_templates_accept_and_none_comes_twice(
     assert len(set(made)) == len(made)
 
 
-def test_short_ids_use_all_letters_and_digits() -> None:
-    assert len(set("".join(new_short_id() for _ in range(2000)))) == 62
-
-
 STARTED, FINISHED = ToolCallStarted(0, 1, "x", "f"), ToolCallFinished(0, 1)
 
 
@@ -239,50 +178,42 @@ def pieces(*texts: str) -> list[Event]:
     return [ToolCallDelta(0, 1, text) for text in texts]
 
 
-def test_a_call_is_reported_once_it_is_complete() -> None:
-    reported: list[Event] = []
-    held = CompleteCall(reported.append)
-    for event in (STARTED, *pieces("{", "}")):
+CALL = [STARTED, *pieces('{"a"', ": 1", "2}"), FINISHED]
+
+
+@pytest.mark.parametrize(
+    ("before", "to_its_end", "reported"),
+    [
+        (None, True, [0, 0, 0, 0, 5]),
+        ('{"a": 13}', False, [0, 0, 0, 4, 5]),
+        ('{"a": 13}', True, [0, 0, 0, 0, 5]),
+        ('{"a": 12}', False, [0, 0, 0, 0, 0]),
+        ('{"a": 12}', True, [0, 0, 0, 0, 0]),
+        ('{"a": 12} ', False, [0, 0, 0, 0, 5]),
+    ],
+)
+def test_a_call_is_held_until_it_is_another_one_and_complete(
+    before: str | None, to_its_end: bool, reported: list[int]
+) -> None:
+    events: list[Event] = []
+    held = HeldCall(events.append, before, to_its_end=to_its_end)
+    for event, count in zip(CALL, reported, strict=True):
         held.emit(event)
-    assert (reported, held.is_silent) == ([], True)
-    held.emit(FINISHED)
-    assert (reported, held.is_silent) == ([STARTED, *pieces("{", "}"), FINISHED], False)
+        assert events == CALL[:count]
+        assert held.is_silent is (count == 0)
 
 
-def test_a_call_is_reported_from_where_it_differs_from_the_one_before() -> None:
-    reported: list[Event] = []
-    held = RepeatedCall('{"a": 12}', reported.append)
-    begun = [STARTED, *pieces('{"a"', ": 1")]
-    for event in begun:
+@pytest.mark.parametrize("to_its_end", [False, True])
+def test_arguments_that_nobody_has_seen_can_be_taken_back(to_its_end: bool) -> None:
+    events: list[Event] = []
+    held = HeldCall(events.append, "{}", to_its_end=to_its_end)
+    for event in (STARTED, *pieces("{")):
         held.emit(event)
-    assert (reported, held.is_silent) == ([], True)
-    for event in pieces("3", "}"):
+    assert held.retract()
+    for event in (*pieces("{", "}"), FINISHED):
         held.emit(event)
-        begun.append(event)
-        assert (reported, held.is_silent) == (begun, False)
-
-
-def test_the_same_call_again_is_never_reported() -> None:
-    reported: list[Event] = []
-    held = RepeatedCall('{"a": 12}', reported.append)
-    for event in (STARTED, *pieces('{"a": ', "12}"), FINISHED):
+    assert (events, held.is_silent) == ([], True), "it is the call before once more"
+    held = HeldCall(events.append, "[]", to_its_end=to_its_end)
+    for event in CALL[:2]:
         held.emit(event)
-    assert (reported, held.is_silent) == ([], True)
-
-
-def test_a_call_that_ends_earlier_than_the_one_before_is_another() -> None:
-    reported: list[Event] = []
-    held = RepeatedCall('{"a": 12}', reported.append)
-    for event in (STARTED, *pieces("{"), FINISHED):
-        held.emit(event)
-    assert reported == [STARTED, *pieces("{"), FINISHED]
-
-
-def test_one_that_differs_may_still_be_held_to_its_end() -> None:
-    reported: list[Event] = []
-    held = RepeatedCall("{}", reported.append, CompleteCall(reported.append))
-    for event in (STARTED, *pieces('{"a": 1}')):
-        held.emit(event)
-    assert (reported, held.is_silent) == ([], True)
-    held.emit(FINISHED)
-    assert (len(reported), held.is_silent) == (3, False)
+    assert held.retract() is to_its_end

@@ -109,7 +109,6 @@ def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> 
     assert last["error"]["code"] == "upstream_timeout"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [

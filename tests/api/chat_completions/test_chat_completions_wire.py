@@ -181,7 +181,6 @@ def test_what_the_template_has_no_place_for_is_listed(client: TestClient) -> Non
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

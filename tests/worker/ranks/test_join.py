@@ -9,7 +9,7 @@ import pytest
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.live
 
 PROGRAM = """
 import os, sys

@@ -13,7 +13,8 @@ from mlx_server.worker.ranks.link_speed import LARGE, SMALL, measured
 from tests.live.ranks import loopback_group
 
 
-@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.soak
 def test_each_rank_prints_what_it_measured_as_one_line_of_json() -> None:
     group = loopback_group(2)
     running = [

@@ -1,0 +1,1 @@
+"""Configures other vendors' clients, by the settings files of each, to use this server."""
