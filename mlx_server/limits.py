@@ -90,7 +90,6 @@ METADATA                       = _limit(16,            "items",      "request", 
 METADATA_KEY_CHARACTERS        = _limit(64,            "characters", "request",    "a key in `metadata`", "400")
 METADATA_VALUE_CHARACTERS      = _limit(512,           "characters", "request",    "a value in `metadata`", "400")
 LABEL_CHARACTERS               = _limit(1024,         "characters", "request",    "`user`, `safety_identifier` and `prompt_cache_key` of a response", "400")
-LANE_CHARACTERS                = _limit(256,           "characters", "request",    "the name of a WebSocket's lane", "an error event")
 REQUEST_ID_CHARACTERS          = _limit(128,           "characters", "request",    "a client's `x-request-id`", "the server generates an id instead")
 ADAPTER_PATH_CHARACTERS        = _limit(4096,         "characters", "request",    "the path of an adapter that a client loads", "400")
 PAGE_ITEMS                     = _limit(100,           "items",      "request",    "items of a page, which `limit` sets", "400")

@@ -18,7 +18,6 @@ from hypothesis import settings
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.source import resolve
 from mlx_server.system.process import keep_time_slices
-from tests import tiers
 from tests.hostile.outbound import sitecustomize as outbound
 from tests.live.fork_server import unchanged_environment
 
@@ -26,16 +25,11 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("other", max_examples=1000, deadline=None)
 settings.load_profile("same")
 
+ALONE = "alone"
 COVERAGE = pytest.StashKey[dict[str, str]]()
 """The variables of the tool that measures coverage."""
 
 gc.disable()  # until all tests are collected
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("mlx-server")
-    tiers.add_options(group)
-    group.addoption("--alone", choices=("only", "without"), help="Tests marked alone.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,25 +74,10 @@ def _share_a_cache(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which no test is wanted are not even imported."""
-    if collection_path.is_dir():
-        is_at_the_top = collection_path.parent == tiers.TESTS
-        return (is_at_the_top and not tiers.tier_of(config).takes(collection_path.name)) or None
-    if config.option.alone != "only" or collection_path.suffix != ".py":
+    """Where only tests marked `alone` run, files without one are not even imported."""
+    if config.option.markexpr != ALONE or collection_path.suffix != ".py":
         return None
-    return "mark.alone" not in collection_path.read_text() or None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    without = tiers.left_out(tiers.tier_of(config), items)
-    for item in items:
-        is_alone = item.get_closest_marker("alone") is not None
-        if config.option.alone == ("without" if is_alone else "only"):
-            without.add(item)
-    kept = [item for item in items if item not in without]
-    config.hook.pytest_deselected(items=[*without])
-    items[:] = kept
+    return f"mark.{ALONE}" not in collection_path.read_text() or None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

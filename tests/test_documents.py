@@ -143,7 +143,7 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(block, following, way, id=f"{name}:{block.line}")
 
 
-@pytest.mark.live
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "following", "run"), list(cases()))
 def test_each_block_runs(
     block: Block,
@@ -176,6 +176,7 @@ def test_each_link_leads_to_a_file_and_a_heading_in_it(path: Path) -> None:
             assert anchor in anchors(target), link
 
 
+@pytest.mark.slow
 def test_each_promise_names_tests_that_exist() -> None:
     """Their paths are from the root, or from the folder of the table."""
     folder = ROOT / "tests/hostile"

@@ -367,6 +367,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", expressions())
 def test_linear(place: str) -> None:
     for expression in expressions()[place]:
@@ -387,6 +388,7 @@ WITH_MEMORY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [each for each in expressions() if each not in BOUNDED])
 def test_a_repetition_takes_no_memory_for_each_time(place: str) -> None:
     """As one of a group does, unless it is possessive."""
@@ -454,6 +456,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", SLOW)
 def test_what_is_not_linear_is_found(pattern: str) -> None:
     assert growing(Expression(pattern, 0), SLOW[pattern])

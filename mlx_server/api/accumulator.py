@@ -192,10 +192,16 @@ class Accumulator:
             "total_tokens": self.prompt_tokens + completion,
             "prompt_tokens_details": {
                 "cached_tokens": cached,
-                **tool_output_tokens(self._tool_output_tokens),
+                **self.tool_output_tokens(),
             },
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
+
+    def tool_output_tokens(self) -> dict[str, int]:
+        """The member of a usage's details, which OpenAI's does not have; empty without tool
+        results."""
+        count = self._tool_output_tokens
+        return {"tool_output_tokens": count} if count else {}
 
     def timings(self) -> dict[str, Any]:
         """llama.cpp's `timings` of all answers together."""
@@ -203,15 +209,13 @@ class Accumulator:
         cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
         return {"timings": self._timing.timings(self.prompt_tokens, cached, tokens)}
 
-    def warnings(self, *answers: Answer) -> dict[str, Any]:
+    def warnings(self, *answers: Answer, ignored: Sequence[str] = ()) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]
         violations = [violation for each in answers for violation in each.violations]
         raw = [
             (i, text) for i, each in enumerate(self.answers) if each in answers for text in each.raw
         ]
-        return warnings_body(
-            repairs, self._unenforced, violations, normalized=self._normalized, raw=raw
-        )
+        return warnings_body(repairs, self._unenforced, violations, ignored, self._normalized, raw)
 
 
 def prompt_logprobs_body(answer: Answer) -> dict[str, Any]:
@@ -236,11 +240,6 @@ def _ranked(token: TokenLogprob) -> dict[str, Any]:
         }
         for each in (token, *token.top)
     }
-
-
-def tool_output_tokens(count: int) -> dict[str, int]:
-    """The member of a usage's details, which OpenAI's does not have; empty without tool results."""
-    return {"tool_output_tokens": count} if count else {}
 
 
 def warnings_body(

@@ -7,11 +7,10 @@ import typer
 
 from mlx_server.cli.root import command_app
 from mlx_server.clients.chat import key_at_home
-from mlx_server.clients.connect.clients import CLIENTS
-from mlx_server.clients.connect.connection import command_of, connection_to, listing, shown
-from mlx_server.clients.connect.connection import markdown as table
-from mlx_server.clients.connect.writing import changes
-from mlx_server.clients.connect.writing import write as written
+from mlx_server.clients.client_files import changes
+from mlx_server.clients.client_files import write as written
+from mlx_server.clients.connect import CLIENTS, command_of, connection_to, listing, shown
+from mlx_server.clients.connect import markdown as table
 from mlx_server.errors import SettingsError, nearest_names
 
 app = command_app()

@@ -1,14 +1,16 @@
-"""The clients' gateway to other servers: answers are parsed as `upstream/` does, repaired, checked
-and requested again, and written as chat completions. What a server lacks is emulated: a thinking
-budget by two requests, and tools that are described in the prompt.
+"""The clients' gateway to other servers: it does with an answer what the server does with those of
+its upstreams, by the same reader and the same review, and writes chat completions of the events.
+
+What a server lacks is emulated: a thinking budget by two requests, tools by the prompt.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from mlx_server.api.accumulator import warnings_body
-from mlx_server.clients.exchange import Exchange, Wire, cut_off, sent
+from mlx_server.clients.exchange import Exchange, Wire, cut_off
 from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Answer,
@@ -16,60 +18,158 @@ from mlx_server.events import (
     ReasoningDelta,
     Repaired,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallStarted,
-    Violation,
 )
 from mlx_server.families import AS_TEXT
+from mlx_server.generation.review import NUDGE, Review
+from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.system_text import format_text
 from mlx_server.reading import as_tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.answers import (
-    NO_ANSWER,
-    CheckedAnswer,
-    RawAnswer,
-    Requirements,
-    check_answer,
-    retry_message,
-)
-from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
+from mlx_server.requests import GenerateRequest, JsonFormat, NamedTool, ToolChoice
 from mlx_server.upstream.dialects import REASONING
-from mlx_server.upstream.pieces import AnswerPiece, read_piece
+from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions
-from mlx_server.upstream.request import with_system_prompt, with_tools_in_prompt
+from mlx_server.upstream.request import LimitedThoughts, with_system_prompt, with_tools_in_prompt
 from mlx_server.upstream.text_families import ThoughtTags, opening_of_reasoning, text_family
 
-
-def reading_options(
-    body: Mapping[str, Any],
-    family: str,
-    repair: RepairPolicy = ALL_REPAIRS,
-    *,
-    tools_in_prompt: bool = False,
-) -> ReadingOptions:
-    """Options for parsing the answer to the request `body`.
-
-    tools_in_prompt: whether the prompt describes the tools, so that the model writes calls as text.
-    """
-    read_as = text_family(family)
-    tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
-    return ReadingOptions(
-        family=read_as.with_tools_in_prompt() if tools_in_prompt else read_as,
-        opening=opening_of_reasoning(family),
-        context=ParseContext(tools=tuple(map(as_tool, tools)), repair=repair, holds_calls=True),
-        expects_calls_as_text=tools_in_prompt,
-    )
+T = TypeVar("T")
 
 
-class ForeignAnswer:
-    """One choice of another server's answer, parsed as far as it has arrived."""
+@dataclass(frozen=True)
+class Gateway:
+    family: str
+    """The family by which answers are parsed."""
+    repair: RepairPolicy = ALL_REPAIRS
+    tools_in_prompt: bool = False
+    """Whether the prompt describes the tools, so that the model writes calls as text."""
+    think_tag: str = "think"
+    thinking_tokens: int | None = None
+    """The tokens after which the answer must begin, if its reasoning is limited by two requests:
+    the server must be able to continue a message, as vLLM and llama.cpp are, and the model must
+    write its reasoning within `think_tag`."""
 
-    def __init__(self, options: ReadingOptions, index: int) -> None:
+    def ask(self, body: Wire) -> Exchange:
+        """Requests an answer, repairs it and checks it against the request. An answer that is still
+        wrong or is empty is requested again, up to `repair.retries` times. Of several choices only
+        the first one is requested again."""
+        sent = self.described(body)
+        first = self._answer(body, 0, buffered=True)
+        while not first.finished:
+            again = [{"role": each.role, "content": each.content} for each in first.further]
+            messages = [*sent["messages"], *again]
+            raw = yield from self._attempt({**sent, "messages": messages}, first)
+        answers = [first]
+        for index, choice in enumerate(choices_of(raw)[1:], start=1):
+            answers.append(self._answer(body, index, buffered=False))
+            answers[-1].feed({**raw, "choices": [choice]})
+            answers[-1].finish()
+        collected = [each.collected for each in answers]
+        choices = [
+            {**choice, "message": _message(choice, answer), "finish_reason": answer.finish_reason}
+            for choice, answer in zip(choices_of(raw), collected, strict=False)
+        ]
+        return {**raw, "choices": choices, **_warnings(raw, collected)}
+
+    def described(self, body: Wire) -> Wire:
+        """The body with the schema of its `response_format` in the system prompt too, since many
+        servers accept the field and ignore it; and with its tools there, if they are to be."""
+        if wanted := _format(body):
+            described = {"schema": wanted.schema, "description": wanted.description}
+            messages = with_system_prompt(body["messages"], format_text(described))
+            body = {**body, "messages": messages}
+        if not (self.tools_in_prompt and (tools := body.get("tools"))):
+            return body
+        rest = {n: v for n, v in body.items() if n not in ("tools", "tool_choice")}
+        messages = with_tools_in_prompt(body["messages"], map(as_tool, tools), _tool_choice(body))
+        return {**rest, "messages": messages}
+
+    def stream(self, body: Wire) -> "GatewayStream":
+        """The reader of the stream that answers `described(body)`."""
+        return GatewayStream(partial(self._answer, body, buffered=False))
+
+    def _answer(self, body: Wire, index: int, *, buffered: bool) -> "GatewayAnswer":
+        """The answer to the request `body`, of which nothing is parsed yet.
+
+        buffered: whether it is shown only once it is complete, and may be requested again.
+        """
+        family = text_family(self.family)
+        choice = _tool_choice(body)
+        tools = () if choice == "none" else tuple(map(as_tool, body.get("tools") or ()))
+        options = ReadingOptions(
+            family=family.with_tools_in_prompt() if self.tools_in_prompt else family,
+            opening=opening_of_reasoning(self.family),
+            context=ParseContext(index, tools, repair=self.repair, holds_calls=True),
+            expects_calls_as_text=self.tools_in_prompt,
+        )
+        request = GenerateRequest(
+            model="",
+            prompts=(Conversation((), tools),),
+            n=index + 1,  # the review takes the prompt of this answer's index
+            format=_format(body),
+            tool_choice=choice,
+            buffered=buffered,
+        )
+        return GatewayAnswer(options, request)
+
+    def _attempt(self, body: Wire, answer: "GatewayAnswer") -> Exchange:
+        """One attempt at an answer, by two requests if its reasoning is limited."""
+        if (budget := self.thinking_tokens) is None:
+            raw = yield body
+            answer.feed_first(raw)
+            answer.finish()
+            return raw
+        if self.family in AS_TEXT:
+            raise BadRequest(
+                f"Models of the family {self.family} have no tags around their reasoning, so two "
+                "requests can't limit it. Leave out `two_pass`, and set `reasoning_effort`."
+            )
+        stop = body.get("stop") or []
+        body = {**body, "stop": [stop] if isinstance(stop, str) else stop}
+        tags = ThoughtTags(f"<{self.think_tag}>", f"</{self.think_tag}>")
+        limited = LimitedThoughts(body, tags, budget, "max_tokens")
+        raw = yield dict(limited.first())
+        answer.feed_first(raw)
+        if not answer.has_text:
+            second = answer.continued(limited)
+            raw = yield second
+            answer.feed_first(raw)
+            raw = {**raw, "usage": _usage(answer.counts)}
+        answer.finish()
+        return raw
+
+
+class GatewayAnswer:
+    """One choice of another server's answer, across every attempt at it: parsed as far as it has
+    arrived, and reviewed."""
+
+    reasoning_ran_out = False
+
+    def __init__(self, options: ReadingOptions, request: GenerateRequest) -> None:
         self.collected = Answer()
-        self._index = index
-        self._options = replace(options, context=replace(options.context, index=index))
-        self._reader = AnswerReader(self._options)
+        self.further: Sequence[Message] = ()
+        """The messages that the next attempt adds to the conversation."""
+        self._options = options
+        self._reader = AnswerReader(options)
+        self._nudges_left = options.context.repair.retries if request.buffered else 0
+        must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+        self._review = Review(
+            options.context.index,
+            request,
+            options.family,
+            options.context.repair,
+            self,
+            unchecked=must_call or request.format is not None,
+            holds_all=True,
+            blocks=True,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self._review.finished
 
     @property
     def has_ended(self) -> bool:
@@ -77,92 +177,74 @@ class ForeignAnswer:
         return self._reader.has_ended
 
     @property
-    def finished(self) -> bool:
-        return self._reader.finished
+    def has_text(self) -> bool:
+        """Whether there is more than thoughts, and it was not cut off."""
+        return self._reader.needs_no_more or not self._reader.is_without_answer
+
+    @property
+    def counts(self) -> TokenCounts:
+        return self._reader.counts
+
+    @property
+    def is_unterminated(self) -> bool:
+        return self._reader.is_unterminated
 
     def feed(self, value: Wire) -> list[Event]:
-        """Parses a body or a chunk that has only this answer's choice."""
-        return self._collect(self._events_of(self._reader.parts(read_piece(value))))
+        """The events of a body or a chunk that has only this answer's choice."""
+        parts = self._reader.parts(read_piece(value))
+        return self._reviewed(event for part in parts for event in self._reader.feed(part))
+
+    def feed_first(self, body: Wire) -> None:
+        self.feed({**body, "choices": choices_of(body)[:1]})
+
+    def continued(self, thinking: LimitedThoughts) -> Wire:
+        """The body of the second request, which continues the answer to the first."""
+        reader = self._reader
+        body = thinking.second(reader.thoughts, reader.content, thinking.budget)
+        self._reviewed(reader.close_thoughts(thinking.tags))
+        return dict(body)
 
     def finish(self) -> list[Event]:
-        return self._collect(self._reader.finish())
+        """The last events; none if there is to be another attempt."""
+        return self._reviewed(self._reader.finish())
 
-    def checked(self, required: Requirements) -> CheckedAnswer:
-        context, answer = self._options.context, self.collected
-        raw = RawAnswer(
-            answer.text,
-            answer.thoughts,
-            len(answer.calls),
-            answer.finish_reason or "stop",
-            call_delimiters=self._options.family.call_delimiters(context.tools),
-            is_unterminated=self._reader.is_unterminated,
-            attempted_call=answer.attempts_call,
-        )
-        checked = check_answer(raw, required, context.repair)
-        if checked.errors or checked.text.strip() or raw.calls or raw.reason == "length":
-            return checked
-        return replace(checked, errors=(NO_ANSWER,))
+    async def begin_again(self, conversation: Conversation) -> bool:
+        self.further = conversation.messages
+        self._reader = AnswerReader(self._options)
+        return True
 
-    def accept(self, checked: CheckedAnswer) -> None:
-        """Replaces the text by the repaired one, and reports the repairs and violations."""
-        self.collected.texts = [checked.text]
-        self._collect(self._reports(checked))
+    async def nudge(self) -> bool:
+        if not self._nudges_left:
+            return False
+        self._nudges_left -= 1
+        return await self.begin_again(Conversation((NUDGE,)))
 
-    def review(self, required: Requirements) -> list[Event]:
-        """Checks a streamed answer, and returns its last events. Text that was sent can't be
-        repaired; only if there was none, the answer may be taken from the reasoning."""
-        checked = self.checked(required)
-        if ("reasoning", "content") not in checked.repairs:
-            return self._collect(self._reports(replace(checked, repairs=())))
-        return self._collect([TextDelta(self._index, checked.text), *self._reports(checked)])
-
-    def _events_of(self, parts: Iterable[AnswerPiece]) -> Iterator[Event]:
-        return (event for part in parts for event in self._reader.feed(part))
-
-    def _collect(self, events: Iterable[Event]) -> list[Event]:
+    def _reviewed(self, events: Iterable[Event]) -> list[Event]:
         # the server's usage is passed on unchanged, so an estimate in place of it is not reported
-        reported = [e for e in events if not (isinstance(e, Repaired) and e.what == "usage")]
+        events = (e for e in events if not (isinstance(e, Repaired) and e.what == "usage"))
+        reported = at_once(self._review.reviewed(events))
         for event in reported:
             self.collected.add(event)
         return reported
 
-    def _reports(self, checked: CheckedAnswer) -> Iterator[Event]:
-        for what, where in checked.repairs:
-            yield Repaired(self._index, what, where)
-        for error in checked.errors:
-            yield Violation(self._index, error)
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing, with or without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits for something")
 
 
-def read_choices(body: Wire, options: ReadingOptions) -> list[ForeignAnswer]:
-    answers: list[ForeignAnswer] = []
-    for index, choice in enumerate(choices_of(body)):
-        answers.append(ForeignAnswer(options, index))
-        answers[-1].feed({**body, "choices": [choice]})
-        answers[-1].finish()
-    return answers
+class GatewayStream:
+    """Turns the chunks of another server's stream into chunks of its reviewed answers."""
 
-
-def completion_of(body: Wire, answers: Sequence[ForeignAnswer]) -> Wire:
-    """The body of a chat completion, with the parsed answers in place of its choices."""
-    collected = [each.collected for each in answers]
-    choices = [
-        {**choice, "message": _message(choice, answer), "finish_reason": answer.finish_reason}
-        for choice, answer in zip(choices_of(body), collected, strict=False)
-    ]
-    return {**body, "choices": choices, **_warnings(body, collected)}
-
-
-def read_completion(body: Wire, options: ReadingOptions) -> Wire:
-    return completion_of(body, read_choices(body, options))
-
-
-class ForeignStreamReader:
-    """Turns the chunks of another server's stream into chunks of its parsed answers."""
-
-    def __init__(self, options: ReadingOptions, required: Requirements | None = None) -> None:
-        """required: what the answers are checked for at their end; None if they are not checked."""
-        self._options, self._required = options, required
-        self._answers: dict[int, ForeignAnswer] = {}
+    def __init__(self, answer: Callable[[int], GatewayAnswer]) -> None:
+        """answer: makes the answer with an index."""
+        self._answer = answer
+        self._answers: dict[int, GatewayAnswer] = {}
 
     def feed(self, chunk: Wire) -> list[Wire]:
         choices = choices_of(chunk)
@@ -178,14 +260,15 @@ class ForeignStreamReader:
 
     def _choice(self, chunk: Wire, head: Wire, choice: Wire) -> Iterator[Wire]:
         index = choice.get("index")
-        index = index if isinstance(index, int) else 0
-        answer = self._answers.setdefault(index, ForeignAnswer(self._options, index))
+        index = index if isinstance(index, int) and index > 0 else 0
+        if index not in self._answers:
+            self._answers[index] = self._answer(index)
+        answer = self._answers[index]
         if answer.finished:
             return
         events = answer.feed({**chunk, "choices": [choice]})
         if answer.has_ended:
             events += answer.finish()
-            events += answer.review(self._required) if self._required else ()
         for delta in filter(None, map(_delta, events)):
             yield {**head, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
         if answer.has_ended:
@@ -250,116 +333,15 @@ def choices_of(body: Wire) -> list[Wire]:
     return [each for each in listed if isinstance(each, dict)]
 
 
-Ask = Callable[[Wire], Exchange]
-
-
-def checked_answer(
-    body: Wire,
-    family: str,
-    repair: RepairPolicy = ALL_REPAIRS,
-    ask: Ask = sent,
-    *,
-    tools_in_prompt: bool = False,
-) -> Exchange:
-    """Requests an answer, repairs it and checks it against the request. An answer that is still
-    wrong is requested again with its errors in the conversation, up to `repair.retries` times.
-
-    ask: makes one attempt, which may take several requests.
-    """
-    options = reading_options(body, family, repair, tools_in_prompt=tools_in_prompt)
-    required = requirements(body)
-    body = described_in_prompt(body, tools=tools_in_prompt)
-    messages, attempts = body["messages"], 0
-    while True:
-        raw = yield from ask({**body, "messages": messages})
-        answers = read_choices(raw, options) or [ForeignAnswer(options, 0)]
-        checked = answers[0].checked(required)
-        if not checked.errors or attempts >= repair.retries:
-            answers[0].accept(checked)
-            return completion_of(raw, answers)
-        attempts += 1
-        rejected = [{"role": "assistant", "content": checked.text}] if checked.text else []
-        again = {"role": "user", "content": retry_message(checked.errors).content}
-        messages = [*body["messages"], *rejected, again]
-
-
-def two_passes(body: Wire, tag: str, thinking_tokens: int, family: str) -> Exchange:
-    """Limits reasoning to `thinking_tokens` by two requests: the first stops at that limit or at
-    the closing tag, the second continues the message with the answer, which may be a tool call.
-
-    The server must be able to continue a message, as vLLM and llama.cpp are, and the model must
-    write its reasoning within `<tag>`. The first answer is returned if it is already complete.
-    """
-    if family in AS_TEXT:
-        raise BadRequest(
-            f"Models of the family {family} have no tags around their reasoning, so two requests "
-            "can't limit it. Leave out `two_pass`, and set `reasoning_effort`."
-        )
-    tags = ThoughtTags(f"<{tag}>", f"</{tag}>")
-    stops = [*_stops(body), tags.closing]
-    first = yield {**body, "max_tokens": thinking_tokens, "stop": stops}
-    said = read_piece(first)
-    has_answer = bool(said.calls) or bool(said.text.strip() and not tags.is_open(said.text))
-    if has_answer and said.finish != "length" and said.stop != tags.closing:
-        return first
-    thoughts = (said.reasoning or said.text).strip().removeprefix(tags.opening).strip()
-    begun = {"role": "assistant", "content": tags.begun(thoughts, "")}
-    answer = yield {
-        **body,
-        "messages": [*body["messages"], begun],
-        "add_generation_prompt": False,
-        "continue_final_message": True,
+def _usage(counts: TokenCounts) -> Wire:
+    """The usage of both requests together."""
+    prompt, completion = counts.further_prompt_tokens, counts.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
     }
-    spent = said.usage.completion if said.usage else None
-    return _joined(answer, thoughts, spent or 0)
-
-
-def requirements(body: Wire) -> Requirements:
-    """What the request's `response_format` and `tool_choice` require of its answer."""
-    return Requirements(_format(body), _tool_choice(body))
-
-
-def described_in_prompt(body: Wire, *, tools: bool) -> Wire:
-    """The body with the schema of its `response_format` in the system prompt too, since many
-    servers accept the field and ignore it.
-
-    tools: whether its tools move to the system prompt as well, for servers without tool calling.
-    """
-    if wanted := _format(body):
-        described = {"schema": wanted.schema, "description": wanted.description}
-        messages = with_system_prompt(body["messages"], format_text(described))
-        body = {**body, "messages": messages}
-    return with_hermes_tools(body) if tools else body
-
-
-def with_hermes_tools(body: Wire) -> Wire:
-    """The body for a server without tool calling."""
-    if not (tools := body.get("tools")):
-        return body
-    rest = {n: v for n, v in body.items() if n not in ("tools", "tool_choice")}
-    described = map(as_tool, tools)
-    messages = with_tools_in_prompt(body["messages"], described, _tool_choice(body))
-    return {**rest, "messages": messages}
-
-
-def _joined(answer: Wire, thoughts: str, spent: int) -> Wire:
-    """The second request's answer with the first one's reasoning.
-
-    spent: the completion tokens of the first request, which are added to the usage.
-    """
-    choice = next(iter(choices_of(answer)), {})
-    message = {**(choice.get("message") or {}), "reasoning_content": thoughts}
-    usage = dict(answer.get("usage") or {})
-    for name in ("completion_tokens", "total_tokens"):
-        usage[name] = (usage.get(name) or 0) + spent
-    details = usage.get("completion_tokens_details") or {}
-    usage["completion_tokens_details"] = {**details, "reasoning_tokens": spent}
-    return {**answer, "choices": [{**choice, "message": message}], "usage": usage}
-
-
-def _stops(body: Wire) -> list[str]:
-    stop = body.get("stop")
-    return [stop] if isinstance(stop, str) else list(stop or ())
 
 
 def _format(body: Wire) -> JsonFormat | None:

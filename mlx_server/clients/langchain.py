@@ -1,8 +1,9 @@
 """`ChatMLX`: LangChain's chat model for this server, and for any server of OpenAI's API."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import itemgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 try:
     import langchain_core  # noqa: F401
@@ -42,9 +43,12 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
+from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run, sent
 from mlx_server.errors import GenerationFailed
 from mlx_server.upstream.pieces import reasoning_of
+
+if TYPE_CHECKING:
+    from mlx_server.clients.gateway import Gateway
 
 THINKING, REASONING = "thinking", "reasoning_content"
 """Keys of `additional_kwargs` that hold thoughts: this package's own, and the one from which
@@ -303,9 +307,9 @@ class ChatMLX(BaseChatModel):
     stream_usage: bool = True
     """Whether a stream's last chunk has the usage."""
     family: str | None = None
-    """The family by which answers of another server are parsed again, for example `gpt_oss` if
-    Harmony's tokens are left in the text. With None answers are taken as they come, which is right
-    for this server."""
+    """The family by which answers of another server are parsed, repaired and checked, for example
+    `gpt_oss` if Harmony's tokens are left in the text. With None answers are taken as they come,
+    which is right for this server."""
     extra_body: Wire = Field(default_factory=dict)
     """Further fields of each request, for example `adapter`."""
     _endpoint: Endpoint | None = PrivateAttr(default=None)
@@ -387,8 +391,7 @@ class ChatMLX(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        body = self._streaming(self._body(messages, stop, kwargs))
-        reading = MessageReader(self.family, body)
+        body, reading = self._streamed(self._body(messages, stop, kwargs))
         for chunk in self._http_endpoint.stream(body):
             for generation in reading.feed(chunk):
                 if run_manager:
@@ -403,8 +406,7 @@ class ChatMLX(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        body = self._streaming(self._body(messages, stop, kwargs))
-        reading = MessageReader(self.family, body)
+        body, reading = self._streamed(self._body(messages, stop, kwargs))
         async for chunk in self._http_endpoint.astream(body):
             for generation in reading.feed(chunk):
                 if run_manager:
@@ -439,17 +441,22 @@ class ChatMLX(BaseChatModel):
             body["tool_choice"] = _choice(body["tool_choice"], body.get("tools") or [])
         return body
 
-    def _streaming(self, body: Wire) -> Wire:
-        return {**body, "stream_options": {"include_usage": True}} if self.stream_usage else body
+    def _streamed(self, body: Wire) -> tuple[Wire, "MessageReader"]:
+        """The body of a request for a stream, and the reader of the stream."""
+        reader = MessageReader(self._gateway.stream(body).feed if self._gateway else None)
+        body = self._gateway.described(body) if self._gateway else body
+        usage = {"stream_options": {"include_usage": True}} if self.stream_usage else {}
+        return {**body, **usage}, reader
 
     def _exchange(self, body: Wire) -> Exchange:
-        """Sends the body, and parses the answer again if there is a `family`."""
-        answer = yield body
-        if self.family:
-            from mlx_server.clients.gateway import read_completion, reading_options
+        return self._gateway.ask(body) if self._gateway else sent(body)
 
-            answer = read_completion(answer, reading_options(body, self.family))
-        return answer
+    @cached_property
+    def _gateway(self) -> "Gateway | None":
+        """What parses and checks the answers of another server, if there is a `family`."""
+        from mlx_server.clients.gateway import Gateway  # the parsers of all families
+
+        return Gateway(self.family) if self.family else None
 
     def _result(self, answer: Wire) -> ChatResult:
         choices = answer.get("choices")
@@ -462,12 +469,9 @@ class ChatMLX(BaseChatModel):
 class MessageReader:
     """Turns the chunks of a chat completion into those of one LangChain message."""
 
-    def __init__(self, family: str | None, body: Mapping[str, Any]) -> None:
-        self._read: Callable[[Wire], Sequence[Wire]] = lambda chunk: [chunk]
-        if family:
-            from mlx_server.clients.gateway import ForeignStreamReader, reading_options
-
-            self._read = ForeignStreamReader(reading_options(body, family)).feed
+    def __init__(self, read: Callable[[Wire], Sequence[Wire]] | None) -> None:
+        """read: parses and checks the chunks of another server."""
+        self._read = read or (lambda chunk: [chunk])
         self._is_complete = False
 
     def feed(self, chunk: Wire) -> Iterator[ChatGenerationChunk]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -13,7 +13,7 @@ import yaml
 
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, run, sent
-from mlx_server.clients.gateway import checked_answer, two_passes
+from mlx_server.clients.gateway import Gateway
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.reading import read
@@ -176,16 +176,15 @@ def provider_exchange(config: ProviderConfig, body: Wire) -> Exchange:
     body = {"model": config.model_name, **_limits(config), **body}
     if config.provider == "mlx_server":  # it parses, checks and repairs answers by itself
         return sent(body)
-    repair = replace(ALL_REPAIRS, retries=config.retries)
-    ask, in_prompt = partial(_attempt, config), config.tool_parser == "hermes"
-    return checked_answer(body, config.family, repair, ask, tools_in_prompt=in_prompt)
-
-
-def _attempt(config: ProviderConfig, body: Wire) -> Exchange:
     generation = config.generation_config
-    if generation.max_thinking_tokens is None or config.provider not in CONTINUING:
-        return sent(body)
-    return two_passes(body, generation.think_tag, generation.max_thinking_tokens, config.family)
+    gateway = Gateway(
+        config.family,
+        replace(ALL_REPAIRS, retries=config.retries),
+        tools_in_prompt=config.tool_parser == "hermes",
+        think_tag=generation.think_tag,
+        thinking_tokens=generation.max_thinking_tokens if config.provider in CONTINUING else None,
+    )
+    return gateway.ask(body)
 
 
 def _limits(config: ProviderConfig) -> Wire:
@@ -200,17 +199,16 @@ def _limits(config: ProviderConfig) -> Wire:
         return sampling
     if thinking is None:
         raise _unsupported(config, "two_pass needs max_thinking_tokens.")
-    answer = {"max_tokens": response} if response else {}
+    both = {"max_tokens": thinking + response} if response else {}
     match config.provider:
         case "mlx_server":
             answer = {"max_response_tokens": response} if response else {}
             return {**sampling, "thinking_budget": thinking, **answer}
         case "openrouter":
-            answer = {"max_tokens": thinking + response} if response else {}
-            return {**sampling, "reasoning": {"max_tokens": thinking}, **answer}
+            return {**sampling, "reasoning": {"max_tokens": thinking}, **both}
         case "openai":
             raise _unsupported(config, "OpenAI's API has no limit of thoughts.")
-    return {**sampling, **answer}
+    return {**sampling, **both}
 
 
 def _unsupported(config: ProviderConfig, why: str) -> SettingsError:

@@ -14,14 +14,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from mlx_server.clients.endpoint import COMPLETIONS, Endpoint
-from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run
-from mlx_server.clients.gateway import (
-    ForeignStreamReader,
-    checked_answer,
-    described_in_prompt,
-    reading_options,
-    requirements,
-)
+from mlx_server.clients.exchange import Wire, arun, cut_off, run
+from mlx_server.clients.gateway import Gateway, GatewayStream
 from mlx_server.errors import BadRequest, SettingsError
 from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
@@ -253,7 +247,7 @@ class ModelInference:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
         more = _without_none(context=context, crypto=crypto)
         return run(
-            self._exchange(body), lambda each: self.original.chat(**_arguments(each), **more)
+            self._gateway.ask(body), lambda each: self.original.chat(**_arguments(each), **more)
         )
 
     async def achat(
@@ -269,7 +263,7 @@ class ModelInference:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
         more = _without_none(context=context, crypto=crypto)
         return await arun(
-            self._exchange(body), lambda each: self.original.achat(**_arguments(each), **more)
+            self._gateway.ask(body), lambda each: self.original.achat(**_arguments(each), **more)
         )
 
     def chat_stream(
@@ -286,7 +280,7 @@ class ModelInference:
             answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
             yield from _as_chunks(answer)
             return
-        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        given, reader = self._streamed(body)
         for chunk in self.original.chat_stream(**given, **_without_none(context=context)):
             yield from reader.feed(chunk)
         reader.end()
@@ -307,7 +301,7 @@ class ModelInference:
             ):
                 yield chunk
             return
-        reader, given = self._stream_reader(body), self._stream_arguments(body)
+        given, reader = self._streamed(body)
         stream = self.original.achat_stream(**given, **_without_none(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
         async for received in stream:
@@ -404,20 +398,14 @@ class ModelInference:
         return {**fields, "messages": [_message(each) for each in messages]}
 
     @property
-    def _tools_in_prompt(self) -> bool:
-        return self.tool_parser == "hermes"
+    def _gateway(self) -> Gateway:
+        in_prompt = self.tool_parser == "hermes"
+        return Gateway(self.family, self.repair, tools_in_prompt=in_prompt)
 
-    def _exchange(self, body: Wire) -> Exchange:
-        return checked_answer(body, self.family, self.repair, tools_in_prompt=self._tools_in_prompt)
-
-    def _stream_arguments(self, body: Wire) -> Wire:
-        """The arguments of IBM's method for a stream."""
-        return _arguments(described_in_prompt(body, tools=self._tools_in_prompt))
-
-    def _stream_reader(self, body: Wire) -> ForeignStreamReader:
-        in_prompt = self._tools_in_prompt
-        options = reading_options(body, self.family, self.repair, tools_in_prompt=in_prompt)
-        return ForeignStreamReader(options, requirements(body))
+    def _streamed(self, body: Wire) -> tuple[Wire, GatewayStream]:
+        """The arguments of IBM's method for a stream, and the reader of the stream."""
+        gateway = self._gateway
+        return _arguments(gateway.described(body)), gateway.stream(body)
 
     def _accumulates(self, body: Wire) -> bool:
         """Whether a stream is sent only after the complete answer was checked."""

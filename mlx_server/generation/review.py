@@ -23,7 +23,7 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.families.base import ModelFamily
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Message
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.answers import (
     CheckedAnswer,
@@ -43,6 +43,9 @@ def turns_to_check(client: str) -> asyncio.Semaphore:
 
 
 EMPTY = "content: the upstream's answer is empty"
+
+NUDGE = Message("user", "Your answer was empty. Give your answer now.")
+"""What an upstream is told after an empty answer."""
 
 
 class Attempts(Protocol):
@@ -84,15 +87,18 @@ class Review:
         *,
         unchecked: bool,
         holds_all: bool = False,
+        blocks: bool = False,
     ) -> None:
         """unchecked: whether no grammar enforces all of the requested format. holds_all: whether an
-        answer that is not streamed is held back in any case, since it may turn out to be empty."""
+        answer that is not streamed is held back in any case, since it may turn out to be empty.
+        blocks: whether a check, which may take seconds, may block, so that nothing is awaited."""
         self.finished = False
         self._index, self._request = index, request
         self._family, self._policy = family, policy
         self._attempts = attempts
-        self._unchecked = unchecked
-        self._begun = _begun_text(self._prompt)
+        self._unchecked, self._blocks = unchecked, blocks
+        begun = self._prompt.continued if isinstance(self._prompt, Conversation) else None
+        self._begun = begun.content if begun else ""
         """The text of a message that this answer continues. It can't be changed any more, so the
         answer is checked but neither repaired nor generated again."""
         is_held = request.buffered or policy.streaming == "accumulate"
@@ -136,14 +142,13 @@ class Review:
                 is_known = isinstance(event, Repaired) and event in self._repairs
                 if self._is_buffered:
                     self._buffered.append(event)
-                elif not is_known and not self._is_further_thought(event):
+                elif not is_known and not (
+                    self._has_shown_thoughts and isinstance(event, ReasoningDelta)
+                ):
                     reported.append(event)
                 if isinstance(event, Repaired):
                     self._repairs.add(event)
         return reported
-
-    def _is_further_thought(self, event: Event) -> bool:
-        return self._has_shown_thoughts and isinstance(event, ReasoningDelta)
 
     async def _end_attempt(self, finished: Finished) -> list[Event]:
         """The last events of the answer; none if there is to be another attempt."""
@@ -181,6 +186,8 @@ class Review:
             self._collected.attempts_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
+        if self._blocks:
+            return check_answer(raw, required, self._policy)
         async with turns_to_check(self._request.client):
             return await asyncio.to_thread(check_answer, raw, required, self._policy)
 
@@ -247,8 +254,3 @@ class Review:
             raw=before.raw + finished.raw,
             cached_tokens=before.cached_tokens,
         )
-
-
-def _begun_text(prompt: Prompt) -> str:
-    begun = prompt.continued if isinstance(prompt, Conversation) else None
-    return begun.content if begun else ""

@@ -11,10 +11,10 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, CompilerTooSlow, ContextTooLong, InvalidGrammar
@@ -63,25 +63,8 @@ from mlx_server.requests import (
 log = logging.getLogger("mlx_server.mcp")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLoopLimits:
-    rounds: int = limits.MCP_ROUNDS
-    """The most rounds in which calls are run."""
-    seconds: float = limits.MCP_ROUND_SECONDS
-    """The time after which a new round has no tools."""
-    calls: int = limits.MCP_CALLS
-    """The most calls that are run, approved ones included."""
-
-
-LIMITS = ToolLoopLimits()
-
-
 def respond(
-    request: GenerateRequest,
-    tools: McpTools,
-    connectors: Connectors,
-    pool: Pool,
-    limits: ToolLoopLimits = LIMITS,
+    request: GenerateRequest, tools: McpTools, connectors: Connectors, pool: Pool
 ) -> AsyncGenerator[Event]:
     """Yield the events, as `generate` does, with the tools of MCP servers in addition to those of
     the conversation.
@@ -91,33 +74,25 @@ def respond(
     """
     if not tools.servers and not tools.approvals:
         return generate(request, pool)
-    return _respond(request, tools, connectors, pool, limits)
+    return _respond(request, tools, connectors, pool)
 
 
 async def _respond(
-    request: GenerateRequest,
-    tools: McpTools,
-    connectors: Connectors,
-    pool: Pool,
-    limits: ToolLoopLimits,
+    request: GenerateRequest, tools: McpTools, connectors: Connectors, pool: Pool
 ) -> AsyncGenerator[Event]:
-    _check(request, tools, limits)
-    async with connectors.open(tools.servers) as toolset:
-        # in a thread, since checking the schemas of the servers' tools may take long
-        rounds = await in_thread(_Rounds, request, tools, toolset, pool, limits)
-        async with aclosing(rounds.events()) as events:
-            async for event in events:
-                yield event
-
-
-def _check(request: GenerateRequest, tools: McpTools, limits: ToolLoopLimits) -> None:
-    if len(tools.approvals) > limits.calls:
+    if len(tools.approvals) > limits.MCP_CALLS:
         raise BadRequest(
             f"`input` has {len(tools.approvals)} pending approvals; one response runs at most "
-            f"{limits.calls} of them. Send fewer.",
+            f"{limits.MCP_CALLS} of them. Send fewer.",
             param="input",
         )
     assert len(request.prompts) == request.n == 1, "a loop has one answer"
+    async with connectors.open(tools.servers) as toolset:
+        # in a thread, since checking the schemas of the servers' tools may take long
+        rounds = await in_thread(_Rounds, request, tools, toolset, pool)
+        async with aclosing(rounds.events()) as events:
+            async for event in events:
+                yield event
 
 
 CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
@@ -167,12 +142,10 @@ class ToolTurn:
             case TextDelta() | ReasoningDelta() | BuiltInCall() | PromptProgress() | PromptScored():
                 yield event
             case ToolCallStarted(call=at):
-                self.answer.begun_calls[at] = self.calls[at] = call = self._begun(event)
-                yield from _call_started(event, call)
-            case ToolCallDelta(call=at):
-                yield from _call_delta(event, self.calls[at])
-            case ToolCallFinished(call=at):
-                yield from _call_finished(event, self.calls[at])
+                self.answer.begun_calls[at] = self.calls[at] = self._begun(event)
+                yield from _call_events(event, self.calls[at])
+            case ToolCallDelta(call=at) | ToolCallFinished(call=at):
+                yield from _call_events(event, self.calls[at])
             case Repaired(where=where):
                 yield replace(event, where=self._renumbered(where))
             case Violation(what=what):
@@ -213,40 +186,36 @@ class ToolTurn:
         return any(call.is_finished and call.offered is None for call in self.calls.values())
 
 
-def _call_started(event: ToolCallStarted, call: TurnCall) -> Iterator[Event]:
-    if call.offered is None:
-        yield replace(event, call=call.number)
-    elif not call.is_ignored and not call.offered.needs_approval:
-        server, name = call.offered.server, call.offered.name
-        yield McpCallStarted(
-            event.index, call.number, call.id, server, name, extra_content=call.extra_content
-        )
-
-
-def _call_delta(event: ToolCallDelta, call: TurnCall) -> Iterator[Event]:
-    if call.offered is None:
-        yield replace(event, call=call.number)
-    elif not call.is_ignored and not call.offered.needs_approval:
-        yield McpCallDelta(event.index, call.number, event.arguments)
-
-
-def _call_finished(event: ToolCallFinished, call: TurnCall) -> Iterator[Event]:
-    if call.offered is None:
+def _call_events(
+    event: ToolCallStarted | ToolCallDelta | ToolCallFinished, call: TurnCall
+) -> Iterator[Event]:
+    """What is reported of a call's event. A call that needs approval is reported at its end."""
+    if (offered := call.offered) is None:
         yield replace(event, call=call.number)
     elif call.is_ignored:
         return
-    elif call.offered.needs_approval:
-        yield ApprovalRequested(
-            event.index,
-            call.number,
-            f"mcpr_{uuid.uuid4().hex}",
-            call.offered.server,
-            call.offered.name,
-            "".join(call.arguments),
-            call.extra_content,
-        )
+    elif offered.needs_approval:
+        if isinstance(event, ToolCallFinished):
+            yield ApprovalRequested(
+                event.index,
+                call.number,
+                f"mcpr_{uuid.uuid4().hex}",
+                offered.server,
+                offered.name,
+                "".join(call.arguments),
+                call.extra_content,
+            )
     else:
-        yield McpCallReady(event.index, call.number)
+        match event:
+            case ToolCallStarted(index):
+                yield McpCallStarted(
+                    *(index, call.number, call.id, offered.server, offered.name),
+                    extra_content=call.extra_content,
+                )
+            case ToolCallDelta(index, _, arguments):
+                yield McpCallDelta(index, call.number, arguments)
+            case ToolCallFinished(index):
+                yield McpCallReady(index, call.number)
 
 
 class _Rounds:
@@ -256,14 +225,12 @@ class _Rounds:
         tools: McpTools,
         toolset: Toolset,
         pool: Pool,
-        limits: ToolLoopLimits,
     ) -> None:
         conversation = request.prompts[0]
         assert isinstance(conversation, Conversation)
         self._request = request
         self._toolset = toolset
         self._pool = pool
-        self._limits = limits
         self._mcp = tools
         self._tools = ServerTools(toolset, conversation.tools)
         self._conversation = replace(
@@ -271,7 +238,7 @@ class _Rounds:
             messages=tuple(map(self._tools.renamed, conversation.messages)),
             tools=(*conversation.tools, *(each.tool for each in self._tools.by_name.values())),
         )
-        self._ends = time.monotonic() + limits.seconds
+        self._ends = time.monotonic() + limits.MCP_ROUND_SECONDS
         self._calls = self._runs = self._rounds = 0
         self._finished: list[Finished] = []
         self._started: list[Started] = []
@@ -303,7 +270,9 @@ class _Rounds:
             if not runs or is_cut or turn.awaits_client:
                 yield self._end(turn, "length" if is_cut else None)
                 return
-            choice = "none" if self._is_spent() or self._request.tool_choice == "none" else "auto"
+            is_late = time.monotonic() > self._ends or self._rounds >= limits.MCP_ROUNDS
+            may_call = self._calls_left() and not is_late and self._request.tool_choice != "none"
+            choice = "auto" if may_call else "none"
 
     async def _round(self, turn: ToolTurn, choice: ToolChoice) -> AsyncGenerator[Event]:
         """The events of a round. If the results of calls don't fit the context, a notice takes
@@ -435,12 +404,8 @@ class _Rounds:
         )
 
     def _calls_left(self) -> int:
-        most, requested = self._limits.calls, self._mcp.max_calls
+        most, requested = limits.MCP_CALLS, self._mcp.max_calls
         return max(0, min(most, most if requested is None else requested) - self._runs)
-
-    def _is_spent(self) -> bool:
-        late = time.monotonic() > self._ends
-        return late or self._rounds >= self._limits.rounds or not self._calls_left()
 
     def _tokens_left(self) -> int | None:
         """The rest of `max_tokens`, which all rounds share; None if there is no limit."""
@@ -453,23 +418,16 @@ class _Rounds:
         rounds = self._finished
         counts = total([*(each.counts for each in rounds), self._further()])
         ended: FinishReason = "tool_calls" if turn.has_functions else "stop"
+        # what earlier rounds have added to the first prompt comes first
+        added = self._started[-1].messages[len(self._started[0].messages) :]
         return Finished(
             0,
             reason or ended,
             **asdict(counts),
             answer_forced=any(each.answer_forced for each in rounds),
-            messages=(*self._added_messages(), *rounds[-1].messages),
+            messages=(*added, *rounds[-1].messages),
             raw=tuple(text for each in rounds for text in each.raw),
         )
-
-    def _added_messages(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages that earlier rounds have added to the first prompt."""
-        first, last = self._started[0], self._started[-1]
-        return last.messages[len(first.messages) :]
-
-
-def _with_message(conversation: Conversation, message: Message) -> Conversation:
-    return replace(conversation, messages=(*conversation.messages, message))
 
 
 def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conversation:
@@ -477,7 +435,8 @@ def _with_calls(conversation: Conversation, calls: Sequence[ToolCall]) -> Conver
     assistant's or has calls already."""
     *before, last = conversation.messages
     if last.role != "assistant" or last.tool_calls:
-        return _with_message(conversation, Message("assistant", tool_calls=tuple(calls)))
+        message = Message("assistant", tool_calls=tuple(calls))
+        return replace(conversation, messages=(*conversation.messages, message))
     return replace(conversation, messages=(*before, replace(last, tool_calls=tuple(calls))))
 
 
@@ -496,13 +455,14 @@ class ServerTools:
     def __init__(self, toolset: Toolset, functions: Sequence[Tool]) -> None:
         """functions: the conversation's own tools, whose names no other tool may get."""
         self._toolset = toolset
-        self._names = ToolNames(functions)
         self._left_out: dict[str, list[str]] = {}
         """Error messages for the tools that are left out, by the server's label."""
-        self.by_name = self._usable()
+        self.by_name = self._usable({tool.name for tool in functions})
+        self._names = {(each.server, each.name): name for name, each in self.by_name.items()}
 
     def known_name(self, server: str, name: str) -> str:
-        return self._names.known(server, name)
+        """The name by which the model sees a tool, which may be offered no more."""
+        return self._names.get((server, name), callable_name(name))
 
     def listed(self) -> Iterator[Event]:
         for server in self._toolset.servers:
@@ -528,8 +488,11 @@ class ServerTools:
             param="tool_choice",
         )
 
-    def _usable(self) -> dict[str, ServerTool]:
-        found: dict[str, ServerTool] = {}
+    def _usable(self, taken: set[str]) -> dict[str, ServerTool]:
+        """The tools by the names that the model sees: the server's own where it is unique, else one
+        with the server's label."""
+        usable: dict[str, ServerTool] = {}
+        listed_names = Counter(n for each in self._toolset.servers for n in each.listing.tools)
         for server in self._toolset.servers:
             label = server.requested.label
             for name, listed in server.listing.tools.items():
@@ -539,16 +502,13 @@ class ServerTools:
                     sentence = f"{name!r} is left out: {error.message}"
                     self._left_out.setdefault(label, []).append(sentence)
                     continue
-                shown = self._names.of(label, name, self._is_unique(label, name))
+                shown = callable_name(name)
+                if listed_names[name] > 1 or shown in taken:
+                    shown = unused_name(callable_name(name, label), taken)
+                taken.add(shown)
                 tool = Tool(shown, listed.description, listed.schema)
-                found[shown] = ServerTool(label, name, tool, server.needs_approval(name))
-        return found
-
-    def _is_unique(self, label: str, name: str) -> bool:
-        return not any(
-            server.requested.label != label and name in server.listing.tools
-            for server in self._toolset.servers
-        )
+                usable[shown] = ServerTool(label, name, tool, server.needs_approval(name))
+        return usable
 
     def renamed(self, message: Message) -> Message:
         """The message with the current names of the tools in its earlier calls."""
@@ -561,25 +521,6 @@ class ServerTools:
             for call in message.tool_calls
         )
         return replace(message, tool_calls=tuple(calls))
-
-
-class ToolNames:
-    """The names by which the model sees MCP tools: the server's own name where it is unique, else
-    one with the server's label."""
-
-    def __init__(self, functions: Sequence[Tool]) -> None:
-        self._taken = {tool.name for tool in functions}
-        self._known: dict[tuple[str, str], str] = {}
-
-    def of(self, server: str, name: str, is_unique: bool) -> str:
-        plain, long = callable_name(name), callable_name(name, server)
-        shown = plain if is_unique and plain not in self._taken else unused_name(long, self._taken)
-        self._taken.add(shown)
-        self._known[server, name] = shown
-        return shown
-
-    def known(self, server: str | None, name: str) -> str:
-        return self._known.get((server or "", name), callable_name(name))
 
 
 def callable_name(name: str, namespace: str = "") -> str:

@@ -16,9 +16,9 @@ from mlx_server.errors import AdapterNotFound, ServerError, UpstreamFailed
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.defaults import completed, sampling, sampling_choices, token_limit
 from mlx_server.generation.rendering import check_media, without_volatile_lines
-from mlx_server.generation.review import Review
+from mlx_server.generation.review import NUDGE, Review
 from mlx_server.grammars.formats import check as check_format
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.models import UpstreamModel
 from mlx_server.pool.pool import Pool
@@ -39,8 +39,6 @@ from mlx_server.upstream.request import UpstreamRequest, check, ignored, request
 from mlx_server.upstream.responses import END, Allowance
 
 log = logging.getLogger("mlx_server.upstream")
-
-NUDGE = Message("user", "Your answer was empty. Give your answer now.")
 
 
 async def generate_upstream(

@@ -11,14 +11,13 @@ from mlx_server.mcp.connectors import (
     StoredLogin,
     Toolset,
 )
-from mlx_server.mcp.limits import McpError, McpLimits
+from mlx_server.mcp.limits import McpError
 
 __all__ = [
     "ClientCredentials",
     "Connector",
     "Connectors",
     "McpError",
-    "McpLimits",
     "StoredLogin",
     "Toolset",
 ]

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.limits import CountingSemaphore, McpError, McpLimits, cut
+from mlx_server.mcp.limits import CountingSemaphore, McpError, cut
 from mlx_server.requests import McpServer
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class Connector:
 
 
 class Toolset:
-    def __init__(self, servers: Sequence["McpConnection"], limits: McpLimits) -> None:
+    def __init__(self, servers: Sequence["McpConnection"]) -> None:
         self.servers = servers
         self._by_label = {server.requested.label: server for server in servers}
-        self._call_slots = asyncio.Semaphore(limits.parallel_calls)
-        self._bytes_left = limits.all_result_bytes
+        self._call_slots = asyncio.Semaphore(limits.MCP_PARALLEL_CALLS)
+        self._bytes_left = limits.MCP_ALL_RESULT_BYTES
 
     def has(self, server: str, tool: str) -> bool:
         connection = self._by_label.get(server)
@@ -98,23 +98,12 @@ class Connectors:
         configured: Mapping[str, Connector] | None = None,
         *,
         allow_private_urls: bool = False,
-        limits: McpLimits | None = None,
     ) -> None:
-        self.limits = limits or McpLimits()
         self._configured = configured or {}
         self._allow_private_urls = allow_private_urls
-        self._places = asyncio.Semaphore(self.limits.responses)
-        wait, processes, sessions = (
-            self.limits.wait_seconds,
-            self.limits.processes,
-            self.limits.sessions,
-        )
-        self._processes = CountingSemaphore(
-            processes, wait, f"{processes} processes for MCP servers"
-        )
-        self._http_sessions = CountingSemaphore(
-            sessions, wait, f"{sessions} connections to MCP servers"
-        )
+        self._places = asyncio.Semaphore(limits.MCP_RESPONSES)
+        self._processes = CountingSemaphore(limits.MCP_PROCESSES, "processes for MCP servers")
+        self._http_sessions = CountingSemaphore(limits.MCP_SESSIONS, "connections to MCP servers")
         self._sessions: set[Session] = set()
         self._authorizations: dict[str, httpx2.Auth] = {}
         """For all requests that name a connector, since a refresh token may be usable only once."""
@@ -126,7 +115,9 @@ class Connectors:
         Raises BadRequest for invalid servers, and Overloaded if too many are in use.
         """
         self._check(requested)
-        await asyncio.to_thread(_import_sdk)
+        # the SDK takes most of a second to import, so it is imported when it is first needed
+        for part in ("oauth", "server", "stdio"):
+            await asyncio.to_thread(import_module, f"mlx_server.mcp.{part}")
         from mlx_server.mcp.server import bound
 
         servers = [self._server(each) for each in requested]
@@ -135,8 +126,8 @@ class Connectors:
         async with self._places, self._room_for(servers):
             try:
                 await asyncio.gather(*(server.open() for server in servers))
-                bound([server.listing for server in servers], self.limits)
-                yield Toolset(servers, self.limits)
+                bound([server.listing for server in servers])
+                yield Toolset(servers)
             finally:
                 for server in servers:
                     server.stop()
@@ -174,16 +165,16 @@ class Connectors:
     def _server(self, requested: McpServer) -> "McpConnection":
         from mlx_server.mcp.server import McpConnection
 
-        return McpConnection(requested, self._connection(requested), self.limits, self._register)
+        return McpConnection(requested, self._connection(requested), self._register)
 
     def _register(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
 
     def _check(self, servers: Sequence[McpServer]) -> None:
-        if len(servers) > self.limits.servers:
+        if len(servers) > limits.MCP_SERVERS:
             raise BadRequest(
-                f"The request has {len(servers)} MCP servers; the limit is {self.limits.servers}. "
+                f"The request has {len(servers)} MCP servers; the limit is {limits.MCP_SERVERS}. "
                 "Send fewer.",
                 param=servers[-1].param,
             )
@@ -216,7 +207,7 @@ class Connectors:
         if server.url is not None:
             url = _checked_url(server, server.url)
             private = self._allow_private_urls
-            return partial(http_transport, url, headers, self.limits, allow_private=private)
+            return partial(http_transport, url, headers, allow_private=private)
         connector = self._configured.get(server.connector or "")
         if connector is None:
             known = ", ".join(self._configured) or "none"
@@ -224,7 +215,7 @@ class Connectors:
         if connector.url is None:
             if headers:
                 raise _request_error(server, "takes no headers because it is not reached by HTTP")
-            return partial(stdio_transport, connector.command, connector.env, self.limits)
+            return partial(stdio_transport, connector.command, connector.env)
         owners = {name.lower(): value for name, value in connector.headers.items()}
         private = connector.allow_private or self._allow_private_urls
         auth = self._authorizations.get(server.connector or "")
@@ -236,16 +227,9 @@ class Connectors:
             http_transport,
             connector.url,
             {**headers, **owners},
-            self.limits,
             allow_private=private,
             auth=auth,
         )
-
-
-def _import_sdk() -> None:
-    """Imports the SDK. It takes most of a second, so it is done when first needed, in a thread."""
-    for part in ("oauth", "server", "stdio"):
-        import_module(f"mlx_server.mcp.{part}")
 
 
 def _headers(server: McpServer) -> Iterable[tuple[str, str]]:

@@ -8,7 +8,7 @@ call would never end. Here the half becomes U+FFFD.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -24,8 +24,9 @@ from mcp.types import (
     jsonrpc_message_adapter,
 )
 
+from mlx_server import limits
 from mlx_server.mcp.addresses import resolved
-from mlx_server.mcp.limits import ConnectionLost, McpError, McpLimits, Meter, ValueMeter, cut
+from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, cut
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
 
@@ -71,22 +72,22 @@ streamable_http.jsonrpc_message_adapter = MESSAGES  # type: ignore[assignment, a
 async def http_transport(
     url: str,
     headers: Mapping[str, str],
-    limits: McpLimits,
     *,
     allow_private: bool,
     auth: httpx2.Auth | None = None,
 ) -> AsyncIterator[TransportStreams]:
     client = httpx2.AsyncClient(
-        transport=CheckedTransport(limits, allow_private=allow_private),
+        transport=CheckedTransport(allow_private=allow_private),
         headers={"accept-encoding": "identity", **headers},
-        timeout=httpx2.Timeout(limits.open_seconds, read=None),  # each call has its own timeout
+        # each call has its own timeout
+        timeout=httpx2.Timeout(limits.MCP_OPEN_SECONDS, read=None),
         auth=auth,
         trust_env=False,  # the addresses to which a proxy connects can't be checked
     )
     async with (
         client,
         streamable_http.streamable_http_client(
-            url, http_client=client, max_sse_event_size=limits.message_bytes
+            url, http_client=client, max_sse_event_size=limits.MCP_MESSAGE_BYTES
         ) as streams,
     ):
         yield streams
@@ -95,10 +96,9 @@ async def http_transport(
 class CheckedTransport(httpx2.AsyncBaseTransport):
     """Connects only to checked addresses, also after redirects, and limits the received bytes."""
 
-    def __init__(self, limits: McpLimits, *, allow_private: bool) -> None:
+    def __init__(self, *, allow_private: bool) -> None:
         self._inner = BoundedTransport(trust_env=False)
-        self._limits = limits
-        self._all = Meter(limits.session_bytes)
+        self._all = Meter(limits.MCP_SESSION_BYTES)
         self._allow_private = allow_private
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -109,22 +109,18 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
             await response.aclose()  # a few compressed bytes may expand to any size
             raise ConnectionLost("The server sent compressed data, which was not requested.")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
+        # a body is one message; of a stream's messages the SDK limits the size of each
+        is_stream = response.headers.get("content-type", "").lower().startswith(EVENT_STREAM)
+        meters = [self._all] if is_stream else [self._all, Meter(limits.MCP_MESSAGE_BYTES)]
         counted = httpx2.Response(
             response.status_code,
             headers=response.headers,
-            stream=_CountedStream(response.stream, self._all, *self._alone(response)),
+            stream=_CountedStream(response.stream, meters, ValueMeter(is_stream=is_stream)),
             extensions=response.extensions,
         )
-        if not (counted.is_error and _is_message(request)):
-            return counted
-        return await explained(counted, request, self._limits.error_characters)
-
-    def _alone(self, response: httpx2.Response) -> tuple[ValueMeter, Meter | None]:
-        """The limits of a body, which is one message, or of each message of a stream, whose size
-        the SDK limits."""
-        is_stream = response.headers.get("content-type", "").lower().startswith(EVENT_STREAM)
-        size = None if is_stream else Meter(self._limits.message_bytes)
-        return ValueMeter(is_stream=is_stream), size
+        # an OAuth request has no MCP message
+        is_message = request.method == "POST" and EVENT_STREAM in request.headers.get("accept", "")
+        return await explained(counted, request) if counted.is_error and is_message else counted
 
     async def _first_that_answers(
         self, request: httpx2.Request, addresses: list[str]
@@ -140,11 +136,6 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _is_message(request: httpx2.Request) -> bool:
-    """Whether the request has an MCP message, and is not an OAuth request."""
-    return request.method == "POST" and EVENT_STREAM in request.headers.get("accept", "")
-
-
 def _to(request: httpx2.Request, address: str) -> httpx2.Request:
     """The request, sent to this address. Certificates are still checked for the host's name."""
     return httpx2.Request(
@@ -158,11 +149,9 @@ def _to(request: httpx2.Request, address: str) -> httpx2.Request:
 
 class _CountedStream(httpx2.AsyncByteStream):
     def __init__(
-        self, inner: httpx2.AsyncByteStream, all: Meter, values: ValueMeter, size: Meter | None
+        self, inner: httpx2.AsyncByteStream, meters: Sequence[Meter], values: ValueMeter
     ) -> None:
-        self._inner = inner
-        self._meters = [all] if size is None else [all, size]
-        self._values = values
+        self._inner, self._meters, self._values = inner, meters, values
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
@@ -176,20 +165,17 @@ class _CountedStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-async def explained(
-    response: httpx2.Response, request: httpx2.Request, longest: int
-) -> httpx2.Response:
+async def explained(response: httpx2.Response, request: httpx2.Request) -> httpx2.Response:
     """The refusal as a JSON-RPC error, which the SDK passes on. A body that is JSON-RPC already is
     not changed. Raises McpError for a body that is too long."""
     body = await _body(response)
     answer = _json_or_none(body)
     if not (isinstance(answer, dict) and "jsonrpc" in answer and "error" in answer):
-        message = _refusal_sentence(
-            response, answer if answer is not None else _plain_text(response, body)
-        )
+        is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
+        said = body.decode(errors="replace") if answer is None and is_plain else answer
         error = {
             "code": _code(response.status_code, request.headers),
-            "message": cut(message, longest),
+            "message": cut(_refusal_sentence(response, said), limits.QUOTED_ERROR_CHARACTERS),
             "data": {STATUS: response.status_code},
         }
         body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
@@ -221,11 +207,6 @@ def _json_or_none(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-def _plain_text(response: httpx2.Response, body: bytes) -> str:
-    is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
-    return body.decode(errors="replace") if is_plain else ""
 
 
 def _refusal_sentence(response: httpx2.Response, said: object) -> str:

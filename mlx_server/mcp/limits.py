@@ -4,7 +4,6 @@ they fail, whose messages are shown to the model and to the client."""
 import asyncio
 import re
 from collections import deque
-from dataclasses import dataclass
 
 from mlx_server import limits
 from mlx_server.errors import Overloaded
@@ -59,29 +58,6 @@ def cut(text: str, longest: int) -> str:
 END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
-@dataclass(frozen=True, slots=True)
-class McpLimits:
-    """A record, so that tests can lower them."""
-
-    open_seconds: float = limits.MCP_OPEN_SECONDS
-    call_seconds: float = limits.MCP_CALL_SECONDS
-    wait_seconds: float = limits.MCP_WAIT_SECONDS
-    parallel_calls: int = limits.MCP_PARALLEL_CALLS
-    servers: int = limits.MCP_SERVERS
-    responses: int = limits.MCP_RESPONSES
-    processes: int = limits.MCP_PROCESSES
-    sessions: int = limits.MCP_SESSIONS
-    tools: int = limits.MCP_TOOLS
-    schema_bytes: int = limits.MCP_SCHEMA_BYTES
-    all_tools: int = limits.MCP_ALL_TOOLS
-    all_schema_bytes: int = limits.MCP_ALL_SCHEMA_BYTES
-    result_bytes: int = limits.MCP_RESULT_BYTES
-    all_result_bytes: int = limits.MCP_ALL_RESULT_BYTES
-    message_bytes: int = limits.MCP_MESSAGE_BYTES
-    session_bytes: int = limits.MCP_SESSION_BYTES
-    error_characters: int = limits.QUOTED_ERROR_CHARACTERS
-
-
 class Meter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -121,23 +97,22 @@ class ValueMeter:
 class CountingSemaphore:
     """A semaphore of which several units are taken at once, in order of arrival."""
 
-    def __init__(self, most: int, wait_seconds: float, resource: str) -> None:
-        """resource: its name, for the error message."""
+    def __init__(self, most: int, resource: str) -> None:
+        """resource: the name of the units, for the error message."""
         self._free = most
-        self._wait_seconds = wait_seconds
-        self._resource = resource
+        self._resource = f"{most} {resource}"
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, count: int) -> None:
         """Takes `count` units together. Raises Overloaded if they are not free within
-        `wait_seconds`."""
+        MCP_WAIT_SECONDS."""
         if not count:
             return
         taken = asyncio.get_running_loop().create_future()
         self._waiting.append((count, taken))
         self._serve()
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with asyncio.timeout(limits.MCP_WAIT_SECONDS):
                 await taken
         except BaseException as error:
             if taken.done() and not taken.cancelled():

@@ -5,7 +5,6 @@ import asyncio
 import dataclasses
 import hmac
 import os
-import secrets
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -27,12 +26,12 @@ from mlx_server import __version__
 from mlx_server.mcp.addresses import is_loopback
 from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
 from mlx_server.mcp.http import http_transport
-from mlx_server.mcp.limits import McpError, McpLimits, cut
+from mlx_server.mcp.limits import McpError, cut
 from mlx_server.mcp.server import Session
-from mlx_server.system.files import write_private
+from mlx_server.system.files import open_regular, own_path, replace_private
 
 FILE_BYTES = 1 << 20
-"""The size above which a login's file is taken to be damaged, and is not read."""
+"""The most of a login's file that is read: one that is larger is damaged."""
 
 SCOPE_CHARACTERS = 1000
 ERROR_CHARACTERS = 300
@@ -124,20 +123,11 @@ class LoginFile(TokenMemory):
     def save(self) -> None:
         login = SavedLogin(self._url, _json(self.tokens), _json(self.client), self.wanted_scope)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
-        try:
-            write_private(draft, msgspec.json.encode(login))
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_private(self._path, msgspec.json.encode(login))
 
     def _content(self) -> bytes:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES:
-                raise self._unusable("is damaged: log in again.")
-            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        with open_regular(own_path(self._path), is_own=True) as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise self._unusable(
                     "is not private: other users may have read or written it. Log in again, which "
                     "replaces it."
@@ -302,9 +292,7 @@ async def log_in(
     async with redirect_server(port) as redirect:
         provider = LoginProvider(url, file, redirect, show)
         session = Session(
-            partial(
-                http_transport, url, {}, McpLimits(), allow_private=allow_private, auth=provider
-            )
+            partial(http_transport, url, {}, allow_private=allow_private, auth=provider)
         )
         try:
             tools = (await (await session.client()).list_tools()).tools

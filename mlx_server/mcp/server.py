@@ -26,7 +26,6 @@ from mlx_server.mcp.http import status_of
 from mlx_server.mcp.limits import (
     ConnectionLost,
     McpError,
-    McpLimits,
     McpRefused,
     ToolFailed,
     cause,
@@ -124,24 +123,22 @@ class Listing:
 class Lister:
     """Collects a server's tools page by page, up to the limits."""
 
-    def __init__(self, server: McpServer, limits: McpLimits) -> None:
+    def __init__(self, server: McpServer) -> None:
         self.listing = Listing()
         self.full = False
         self._server = server
-        self._limits = limits
-        self._seen = 0
-        self._bytes = 0
+        self._seen = self._bytes = 0
 
     def add(self, page: types.ListToolsResult) -> None:
         for tool in page.tools:
             self._seen += 1
             size = _size(tool)
             self._bytes += size
-            if self._seen > self._limits.tools or self._bytes > self._limits.schema_bytes:
+            if self._seen > limits.MCP_TOOLS or self._bytes > limits.MCP_SCHEMA_BYTES:
                 self.full = True
                 self.listing.left_out.append(
-                    f"The server has more than {self._limits.tools} tools, or more than "
-                    f"{self._limits.schema_bytes} bytes of tools: the rest is left out."
+                    f"The server has more than {limits.MCP_TOOLS} tools, or more than "
+                    f"{limits.MCP_SCHEMA_BYTES} bytes of tools: the rest is left out."
                 )
                 return
             self._add(tool, size)
@@ -156,8 +153,10 @@ class Lister:
             )
             return
         self.listing.sizes[tool.name] = size
+        hints = tool.annotations
+        annotations = hints.model_dump(by_alias=True, exclude_none=True) if hints else None
         self.listing.tools[tool.name] = ListedTool(
-            tool.name, tool.description, tool.input_schema, _annotations(tool)
+            tool.name, tool.description, tool.input_schema, annotations
         )
 
     def _objection(self, tool: types.Tool) -> str | None:
@@ -170,25 +169,20 @@ class Lister:
         return None
 
 
-def bound(listings: Iterable[Listing], limits: McpLimits) -> None:
+def bound(listings: Iterable[Listing]) -> None:
     """Leaves out tools until those of all servers of a request together are within the limits."""
     tools, size = 0, 0
     for listing in listings:
         for name in list(listing.tools):
             tools += 1
             size += listing.sizes[name]
-            if tools > limits.all_tools or size > limits.all_schema_bytes:
+            if tools > limits.MCP_ALL_TOOLS or size > limits.MCP_ALL_SCHEMA_BYTES:
                 del listing.tools[name]
         if len(listing.tools) < len(listing.sizes):
             listing.left_out.append(
-                f"All servers of a request together may have {limits.all_tools} tools and "
-                f"{limits.all_schema_bytes} bytes of tools: the rest is left out."
+                f"All servers of a request together may have {limits.MCP_ALL_TOOLS} tools and "
+                f"{limits.MCP_ALL_SCHEMA_BYTES} bytes of tools: the rest is left out."
             )
-
-
-def _annotations(tool: types.Tool) -> dict[str, Any] | None:
-    annotations = tool.annotations
-    return annotations.model_dump(by_alias=True, exclude_none=True) if annotations else None
 
 
 def _size(tool: types.Tool) -> int:
@@ -219,14 +213,11 @@ def _part_text(part: types.ContentBlock) -> str:
 class McpConnection:
     """A server with its session, which is reopened once if it is lost."""
 
-    def __init__(
-        self, requested: McpServer, connect: Connect, limits: McpLimits, opened: Opened
-    ) -> None:
+    def __init__(self, requested: McpServer, connect: Connect, opened: Opened) -> None:
         """opened: called with each new session, whose task may end later than the response."""
         self.requested = requested
         self.listing = Listing()
         self._connect = connect
-        self._limits = limits
         self._opened = opened
         self._session: Session | None = None
         self._openings = 0
@@ -242,7 +233,7 @@ class McpConnection:
     async def open(self) -> None:
         """Opens the session and lists the server's tools. A failure is recorded in `listing`."""
         try:
-            self.listing = await self._within(self._limits.open_seconds, self._list)
+            self.listing = await self._within(limits.MCP_OPEN_SECONDS, self._list)
         except McpError as error:
             self.listing = Listing(failure=str(error))
             log.warning("an MCP server has no tools (%s)", error.kind)
@@ -272,15 +263,15 @@ class McpConnection:
             client = await session.client()
             return await client.session.send_request(request, types.CallToolResult)
 
-        result = await self._within(self._limits.call_seconds, call)
-        text = text_of(result, self._limits.result_bytes)
+        result = await self._within(limits.MCP_CALL_SECONDS, call)
+        text = text_of(result, limits.MCP_RESULT_BYTES)
         if result.is_error:
             raise ToolFailed(text or "The tool failed without a message.")
         return text
 
     async def _list(self, session: Session) -> Listing:
         client = await session.client()
-        lister = Lister(self.requested, self._limits)
+        lister = Lister(self.requested)
         cursor, cursors = None, set[str | None]()
         while cursor not in cursors and not lister.full:
             cursors.add(cursor)
@@ -299,12 +290,12 @@ class McpConnection:
         except TimeoutError:
             public: McpError = ConnectionLost(f"The server did not answer within {seconds:g} s.")
         except Exception as error:
-            public = self._public_error(cause(error))
+            public = _public_error(cause(error))
         if isinstance(public, ConnectionLost):
             if self._session is session:
                 self._session = None
             failure = await session.failure()
-            public = self._public_error(failure) if failure else public
+            public = _public_error(failure) if failure else public
         raise public from None
 
     def _open_session(self) -> Session:
@@ -317,25 +308,23 @@ class McpConnection:
             self._opened(self._session)
         return self._session
 
-    def _public_error(self, error: BaseException) -> McpError:
-        match error:
-            case McpError():
-                return error
-            case MCPError() if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
-                return ConnectionLost("The server closed the connection.")
-            case MCPError():
-                message = cut(error.message, self._limits.error_characters)
-                status = status_of(error.data)
-                return McpRefused(message, status) if status else McpError(message)
-            case OAuthFlowError():
-                said = f"The server gave no authorization: {error}"
-                return McpError(cut(said, self._limits.error_characters))
-            case httpx2.HTTPError() | OSError():
-                return ConnectionLost(
-                    cut(f"The server can't be reached: {error}", self._limits.error_characters)
-                )
-            case _:
-                return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
+
+def _public_error(error: BaseException) -> McpError:
+    most = limits.QUOTED_ERROR_CHARACTERS
+    match error:
+        case McpError():
+            return error
+        case MCPError() if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+            return ConnectionLost("The server closed the connection.")
+        case MCPError():
+            message, status = cut(error.message, most), status_of(error.data)
+            return McpRefused(message, status) if status else McpError(message)
+        case OAuthFlowError():
+            return McpError(cut(f"The server gave no authorization: {error}", most))
+        case httpx2.HTTPError() | OSError():
+            return ConnectionLost(cut(f"The server can't be reached: {error}", most))
+        case _:
+            return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
 
 
 def _arguments_object(arguments: str) -> dict[str, Any]:

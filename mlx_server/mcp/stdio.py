@@ -19,10 +19,11 @@ from mcp.client._transport import TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
+from mlx_server import limits
 from mlx_server.errors import public_message
 from mlx_server.mcp import guard
 from mlx_server.mcp.http import MESSAGES
-from mlx_server.mcp.limits import ConnectionLost, McpError, McpLimits, Meter, ValueMeter
+from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter
 from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0
@@ -39,7 +40,7 @@ Read = SessionMessage | Exception
 
 @asynccontextmanager
 async def stdio_transport(
-    command: Sequence[str], environment: Mapping[str, str], limits: McpLimits
+    command: Sequence[str], environment: Mapping[str, str]
 ) -> AsyncIterator[TransportStreams]:
     mark = uuid.uuid4().hex
     process, lifeline = await _started(command, environment, mark)
@@ -49,7 +50,7 @@ async def stdio_transport(
     write, out_of = anyio.create_memory_object_stream[SessionMessage](UNREAD_MESSAGES)
     try:
         async with into, read, write, out_of, anyio.create_task_group() as group:
-            group.start_soon(_read_messages, process.stdout, into, limits)
+            group.start_soon(_read_messages, process.stdout, into)
             group.start_soon(_write_messages, process.stdin, out_of, into)
             group.start_soon(_guarded, process, lifeline, mark)
             yield read, write
@@ -111,13 +112,10 @@ async def _started(
     return process, ours
 
 
-async def _read_messages(
-    stdout: asyncio.StreamReader, into: MemoryObjectSendStream[Read], limits: McpLimits
-) -> None:
-    meter = Meter(limits.session_bytes)
+async def _read_messages(stdout: asyncio.StreamReader, into: MemoryObjectSendStream[Read]) -> None:
     async with into:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for line in _lines(stdout, meter, limits.message_bytes):
+            async for line in _lines(stdout):
                 await turn()
                 ValueMeter().count(line)
                 with suppress(ValueError):  # lines that are not messages are ignored
@@ -125,8 +123,9 @@ async def _read_messages(
                     await into.send(SessionMessage(message))
 
 
-async def _lines(stdout: asyncio.StreamReader, meter: Meter, longest: int) -> AsyncIterator[bytes]:
+async def _lines(stdout: asyncio.StreamReader) -> AsyncIterator[bytes]:
     begun: list[bytes] = []
+    meter, longest = Meter(limits.MCP_SESSION_BYTES), limits.MCP_MESSAGE_BYTES
     size = 0
     while chunk := await stdout.read(CHUNK):
         meter.count(len(chunk))

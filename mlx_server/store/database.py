@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -17,13 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, public_message
 from mlx_server.store.file import SharedFile
-from mlx_server.store.records import (
-    CompletionRecord,
-    ConversationRecord,
-    ItemRecord,
-    ResponseRecord,
-    Retention,
-)
+from mlx_server.store.records import ItemRecord, Record, Retention
 
 log = logging.getLogger("mlx_server.store")
 
@@ -204,30 +198,21 @@ def writes(
     @wraps(work)
     async def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
         job = partial(self._transact, WRITE, lambda db: work(self, db, *args, **kwargs))
-        return await asyncio.shield(self._submit(job, _size([*args, *kwargs.values()])))
+        return await asyncio.shield(self._submit(job, _size([args, [*kwargs.values()]])))
 
     return call
 
 
-def _size(given: Iterable[object]) -> int:
-    """The total length of all `bytes` in a call's arguments."""
-    size = 0
-    for value in given:
-        match value:
-            case bytes():
-                size += len(value)
-            case ItemRecord(body=body):
-                size += len(body)
-            case ResponseRecord(body=body, output=output):
-                size += len(body) + _size(output)
-            case ConversationRecord(body=body) | CompletionRecord(body=body):
-                size += len(body)
-            case list() | tuple() if value and isinstance(value[0], ItemRecord):
-                # all at once, since an input may have 65,000 items
-                size += sum(len(item.body) for item in value)
-            case list() | tuple():
-                size += _size(value)
-    return size
+def _size(value: object) -> int:
+    """The total length of all `bytes` in an argument of a call."""
+    match value:
+        case bytes():
+            return len(value)
+        case Record():
+            return len(value.body) + _size(value.output)
+        case list() | tuple():  # an input may have 65,000 items
+            return sum(len(v.body) if isinstance(v, ItemRecord) else _size(v) for v in value)
+    return 0
 
 
 def sized(body: bytes) -> bytes:

@@ -35,7 +35,7 @@ PRAGMAS = (
 SCHEMA = (
     """CREATE TABLE records (
         seq INTEGER PRIMARY KEY,
-        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation')),
+        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation', 'completion')),
         owner TEXT NOT NULL,
         id TEXT NOT NULL,
         created_at REAL NOT NULL,
@@ -43,12 +43,13 @@ SCHEMA = (
         status TEXT NOT NULL,
         previous TEXT,
         conversation TEXT,
+        labels TEXT,
         body BLOB NOT NULL,
         UNIQUE (id, owner, kind)
     )""",
     "CREATE INDEX by_age ON records (kind, used_at)",
     "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
-    # the items of a conversation all have output = 0
+    # all items have output = 0 but the output of a response
     """CREATE TABLE items (
         seq INTEGER PRIMARY KEY,
         record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE,
@@ -64,45 +65,10 @@ SCHEMA = (
         body BLOB NOT NULL,
         PRIMARY KEY (record, number)
     ) WITHOUT ROWID""",
+    # the time of the last pruning, as a trusted clock had it
+    "CREATE TABLE seen (at REAL NOT NULL)",
+    *usage.SCHEMA,
 )
-
-WITH_COMPLETIONS = (
-    # SQLite can't change a table's CHECK, so the table is created again with the same `seq`s
-    "CREATE TABLE earlier AS SELECT * FROM records",
-    "DROP TABLE records",
-    """CREATE TABLE records (
-        seq INTEGER PRIMARY KEY,
-        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation', 'completion')),
-        owner TEXT NOT NULL,
-        id TEXT NOT NULL,
-        created_at REAL NOT NULL,
-        used_at REAL NOT NULL,
-        status TEXT NOT NULL,
-        previous TEXT,
-        conversation TEXT,
-        labels TEXT,
-        body BLOB NOT NULL,
-        UNIQUE (id, owner, kind)
-    )""",
-    "INSERT INTO records (seq, kind, owner, id, created_at, used_at, status, previous,"
-    " conversation, body) SELECT seq, kind, owner, id, created_at, used_at, status, previous,"
-    " conversation, body FROM earlier",
-    "DROP TABLE earlier",
-    "CREATE INDEX by_age ON records (kind, used_at)",
-    "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
-    *usage.LABELLED_RECORD_TRIGGERS,
-)
-
-SCHEMAS = (
-    SCHEMA,
-    (
-        *usage.SCHEMA,
-        # the time of the last pruning, as a trusted clock had it
-        "CREATE TABLE seen (at REAL NOT NULL)",
-    ),
-    WITH_COMPLETIONS,
-)
-"""The statements that upgrade a file from each version to the next. Version 0 is an empty file."""
 
 INTERRUPTED = {
     "code": "server_error",
@@ -140,9 +106,7 @@ class OwnedFile(SharedFile):
             self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
         db = connect(self.path)
         try:
-            if (
-                not self._interrupted_failed
-            ):  # only once: later, running responses are this server's
+            if not self._interrupted_failed:  # later, running responses are this server's
                 _fail_interrupted(db)
                 self._interrupted_failed = True
         except BaseException:
@@ -182,10 +146,11 @@ def connect(path: Path) -> Connection:
 
 def _prepare(db: Connection) -> None:
     version = _one(db, "PRAGMA user_version")
-    if version > VERSION:
+    if version not in (0, VERSION):
         raise StoreUnavailable(
-            f"The store of responses was written by a newer mlx-server (format {version}, not "
-            f"{VERSION}). Update mlx-server, or name another folder by MLX_SERVER_DATA."
+            f"The store of responses was written by another version of mlx-server (format "
+            f"{version}, not {VERSION}). Use that version, or name another folder by "
+            "MLX_SERVER_DATA."
         )
     for pragma in PRAGMAS:
         db.execute(pragma).fetchall()
@@ -195,18 +160,17 @@ def _prepare(db: Connection) -> None:
             "The store of responses is on a file system where SQLite can't use WAL (it uses "
             f"{mode}). Put the data directory on a local disk."
         )
-    if version < VERSION:
-        _update(db)
-    db.execute("PRAGMA foreign_keys = ON")  # not before, since an update may drop a table
+    db.execute("PRAGMA foreign_keys = ON")
+    if version != VERSION:
+        _create(db)
 
 
-def _update(db: Connection) -> None:
+def _create(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    version = _one(db, "PRAGMA user_version")  # another process may have updated the file before
-    for statements in SCHEMAS[version:]:
-        for statement in statements:
+    if not _one(db, "PRAGMA user_version"):  # no other process was faster
+        for statement in SCHEMA:
             db.execute(statement)
-    db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
 
 

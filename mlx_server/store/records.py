@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mlx_server import limits
+
+Kind = Literal["response", "conversation", "completion"]
+Order = Literal["asc", "desc"]
 
 RUNNING = frozenset({"queued", "in_progress"})
 
@@ -18,34 +22,21 @@ class ItemRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseRecord:
-    """A response. Its `body` is its JSON object, with `status` but without `output`."""
+class Record:
+    """A response, a conversation or a chat completion, without its input items. The fields after
+    `body` are a response's, but for the `labels`."""
 
+    kind: Kind
     id: str
     created_at: float
-    status: str
     body: bytes
-    output: Sequence[ItemRecord] = ()
+    """A JSON object. A response's has its `status`, and not its `output`."""
+    status: str = ""
     previous: str | None = None
     conversation: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationRecord:
-    id: str
-    created_at: float
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRecord:
-    """A chat completion. Its `labels` are a JSON object of the fields by which lists are filtered:
-    `model` and `metadata`."""
-
-    id: str
-    created_at: float
-    labels: bytes
-    body: bytes
+    labels: str | None = None
+    """A JSON object of the fields by which chat completions are listed: `model` and `metadata`."""
+    output: Sequence[ItemRecord] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,35 @@
-"""The complete store: it opens its file, and prunes old records.
+"""The store itself: what can be done with records and their items, and how old ones are pruned.
 
 Old records are removed by a clock of its own, which distrusts jumps of the system clock.
 """
 
 import math
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Self
+from typing import Self, get_args
 
 from mlx_server import limits
-from mlx_server.errors import StoreUnavailable
+from mlx_server.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
 from mlx_server.store import usage
-from mlx_server.store.completions import Completions
-from mlx_server.store.conversations import Conversations, Kind
-from mlx_server.store.database import reads, writes
+from mlx_server.store.database import Database, reads, sized, writes
 from mlx_server.store.file import OwnedFile, SharedFile
-from mlx_server.store.records import Retention, Stats
-from mlx_server.store.responses import Responses
+from mlx_server.store.records import (
+    CONVERSATION_STATUSES,
+    ItemRecord,
+    Kind,
+    Order,
+    Page,
+    Record,
+    Retention,
+    Stats,
+)
+from mlx_server.store.usage import check_usage
 
 DAY = 86400.0
 
@@ -30,8 +40,46 @@ between the steps."""
 BATCH_PAGES = 4096
 """The most free pages that one step of pruning returns to the file system."""
 
+COLUMNS = ("kind", "id", "created_at", "status", "previous", "conversation", "labels")
+ADD_RECORD = (
+    "INSERT INTO records"
+    " (kind, owner, id, created_at, used_at, status, previous, conversation, labels, body) VALUES"
+    " (:kind, :owner, :id, :created_at, :used_at, :status, :previous, :conversation, :labels,"
+    " :body)"
+)
 
-class Store(Responses, Conversations, Completions):
+CHAIN = """
+    WITH RECURSIVE chain (seq, id, previous, depth) AS (
+        SELECT seq, id, previous, 1 FROM records
+            WHERE kind = 'response' AND id = :id AND owner = :owner
+        UNION ALL
+        SELECT records.seq, records.id, records.previous, depth + 1 FROM chain JOIN records
+            ON kind = 'response' AND records.id = chain.previous AND owner = :owner
+            WHERE depth < :most
+    )
+    SELECT seq, id, previous FROM chain ORDER BY depth DESC
+"""
+
+HAS_MODEL = " AND json_extract(labels, '$.model') = ?"
+HAS_LABEL = (
+    " AND EXISTS (SELECT 1 FROM json_each(labels, '$.metadata') AS label"
+    " WHERE label.key = ? AND label.value = ?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFilter:
+    model: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def condition(self) -> tuple[str, list[str]]:
+        """The filter as SQL to append to another condition, and the parameters of that SQL."""
+        model = [] if self.model is None else [self.model]
+        pairs = [text for pair in self.metadata.items() for text in pair]
+        return HAS_MODEL * len(model) + HAS_LABEL * len(self.metadata), [*model, *pairs]
+
+
+class Store(Database):
     """Responses, conversations and chat completions in one file.
 
     A client sees only the records of its `owner`, which identifies the client, or is "" if clients
@@ -64,12 +112,226 @@ class Store(Responses, Conversations, Completions):
         """Opens the file to read and prune it, even if a server has it open."""
         return cls(SharedFile(path), retention or Retention())
 
+    @writes
+    def add(
+        self,
+        db: Connection,
+        record: Record,
+        owner: str,
+        items: Sequence[ItemRecord] = (),
+        events: Sequence[bytes] = (),
+    ) -> None:
+        """Stores a new record and its input items. A response that has ended needs no `put`."""
+        if record.conversation is not None:
+            with suppress(NotFound):  # it may have been deleted since the request began
+                _check_count(db, _seq(db, "conversation", record.conversation, owner), more=1)
+        row = {
+            **{name: getattr(record, name) for name in COLUMNS},
+            "owner": owner,
+            "used_at": record.created_at,
+            "body": sized(record.body),
+        }
+        seq = db.execute(ADD_RECORD, row).lastrowid
+        assert seq is not None
+        _append(db, seq, items, output=False)
+        _fill(db, seq, record, owner, events)
+        check_usage(db, owner, self.retention)
+
+    @reads
+    def check_room(self, db: Connection, owner: str) -> None:
+        """Raises StoreFull if the limits on bytes leave no room for the owner's next record."""
+        check_usage(db, owner, self.retention)
+
+    @reads
+    def get(self, db: Connection, kind: Kind, id: str, owner: str) -> Record:
+        seq = _seq(db, kind, id, owner)
+        row = db.execute(
+            "SELECT created_at, body, status, previous, conversation, labels FROM records"
+            " WHERE seq = ?",
+            (seq,),
+        ).fetchone()
+        return replace(Record(kind, id, *row), output=tuple(_items(db, seq, "AND output = 1")))
+
+    @writes
+    def put(
+        self, db: Connection, response: Record, owner: str, events: Sequence[bytes] = ()
+    ) -> bool:
+        """Replaces the response's status, body, output and events; `previous` and `conversation`
+        stay.
+
+        Returns False and changes nothing if the response was deleted or has ended already, so that
+        the first end counts. An end without output is stored even if it exceeds the limits on
+        bytes.
+        """
+        updated = db.execute(
+            "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
+            " AND owner = ? AND status IN ('queued', 'in_progress') RETURNING seq",
+            (response.status, sized(response.body), response.id, owner),
+        ).fetchall()
+        for (seq,) in updated:
+            db.execute("DELETE FROM items WHERE record = ? AND output = 1", (seq,))
+            db.execute("DELETE FROM events WHERE record = ?", (seq,))
+            _fill(db, seq, response, owner, events)
+        if response.output or events:
+            check_usage(db, owner, self.retention)
+        return bool(updated)
+
+    @writes
+    def update(
+        self,
+        db: Connection,
+        kind: Kind,
+        id: str,
+        owner: str,
+        body: bytes,
+        *,
+        labels: str | None = None,
+        used_at: float | None = None,
+    ) -> None:
+        """`used_at`: the time of this use, for records whose age is that of their last use."""
+        row = (sized(body), labels, used_at, _seq(db, kind, id, owner))
+        db.execute(
+            "UPDATE records SET body = ?, labels = ?, used_at = coalesce(?, used_at) WHERE seq = ?",
+            row,
+        )
+        check_usage(db, owner, self.retention)
+
+    @writes
+    def delete(self, db: Connection, kind: Kind, id: str, owner: str) -> None:
+        """Deletes a record and its items. The responses of a conversation have copies of theirs."""
+        db.execute("DELETE FROM records WHERE seq = ?", (_seq(db, kind, id, owner),))
+
+    @reads
+    def items(
+        self,
+        db: Connection,
+        kind: Kind,
+        id: str,
+        owner: str,
+        after: str | None = None,
+        limit: int = 20,
+        order: Order = "desc",
+    ) -> Page:
+        """A page of the record's items, without a response's output."""
+        place = "items WHERE record = ? AND output = 0"
+        return _page(db, place, [_seq(db, kind, id, owner)], after, limit, order)
+
+    @reads
+    def completions(
+        self,
+        db: Connection,
+        owner: str,
+        wanted: CompletionFilter,
+        after: str | None = None,
+        limit: int = 20,
+        order: Order = "asc",
+    ) -> Page:
+        """A page of the completions that the filter selects, each as an item with its body."""
+        place = "records WHERE kind = 'completion' AND owner = ?"
+        return _page(db, place, [owner], after, limit, order, wanted.condition())
+
+    @writes
+    def add_items(
+        self, db: Connection, id: str, owner: str, items: Sequence[ItemRecord], now: float
+    ) -> None:
+        seq = _seq(db, "conversation", id, owner)
+        _append(db, seq, items, output=False)
+        _check_count(db, seq)
+        db.execute("UPDATE records SET used_at = ? WHERE seq = ?", (now, seq))
+        check_usage(db, owner, self.retention)
+
+    @reads
+    def conversation_item(self, db: Connection, id: str, owner: str, item: str) -> ItemRecord:
+        place = (_seq(db, "conversation", id, owner), item)
+        row = db.execute("SELECT id, body FROM items WHERE record = ? AND id = ?", place).fetchone()
+        if row is None:
+            raise _no_item(id, item)
+        return ItemRecord(*row)
+
+    @writes
+    def delete_item(self, db: Connection, id: str, owner: str, item: str) -> None:
+        place = (_seq(db, "conversation", id, owner), item)
+        if not db.execute("DELETE FROM items WHERE record = ? AND id = ?", place).rowcount:
+            raise _no_item(id, item)
+
+    @reads
+    def item(
+        self, db: Connection, id: str, owner: str, most_bytes: int = limits.STORED_PIECE_BYTES
+    ) -> ItemRecord:
+        """The owner's newest item with this id, in any record. Raises NotFound or TooLarge."""
+        seq = db.execute(
+            "SELECT max(items.seq) FROM items JOIN records ON records.seq = record"
+            " WHERE items.id = ? AND owner = ?",
+            (id, owner),
+        ).fetchone()[0]
+        if seq is None:
+            raise NotFound(f"Item with id '{id}' not found.")
+        (size,) = db.execute("SELECT length(body) FROM items WHERE seq = ?", (seq,)).fetchone()
+        if size > most_bytes:
+            raise items_too_large("input")
+        row = db.execute("SELECT id, body FROM items WHERE seq = ?", (seq,)).fetchone()
+        return ItemRecord(*row)
+
+    @reads
+    def whole_conversation(
+        self, db: Connection, id: str, owner: str, most_bytes: int
+    ) -> Sequence[ItemRecord]:
+        """All items of the conversation, in order. Raises TooLarge if they exceed `most_bytes`."""
+        return _all_items(db, [_seq(db, "conversation", id, owner)], "conversation", most_bytes)
+
+    @reads
+    def chain(
+        self, db: Connection, id: str, owner: str, most_bytes: int = limits.STORED_PIECE_BYTES
+    ) -> Sequence[ItemRecord]:
+        """The input and output items of every response from the first of the chain to this one.
+        Raises NotFound, BadRequest or TooLarge."""
+        parameters = {"id": id, "owner": owner, "most": (most := limits.CHAIN_RESPONSES)}
+        links = db.execute(CHAIN, parameters).fetchall()
+        if not links:
+            raise NotFound(f"Response with id '{id}' not found.")
+        _, oldest, missing = links[0]
+        if missing and len(links) == most:
+            raise BadRequest(
+                f"The chain of responses up to '{id}' is longer than {most}. Send the items that "
+                "still matter in `input`, without `previous_response_id`.",
+                param="previous_response_id",
+            )
+        if missing:
+            raise NotFound(
+                f"Response with id '{missing}' not found; it is the `previous_response_id` of "
+                f"'{oldest}'."
+            )
+        return _all_items(db, [seq for seq, *_ in links], "previous_response_id", most_bytes)
+
+    @reads
+    def has_events(self, db: Connection, id: str, owner: str) -> bool:
+        record = _seq(db, "response", id, owner)
+        event = db.execute("SELECT 1 FROM events WHERE record = ? LIMIT 1", (record,))
+        return event.fetchone() is not None
+
+    @reads
+    def events(
+        self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
+    ) -> list[bytes]:
+        """A page of the response's events, in order and numbered from 0; empty if the response was
+        not streamed."""
+        record = _seq(db, "response", id, owner)
+        rows = db.execute(
+            "SELECT number, length(body) FROM events WHERE record = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            (record, starting_after, limit),
+        ).fetchall()
+        bodies = db.execute(
+            "SELECT body FROM events WHERE record = ? AND number > ? ORDER BY number LIMIT ?",
+            (record, starting_after, _fitting_count([size for _, size in rows])),
+        )
+        return [body for (body,) in bodies]
+
     async def prune(self) -> int:
         """Removes records that exceed the age or the count, the least recently used first. Returns
         the number of removed records."""
         pruned = 0
-        kinds: tuple[Kind, ...] = ("response", "conversation", "completion")
-        for kind in kinds:
+        for kind in get_args(Kind):
             while removed := await self._prune_some(kind):
                 pruned += removed
         return pruned
@@ -91,7 +353,7 @@ class Store(Responses, Conversations, Completions):
         for seq, used_at in oldest:
             if size >= BATCH_BYTES or (removed >= surplus and used_at >= expired):
                 break
-            size += _size(db, seq)
+            size += _record_size(db, seq)
             db.execute("DELETE FROM records WHERE seq = ?", (seq,))
             removed += 1
         _release_free_pages(db)
@@ -99,22 +361,165 @@ class Store(Responses, Conversations, Completions):
 
     @reads
     def stats(self, db: Connection) -> Stats:
-        responses, oldest, newest = db.execute(
-            "SELECT count(*), min(created_at), max(created_at) FROM records WHERE kind = 'response'"
-        ).fetchone()
-        conversations, completions = db.execute(
-            "SELECT count(*) FILTER (WHERE kind = 'conversation'),"
-            " count(*) FILTER (WHERE kind = 'completion') FROM records"
-        ).fetchone()
+        rows = db.execute("SELECT kind, count(*) FROM records GROUP BY kind").fetchall()
+        counts: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0) | dict(rows)
         items = db.execute("SELECT count(*) FROM items").fetchone()[0]
-        stored = usage.total(db)
-        counts = (responses, conversations, completions, items)
-        return Stats(*counts, self._bytes(), stored, oldest, newest)
-
-    def _bytes(self) -> int:
+        oldest, newest = db.execute(
+            "SELECT min(created_at), max(created_at) FROM records WHERE kind = 'response'"
+        ).fetchone()
         path = self._file.path
         files = (path.with_name(path.name + ending) for ending in ("", "-wal", "-shm"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        size = sum(file.stat().st_size for file in files if file.exists())
+        return Stats(
+            counts["response"],
+            counts["conversation"],
+            counts["completion"],
+            items,
+            size,
+            usage.total(db),
+            oldest,
+            newest,
+        )
+
+
+def _seq(db: Connection, kind: Kind, id: str, owner: str) -> int:
+    """The record's `seq`. Raises NotFound, even for a record of another owner."""
+    row = db.execute(
+        "SELECT seq FROM records WHERE kind = ? AND id = ? AND owner = ?", (kind, id, owner)
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"{kind.capitalize()} with id '{id}' not found.")
+    return int(row[0])
+
+
+def _append(db: Connection, record: int, items: Iterable[ItemRecord], *, output: bool) -> None:
+    for item in items:
+        row = (record, output, item.id, sized(item.body))
+        try:
+            db.execute("INSERT INTO items (record, output, id, body) VALUES (?, ?, ?, ?)", row)
+        except sqlite3.IntegrityError as error:
+            raise BadRequest(
+                f"An item with id '{item.id}' already exists. Use another id, or leave it out."
+            ) from error
+
+
+def _fill(db: Connection, seq: int, record: Record, owner: str, events: Sequence[bytes]) -> None:
+    """Stores the output and the events of a response, and adds its items to its conversation if it
+    has ended."""
+    _append(db, seq, record.output, output=True)
+    rows = ((seq, number, sized(body)) for number, body in enumerate(events))
+    db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
+    if record.status not in CONVERSATION_STATUSES:
+        return
+    conversations = db.execute(
+        "UPDATE records SET used_at = max(used_at, ?) WHERE kind = 'conversation' AND owner = ?"
+        " AND id = (SELECT conversation FROM records WHERE seq = ?) RETURNING seq",
+        (record.created_at, owner, seq),
+    ).fetchall()
+    for (conversation,) in conversations:  # which may have some of the items already
+        db.execute(
+            "INSERT OR IGNORE INTO items (record, output, id, body)"
+            " SELECT ?, 0, id, body FROM items WHERE record = ? ORDER BY output, seq",
+            (conversation, seq),
+        )
+
+
+def _items(db: Connection, record: int, condition: str = "") -> list[ItemRecord]:
+    rows = db.execute(
+        f"SELECT id, body FROM items WHERE record = ? {condition} ORDER BY output, seq",  # noqa: S608
+        (record,),
+    )
+    return [ItemRecord(*row) for row in rows]
+
+
+def _no_item(conversation: str, item: str) -> NotFound:
+    return NotFound(f"Item with id '{item}' not found in conversation '{conversation}'.")
+
+
+def _all_items(
+    db: Connection, records: Sequence[int], param: str, most_bytes: int
+) -> list[ItemRecord]:
+    """The items of all these records, which are measured before they are read."""
+    count = size = 0
+    for record in reversed(records):
+        row = db.execute(
+            "SELECT count(*), total(length(body)) FROM items WHERE record = ?", (record,)
+        )
+        more, nbytes = row.fetchone()
+        count, size = count + more, size + int(nbytes)
+        if size > most_bytes:
+            raise items_too_large(param)
+        if count > (most := limits.READ_BACK_ITEMS):
+            raise TooLarge(
+                f"`{param}` refers to more than {most} stored items. Start a new conversation and "
+                "send the items that still matter in `input`.",
+                param=param,
+            )
+    return [item for record in records for item in _items(db, record)]
+
+
+def items_too_large(param: str) -> TooLarge:
+    return TooLarge(
+        f"This request and the stored items that `{param}` refers to are together larger than "
+        "`server.max_body_bytes`. Start a new conversation and send the items that still matter "
+        "in `input`, or raise the limit in models.yaml.",
+        param=param,
+    )
+
+
+def _check_count(db: Connection, conversation: int, more: int = 0) -> None:
+    """Raises BadRequest if the conversation would have too many items after adding `more`."""
+    count = db.execute("SELECT count(*) FROM items WHERE record = ?", (conversation,)).fetchone()[0]
+    if count + more > (most := limits.CONVERSATION_ITEMS):
+        raise BadRequest(
+            f"A conversation can have {most} items at most. Delete some, or start another.",
+            param="conversation",
+        )
+
+
+FIRST = {"asc": ("> ?", 0), "desc": ("< ?", 2**63 - 1)}
+"""Where a page's rows lie from the one before it, and what lies before all, by order."""
+
+
+def _page(
+    db: Connection,
+    place: str,
+    parameters: Sequence[str | int],
+    after: str | None,
+    limit: int,
+    order: Order,
+    filtered: tuple[str, Sequence[str]] = ("", ()),
+) -> Page:
+    """A page of the rows of a `place`, a table and its condition, in the order in which they were
+    stored. SQLite gets the `length` of a body without reading it."""
+    follows, start = FIRST[order]
+    if after is not None:
+        row = db.execute(f"SELECT seq FROM {place} AND id = ?", (*parameters, after)).fetchone()  # noqa: S608
+        if row is None:
+            raise BadRequest(
+                f"`after` is '{after}', which is not in this list. Use the `last_id` of a page.",
+                param="after",
+            )
+        (start,) = row
+    condition, more = filtered
+    rows = db.execute(
+        f"SELECT seq, length(body) FROM {place} AND seq {follows}{condition}"  # noqa: S608
+        f" ORDER BY seq {order} LIMIT ?",
+        (*parameters, start, *more, limit + 1),
+    ).fetchall()
+    fitting = rows[: _fitting_count([size for _, size in rows[:limit]])]
+    table = place.partition(" ")[0]
+    items = [
+        ItemRecord(*db.execute(f"SELECT id, body FROM {table} WHERE seq = ?", (seq,)).fetchone())  # noqa: S608
+        for seq, _ in fitting
+    ]
+    return Page(items, has_more=len(rows) > len(fitting))
+
+
+def _fitting_count(sizes: Sequence[int]) -> int:
+    """The number of rows, from the first on, that fit in a page. It is at least one, so that paging
+    never stops."""
+    return max(1, sum(end <= limits.PAGE_BYTES for end in accumulate(sizes)))
 
 
 def _release_free_pages(db: Connection) -> None:
@@ -128,7 +533,7 @@ def _release_free_pages(db: Connection) -> None:
         db.execute("PRAGMA incremental_vacuum(1)")
 
 
-def _size(db: Connection, seq: int) -> int:
+def _record_size(db: Connection, seq: int) -> int:
     sizes = db.execute(
         "SELECT (SELECT total(length(body)) FROM items WHERE record = :seq)"
         " + (SELECT total(length(body)) FROM events WHERE record = :seq)",

@@ -4,7 +4,6 @@ Triggers update the count in the transaction of each change, so that no statemen
 crash can make it wrong.
 """
 
-from collections.abc import Callable
 from sqlite3 import Connection
 
 from mlx_server.errors import StoreFull
@@ -21,16 +20,16 @@ REMEDY = (
 )
 
 
-def _cost(row: str) -> str:
-    return f"{ROW_BYTES} + length({row}.body) + 2 * length(CAST({row}.id AS BLOB))"
-
-
-def _labelled_cost(row: str) -> str:
-    return f"{_cost(row)} + coalesce(length(CAST({row}.labels AS BLOB)), 0)"
-
-
 def _event_cost(row: str) -> str:
     return f"{ROW_BYTES} + length({row}.body)"
+
+
+def _item_cost(row: str) -> str:
+    return f"{_event_cost(row)} + 2 * length(CAST({row}.id AS BLOB))"
+
+
+def _record_cost(row: str) -> str:
+    return f"{_item_cost(row)} + coalesce(length(CAST({row}.labels AS BLOB)), 0)"
 
 
 def _counts(table: str, change: str, row: str, cost: str) -> str:
@@ -43,51 +42,37 @@ def _counts(table: str, change: str, row: str, cost: str) -> str:
     )
 
 
-def _record_triggers(cost: Callable[[str], str], sized_columns: str) -> tuple[str, ...]:
-    return (
-        f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
-            INSERT INTO usage VALUES (NEW.owner, {cost("NEW")})
-                ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
-        END""",  # noqa: S608
-        f"""CREATE TRIGGER records_update AFTER UPDATE OF {sized_columns} ON records BEGIN
-            UPDATE usage SET bytes = bytes + ({cost("NEW")}) - ({cost("OLD")})
-                WHERE owner = NEW.owner;
-        END""",  # noqa: S608
-        # rows are deleted before their record, since their triggers find the owner by it
-        """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
-            DELETE FROM items WHERE record = OLD.seq;
-            DELETE FROM events WHERE record = OLD.seq;
-        END""",
-        f"""CREATE TRIGGER records_delete AFTER DELETE ON records BEGIN
-            UPDATE usage SET bytes = bytes - ({cost("OLD")}) WHERE owner = OLD.owner;
-            DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
-        END""",  # noqa: S608
-    )
-
-
 SCHEMA = (
     "CREATE TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
-    f"""INSERT INTO usage SELECT owner, sum(
-        {_cost("records")}
-        + (SELECT total({_cost("items")}) FROM items WHERE record = records.seq)
-        + (SELECT total({_event_cost("events")}) FROM events WHERE record = records.seq)
-    ) FROM records GROUP BY owner""",  # noqa: S608
-    *_record_triggers(_cost, "body"),
-    _counts("items", "INSERT", "NEW", _cost("NEW")),
-    _counts("items", "DELETE", "OLD", f"-({_cost('OLD')})"),
+    f"""CREATE TRIGGER records_insert AFTER INSERT ON records BEGIN
+        INSERT INTO usage VALUES (NEW.owner, {_record_cost("NEW")})
+            ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+    END""",  # noqa: S608
+    f"""CREATE TRIGGER records_update AFTER UPDATE OF body, labels ON records BEGIN
+        UPDATE usage SET bytes = bytes + ({_record_cost("NEW")}) - ({_record_cost("OLD")})
+            WHERE owner = NEW.owner;
+    END""",  # noqa: S608
+    # rows are deleted before their record, since their triggers find the owner by it
+    """CREATE TRIGGER records_empty BEFORE DELETE ON records BEGIN
+        DELETE FROM items WHERE record = OLD.seq;
+        DELETE FROM events WHERE record = OLD.seq;
+    END""",
+    f"""CREATE TRIGGER records_delete AFTER DELETE ON records BEGIN
+        UPDATE usage SET bytes = bytes - ({_record_cost("OLD")}) WHERE owner = OLD.owner;
+        DELETE FROM usage WHERE owner = OLD.owner AND bytes <= 0;
+    END""",  # noqa: S608
+    _counts("items", "INSERT", "NEW", _item_cost("NEW")),
+    _counts("items", "DELETE", "OLD", f"-({_item_cost('OLD')})"),
     _counts("events", "INSERT", "NEW", _event_cost("NEW")),
     _counts("events", "DELETE", "OLD", f"-({_event_cost('OLD')})"),
 )
-
-LABELLED_RECORD_TRIGGERS = _record_triggers(_labelled_cost, "body, labels")
-"""Triggers for records with labels, whose bytes are counted in addition to those of the body."""
 
 
 def total(db: Connection) -> int:
     return int(db.execute("SELECT total(bytes) FROM usage").fetchone()[0])
 
 
-def check(db: Connection, owner: str, retention: Retention) -> None:
+def check_usage(db: Connection, owner: str, retention: Retention) -> None:
     """Raises StoreFull if a limit is exceeded. It is called at the end of a write, which is then
     rolled back."""
     row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()

@@ -20,7 +20,7 @@ from typing import Any, Self
 from conformance_parts.connected import AGENTS, Agent
 from conformance_parts.namespaces import raise_loopback
 from conformance_parts.recorder import recorded
-from mlx_server.clients.connect.clients import CLIENTS
+from mlx_server.clients.connect import CLIENTS
 from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"

@@ -1,147 +1,117 @@
 """The parts of scripts/test: the tests that run next to each other and the checks that run
-meanwhile, the tests that run alone, and a second run of failed tests.
+meanwhile, the tests that run alone, and a second run of failed tests."""
 
-It ends with a line like pytest's own, which counts all parts.
-"""
-
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-from test_parts.outcomes import Outcomes
 
 SCRIPTS = Path(__file__).parents[1]
 COMPILED = SCRIPTS.parent / "tests" / "__pycache__"
 """Exists if tests have run before in this folder."""
+SLOW_FOLDERS = ("tests/hostile", "tests/live")
+"""Nearly all of their tests start servers, engines or other processes."""
 MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
-SIDE_BY_SIDE = (*SPREAD, "--alone=without")
-IN_ONE_PROCESS = ("--numprocesses", "1", *SPREAD)
-"""Options for a single worker process outside pytest's own: the run goes on if a test ends its
-process."""
-ONE_EACH = ("--numprocesses", str(min(2, os.cpu_count() or 1)), *SPREAD)
-"""Options for tests that look at a clock or a load: most of them measure a process's own time, so
-that a second one on another core changes little. What fails nevertheless runs again in one."""
+PROCESSES = min((os.cpu_count() or 1) + 1, MOST_PROCESSES)
+"""One more than there are cores, since tests wait for the servers that they start."""
+MOST_ALONE = 2
+"""Of tests that look at a clock or a load: most of them measure a process's own time, so that a
+second one on another core changes little. What fails nevertheless runs again by itself."""
 MEASURED = ("-m", "slipcover", "--json", "--fail-under", "0", "--out")
 """The command that measures a part's coverage at little cost, without the file for its result."""
 ALLOCATOR = find_library("jemalloc") if sys.platform == "linux" else None
 """Faster than glibc's. Tests that run alone have the system's own, as some measure memory."""
 RUN_AGAIN = 20
 """If more tests than this have failed, none is run again: chance does not break so many."""
-EVERY_CASE, RECORD = "--every-case", "--record-slow"
-"""Options that run all tests; the second one also writes SLOW."""
-SLOW, SLOW_SECONDS = SCRIPTS.parent / "tests" / "slow.txt", 0.1
-"""The file of the test functions that scripts/test leaves out, and how long a case of theirs takes
-on average."""
 PASSED, FAILED, NO_TESTS, INTERRUPTED = 0, 1, 5, 130
+ENDED = (PASSED, FAILED, NO_TESTS)
 
 
-def processes() -> tuple[str, str]:
-    """Returns options of xdist: a process for each core. One more would wait less, but collects all
-    tests once more."""
-    return "--numprocesses", str(min(os.cpu_count() or 1, MOST_PROCESSES))
-
-
-@dataclass
+@dataclass(frozen=True)
 class Run:
-    """One run of scripts/test, and what its parts have found so far."""
+    """One run of scripts/test."""
 
     folder: Path
-    passed: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
-    flaky: set[str] = field(default_factory=set)
-    seconds: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    interrupted: bool = False
-    before_alone: Callable[[], object] = lambda: None
-    """Waits for what shares the processor with the tests that run side by side."""
+    arguments: Sequence[str]
+    takes_slow: bool
+    measures: bool = False
+    """Whether it measures how much of the code the tests run."""
 
     @property
     def coverage(self) -> Path:
         return self.folder / "coverage.json"
 
-    def pytest(
+    def side_by_side(self) -> int:
+        if not COMPILED.exists():  # otherwise each process would, as they all start by that
+            collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *self.arguments]
+            subprocess.call(collect, stdout=subprocess.DEVNULL)
+        options = ["-n", str(PROCESSES), *SPREAD]
+        under = [*MEASURED, str(self.coverage)] if self.measures else []
+        if self.measures:  # this comes before our own plugin, which imports the measured modules
+            options = ["-p", "slipcover", *options]
+        return self._pytest("side by side", "not alone", options, under, ALLOCATOR)
+
+    def alone(self) -> int:
+        return self._pytest("alone", "alone", ["-n", str(min(PROCESSES, MOST_ALONE)), *SPREAD])
+
+    def again(self) -> int:
+        title = f"once more what failed ({len(self.failed())})"
+        return self._pytest(title, "", ["--last-failed"])
+
+    def failed(self) -> set[str]:
+        """The tests that failed when they ran last, as pytest keeps them for --last-failed."""
+        path = self.folder / "v" / "cache" / "lastfailed"
+        return set(json.loads(path.read_text())) if path.exists() else set()
+
+    def _pytest(
         self,
         title: str,
-        arguments: Sequence[str],
+        marks: str,
+        options: Sequence[str],
         under: Sequence[str] = (),
         library: str | None = None,
-    ) -> tuple[int, Outcomes]:
-        """Runs pytest; returns its exit code, and the outcome of every test. under: the modules and
-        options with which Python runs it. library: what its processes load first."""
+    ) -> int:
+        """under: the modules and options with which Python runs it. library: what its processes
+        load first."""
         sys.stdout.write(f"== pytest, {title}\n")
         sys.stdout.flush()
-        path = self.folder / "outcomes.json"
-        path.unlink(missing_ok=True)
-        # the second -q omits pytest's last line, which would count this part alone
-        own = ["-q", "-p", "test_parts.outcomes", "--outcomes", str(path)]
+        if not self.takes_slow:
+            marks = "not alone and not slow"
+            options = [*options, *(f"--ignore={folder}" for folder in SLOW_FOLDERS)]
         loaded = ":".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
         environment = os.environ | ({"LD_PRELOAD": loaded} if loaded else {})
-        command = [sys.executable, *under, "-m", "pytest", *own, *arguments]
-        code = subprocess.call(command, env=environment)
-        return code, Outcomes.read(path) if path.exists() else Outcomes()
+        own = ["-o", f"cache_dir={self.folder}", "-m", marks, *options]
+        command = [sys.executable, *under, "-m", "pytest", *own, *self.arguments]
+        return subprocess.call(command, env=environment)
 
-    def tests(self, arguments: Sequence[str]) -> int:
-        """Runs the tests; returns the exit code."""
-        if not COMPILED.exists():
-            self._compile(arguments)
-        codes = []
-        paths: list[str] = []
-        measured = [] if is_daily(arguments) else [*MEASURED, str(self.coverage)]
-        side_by_side = [*processes(), *SIDE_BY_SIDE, *arguments]
-        if measured:  # this comes before our own plugin, which imports the measured modules
-            side_by_side += ["-p", "slipcover"]
-        alone = [*arguments, *ONE_EACH, "--alone=only"]
-        for title, part, under, library, before in (
-            ("side by side", side_by_side, measured, ALLOCATOR, lambda: None),
-            ("alone", alone, [], None, self.before_alone),
-        ):
-            before()
-            code, found = self.pytest(title, part, under, library)
-            self._add(found)
-            paths += found.paths
-            codes.append(code)
-            if code not in (PASSED, FAILED, NO_TESTS):
-                return code
-        if self.failed:
-            self._again([each for each in arguments if each not in paths])
-            return FAILED if self.failed else PASSED
-        return FAILED if FAILED in codes else min(codes)
 
-    def _compile(self, arguments: Sequence[str]) -> None:
-        """Compiles all tests once; otherwise each process would, as they all start by that."""
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *arguments]
-        subprocess.call(command, stdout=subprocess.DEVNULL)
-
-    def _again(self, options: Sequence[str]) -> None:
-        if self.interrupted or len(self.failed) > RUN_AGAIN:
-            return
-        part = [*options, *IN_ONE_PROCESS, *sorted(self.failed)]
-        _, found = self.pytest(f"once more what failed ({len(self.failed)})", part)
-        self.flaky = self.failed & set(found.passed) - set(found.failed)
-        self.failed -= self.flaky
-
-    def _add(self, found: Outcomes) -> None:
-        self.passed |= set(found.passed)
-        self.failed |= set(found.failed)
-        self.seconds |= found.seconds
-        for name, number in found.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + number
-
-    def summary(self, seconds: float) -> str:
-        lines = [f"FAILED {each}" for each in sorted(self.failed)]
-        lines += [f"flaky: {each}" for each in sorted(self.flaky)]
-        passed = len((self.passed | self.flaky) - self.failed)
-        counts = {"passed": passed, "failed": len(self.failed), **self.counts}
-        shown = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-        return "\n".join([*lines, f"{shown or 'no tests ran'} in {seconds:.2f}s"])
+def run_all(run: Run, before_alone: Callable[[], object]) -> int:
+    """Runs all parts; returns the exit code."""
+    codes = [run.side_by_side()]
+    if run.takes_slow and codes[0] in ENDED:
+        before_alone()
+        codes.append(run.alone())
+    if codes[-1] not in ENDED:
+        return codes[-1]
+    failed = run.failed()
+    if 0 < len(failed) <= RUN_AGAIN:
+        run.again()
+    still_failed = run.failed()
+    lines = [f"FAILED {each}" for each in sorted(still_failed)]
+    lines += [f"flaky: {each}" for each in sorted(failed - still_failed)]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    if failed:
+        return FAILED if still_failed else PASSED
+    return FAILED if FAILED in codes else min(codes)
 
 
 class Checks:
@@ -164,17 +134,6 @@ class Checks:
         return code
 
 
-def is_daily(arguments: Sequence[str]) -> bool:
-    return {"--all", EVERY_CASE}.isdisjoint(arguments)
-
-
-def record_slow(seconds: Mapping[str, float]) -> None:
-    """Writes SLOW, without what is in folders that scripts/test leaves out as a whole."""
-    slow = sorted(test for test, each in seconds.items() if each >= SLOW_SECONDS)
-    elsewhere = [test for test in slow if not test.startswith(("tests/hostile/", "tests/live/"))]
-    SLOW.write_text("".join(f"{test}\n" for test in elsewhere))
-
-
 def is_covered(measured: Path) -> bool:
     """Whether the tests ran as much of the packages as pyproject.toml requires. Prints the modules
     with less."""
@@ -187,27 +146,26 @@ def is_covered(measured: Path) -> bool:
 
 def main(arguments: list[str]) -> int:
     began = time.monotonic()
-    records = RECORD in arguments
-    arguments = [EVERY_CASE if each == RECORD else each for each in arguments]
-    with tempfile.TemporaryDirectory() as folder:
-        checks = Checks(Path(folder))
-        run = Run(Path(folder), before_alone=checks.wait)
-
-        def interrupt(*_: object) -> None:
-            """Records the signal. The child processes get it too, and end by themselves."""
-            run.interrupted = True
-
-        signal.signal(signal.SIGINT, interrupt)
-        tests = run.tests(arguments)
+    wants_all = "--all" in arguments
+    arguments = [each for each in arguments if each != "--all"]
+    names_tests = any(Path(each.partition("::")[0]).exists() for each in arguments)
+    interrupted = threading.Event()
+    # the child processes get the signal too, and end by themselves
+    signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name), arguments, takes_slow=wants_all or names_tests, measures=wants_all)
+        checks = Checks(run.folder)
+        code = run_all(run, before_alone=checks.wait)
         checked = checks.wait()
-        if not run.interrupted and not is_daily(arguments):
+        if wants_all and not interrupted.is_set():
             checked = checked or not is_covered(run.coverage)
-    if records and not run.interrupted:
-        record_slow(run.seconds)
-    if checked and not run.interrupted:
+    if interrupted.is_set():
+        return INTERRUPTED
+    if checked:
         sys.stdout.write("scripts/check failed or too little is covered, see above.\n")
-    sys.stdout.write(run.summary(time.monotonic() - began) + "\n")
-    return INTERRUPTED if run.interrupted else tests or checked
+    code = code or int(checked)
+    sys.stdout.write(f"{'failed' if code else 'passed'} in {time.monotonic() - began:.0f} s\n")
+    return code
 
 
 if __name__ == "__main__":

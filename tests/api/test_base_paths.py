@@ -53,6 +53,7 @@ def test_no_route_is_hidden_and_all_of_v1_is_found_without_it() -> None:
     assert below - {"pool", "adapters"} == VERSIONED
 
 
+@pytest.mark.slow
 def test_head_asks_whether_the_server_answers(client: TestClient) -> None:
     paths = {path for methods, path in routes() if "GET" in methods and "{" not in path}
     for path in paths | {"//models/", f"/v1/models/{wire.MODEL}", "/v1/responses"}:

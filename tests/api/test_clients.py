@@ -24,7 +24,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": HI},
     "/v1/completions": {"model": MODEL, "prompt": "hi"},
     "/v1/responses": {"model": MODEL, "input": "hi"},
-    "/v1/responses/compact": {"model": MODEL, "input": "hi"},
     "/generate": {"messages": HI},
     "/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 5},
     "/api/chat": {"model": MODEL, "messages": HI},

@@ -34,7 +34,6 @@ from openai.types.conversations import (
 from openai.types.responses import (
     input_item_list_params,
     input_token_count_params,
-    response_compact_params,
     response_create_params,
     response_retrieve_params,
 )
@@ -55,8 +54,8 @@ from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.replay import GivenBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.routes import PATH as RESPONSES
-from mlx_server.api.responses.routes import included
 from mlx_server.api.responses.routes import router as responses_router
+from mlx_server.api.responses.routes import without_effect
 from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
 from tests.hostile.routes import ROUTES
@@ -254,7 +253,6 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
     (CompletionBody, completion_create_params.CompletionCreateParamsNonStreaming),
     (EmbeddingsBody, embedding_create_params.EmbeddingCreateParams),
     (ResponsesBody, response_create_params.ResponseCreateParamsNonStreaming),
-    (ResponsesBody, response_compact_params.ResponseCompactParams),
     (ResponsesBody, input_token_count_params.InputTokenCountParams),
     (ConversationBody, conversation_create_params.ConversationCreateParams),
     (UpdateBody, conversation_update_params.ConversationUpdateParams),
@@ -311,7 +309,10 @@ QUERIES: Mapping[str, Any] = {
 }
 ELSEWHERE = {"conversation_id", "items"}
 """In the path, and in the body."""
-READERS = {included: {"include"}, filter_of: {"model", "metadata"}}
+READERS = {
+    without_effect: {"include", "include_obfuscation"},
+    filter_of: {"model", "metadata"},
+}
 """Functions that read a query by themselves, since it has lists and objects."""
 
 

@@ -57,6 +57,7 @@ TEXT_PLACES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEXT_PLACES)
 @pytest.mark.parametrize("half", ["x\ud83d", "\ude00x", "\ude00\ud83d", '{"a": "\ud83d"}'])
 def test_half_of_a_surrogate_pair_is_replaced(client: TestClient, path: str, half: str) -> None:
@@ -499,7 +500,7 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
         RESPONSES,
         responses({"type": "compaction", "encrypted_content": "x"}),
         "hi",
-        "input.encrypted_content",
+        "input.compaction",
     ),
     "an MCP call of no server": (
         RESPONSES,
@@ -639,6 +640,7 @@ HISTORIES: dict[str, tuple[str, Json, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_history_is_answered(
     client: TestClient, engine: ScriptedEngine, tokenizer: Tokenizer, name: str

@@ -98,6 +98,7 @@ def test_others_are_told_nothing_of_it(client: TestClient, path: str) -> None:
 RESPONSE: dict[str, Any] = {"model": MODEL, "input": "hi"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_pieces")
 def test_a_response_says_how_much_is_computed(client: TestClient, engine: ScriptedEngine) -> None:
     """It is in progress, once more; OpenAI's client makes the same response of that."""

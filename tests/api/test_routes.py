@@ -37,7 +37,6 @@ KEYED = {
     ("POST", "/detokenize"),
     ("GET", "/version"),
     ("POST", "/v1/responses"),
-    ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/conversations"),
     ("GET", "/"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from mlx_server.config.settings import StoreSettings
 from mlx_server.http.security import Signer, secret_key
-from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire
 
 OURS, OTHER = Signer(b"a key"), Signer(b"another key")
@@ -71,9 +71,24 @@ def test_keys_are_told_apart() -> None:
     assert OURS.of("mine").opened(mine.seal("Hm.")) == "Hm."
 
 
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> wire.ScriptedEngine:
+    monkeypatch.setattr(wire, "TEXT", "<think>Between us.</think>So.")
+    return wire.ScriptedEngine()
+
+
+def thought_of(client: TestClient, key: str) -> str:
+    """A sealed thought, as a response has it."""
+    body = {"model": wire.MODEL, "input": "hi", "include": ["reasoning.encrypted_content"]}
+    headers = {"authorization": f"Bearer {key}"}
+    response = wire.ok(client.post("/v1/responses", json=body, headers=headers))
+    return str(response["output"][0]["encrypted_content"])
+
+
 @pytest.mark.parametrize("by", ["one", "other"])
-def test_what_is_sealed_for_one_key_opens_in_no_other_ones_prompt(by: str, tiny_path: Path) -> None:
-    engine = wire.ScriptedEngine()
+def test_what_is_sealed_for_one_key_opens_in_no_other_ones_prompt(
+    by: str, tiny_path: Path, engine: wire.ScriptedEngine
+) -> None:
     keys = tuple(map(wire.key, ("one", "other")))
     said = [{"role": "user", "content": "hi"}]
     with wire.client(tiny_path, engine, api_keys=keys) as client:
@@ -82,32 +97,22 @@ def test_what_is_sealed_for_one_key_opens_in_no_other_ones_prompt(by: str, tiny_
             headers = {"authorization": f"Bearer {key}"}
             return client.post(path, json={"model": wire.MODEL, **body}, headers=headers)
 
-        def last_prompt() -> str:
-            return Tokenizer(tiny_path / "tokenizer.json").raw(engine.taken[-1].prompt)
-
-        compacted = wire.ok(post("/v1/responses/compact", "one", input=said))["output"][-1]
-        wire.ok(post("/v1/responses", by, input=[*said, compacted]))
-        assert (wire.TEXT in last_prompt()) == (by == "one")
-        thinking = {"type": "thinking", "thinking": "", "signature": compacted["encrypted_content"]}
+        sealed = thought_of(client, "one")
+        item = {"type": "reasoning", "encrypted_content": sealed}
+        ignored = post("/v1/responses", by, input=[*said, item, *said]).headers.get(IGNORED)
+        assert ignored == (None if by == "one" else "input.encrypted_content")
+        thinking = {"type": "thinking", "thinking": "", "signature": sealed}
         turns = [*said, {"role": "assistant", "content": [thinking]}, *said]
         ignored = post("/v1/messages/count_tokens", by, messages=turns).headers.get(IGNORED)
         assert ignored == (None if by == "one" else "messages.content.signature")
 
 
-def test_who_reads_the_folder_and_has_no_key_opens_nothing(tmp_path: Path, tiny_path: Path) -> None:
-    said = [{"role": "user", "content": "hi"}]
+def test_who_reads_the_folder_and_has_no_key_opens_nothing(
+    tmp_path: Path, tiny_path: Path, engine: wire.ScriptedEngine
+) -> None:
     store = StoreSettings(data_dir=tmp_path)
-    with wire.client(
-        tiny_path, wire.ScriptedEngine(), store, api_keys=(wire.key("one"),)
-    ) as client:
-
-        def output(path: str) -> Any:
-            body = {"model": wire.MODEL, "input": said}
-            headers = {"authorization": "Bearer one"}
-            return wire.ok(client.post(path, json=body, headers=headers))["output"]
-
-        output("/v1/responses")  # so that the store has something of this key
-        sealed = output("/v1/responses/compact")[-1]["encrypted_content"]
+    with wire.client(tiny_path, engine, store, api_keys=(wire.key("one"),)) as client:
+        sealed = thought_of(client, "one")
     signer = Signer(secret_key(tmp_path))
     (file,) = tmp_path.glob("*.sqlite3")
     with closing(sqlite3.connect(file)) as db:

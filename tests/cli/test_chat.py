@@ -31,7 +31,7 @@ from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
 from tests.cli.running import NO_URLS, run
 
-pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def delta(**fields: str) -> str:
@@ -137,6 +137,7 @@ def test_chat_remembers_and_forgets(serve: Serve) -> None:
     assert next(lines) == "never read"
 
 
+@pytest.mark.slow
 def test_text_and_reasoning_are_told_apart(serve: Serve) -> None:
     stream = ": keep-alive\n\n" + delta(role="assistant", content="")
     stream += delta(reasoning_content="hm", reasoning="hm") + delta(content="yes") + DONE
@@ -199,6 +200,7 @@ def test_closing_an_answer_closes_the_stream(serve: Serve) -> None:
         assert [turn["content"] for turn in chat.turns] == ["hi", "partial"]
 
 
+@pytest.mark.slow
 def test_piped_chat_prints_the_answer_only(serve: Serve) -> None:
     server = serve(Reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
     result = run("chat", "--url", server.url + "/v1/", stdin="hi\n")
@@ -206,6 +208,7 @@ def test_piped_chat_prints_the_answer_only(serve: Serve) -> None:
     assert server.requests[0]["model"] == "first"
 
 
+@pytest.mark.slow
 def test_piped_chat_fails_with_1(serve: Serve) -> None:
     cut = run("chat", "m", "--url", serve(Reply(delta(content="Hel"))).url, stdin="hi")
     assert (cut.returncode, cut.stdout) == (1, "Hel")
@@ -229,6 +232,7 @@ def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
     assert "sk-secret" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_not_the_chat(serve: Serve) -> None:
     server = serve()
     terminal, inside = pty.openpty()
@@ -279,6 +283,7 @@ server.serve_forever()
 """
 
 
+@pytest.mark.slow
 def test_without_a_server_the_chat_starts_its_own(
     nothing_at_home: None, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
@@ -306,6 +311,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_an_own_server() -> None:
         assert url != f"http://{os.getpgid(0)}"
 
 
+@pytest.mark.slow
 def test_an_own_server_ends_with_a_killed_chat(folder: Path) -> None:
     program = (
         "import sys; from mlx_server.clients.chat import own_server\n"

@@ -10,7 +10,7 @@ from mlx_server.cli import app
 from mlx_server.families.table import markdown
 from tests.cli.running import run
 
-pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["doctor"]])
@@ -22,6 +22,7 @@ def test_help_teaches_by_example(command: list[str]) -> None:
     assert "\b" not in result.output
 
 
+@pytest.mark.slow
 def test_families_are_shown_without_a_server() -> None:
     shown = run("models", "--families", "--markdown")
     assert (shown.stdout, shown.returncode) == (markdown(), 0)
@@ -38,6 +39,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert out.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_no_command_needs_an_optional_package() -> None:
     program = (
         "import sys; from importlib import import_module\n"
@@ -49,6 +51,7 @@ def test_no_command_needs_an_optional_package() -> None:
     assert out.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code", "stderr"),
     [

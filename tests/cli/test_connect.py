@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
-from mlx_server.clients.connect.clients import CLIENTS
-from mlx_server.clients.connect.connection import listing, markdown
+from mlx_server.clients.connect import CLIENTS, listing, markdown
 from mlx_server.errors import SettingsError
 
 GIVEN = ("--model", "my-model", "--context-length", "4321", "--url", "http://studio:8000")

@@ -19,9 +19,10 @@ from mlx_server.config.settings import ServerSettings
 from mlx_server.engine import engine_process
 from tests.cli.running import run
 
-pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
+pytestmark = pytest.mark.usefixtures("folder")
 
 
+@pytest.mark.slow
 def test_doctor_is_content_with_a_good_file() -> None:
     Path("models.yaml").write_text("models: {a: {source: x/y}}\n")
     result = run("doctor")
@@ -34,6 +35,7 @@ def test_doctor_is_content_with_a_good_file() -> None:
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.slow
 def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -52,6 +54,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
     assert found["engine"]["found"].startswith("starts in ")
 
 
+@pytest.mark.slow
 def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
     Path("bad.yaml").write_text(f"models:\n  a: {{source: {'x' * 300}, aliases: [a]}}\n  b: 1\n")
     result = run("doctor", "--config", "bad.yaml")
@@ -119,6 +122,7 @@ def test_doctor_says_what_the_budget_is_and_where_it_comes_from(
     assert "24.0 GB is more than the 22.9 GB that Metal recommends" in found().fix
 
 
+@pytest.mark.slow
 def test_doctor_does_not_import_mlx() -> None:
     program = "import sys; from mlx_server.cli.machine_checks import examine; list(examine(None));"
     program += "print('mlx.core' in sys.modules)"

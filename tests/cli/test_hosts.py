@@ -124,7 +124,7 @@ def facts(**changed: object) -> str:
     return json.dumps(own | changed)
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_good_host_over_ssh_and_this_machine_measure_their_link(
     port: int, model: Path, ssh: Path
 ) -> None:
@@ -158,7 +158,7 @@ def test_the_models_of_the_settings_that_are_split_over_the_hosts_are_looked_for
     assert f"localhost: 127.0.0.1:{port + 1} is free" in found
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_rank_that_can_not_join_is_named_and_the_others_are_ended(port: int) -> None:
     check = asyncio.run(link_check(group(port, RankHost("ringless", LOOPBACK))))
     assert check.status == "fail"
@@ -242,6 +242,7 @@ def test_hostile_facts_are_no_crash_and_control_no_terminal(port: int, ssh: Path
     assert max(len(check.found) for check in checks) <= 200
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_is_left_and_no_process_stays(port: int) -> None:
     answer = asyncio.run(run_on(group(port, "hanging"), 1, ["true"], b"", seconds=1.0))
     assert answer == CommandOutput(None, cut="slow")
@@ -285,6 +286,7 @@ def test_a_slow_link_is_a_warning_only_on_a_cable_and_a_wrong_sum_fails() -> Non
     assert judged([quick, wrong], loopback=True).status == "fail"
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_1_for_a_bad_hostfile_and_names_the_place(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text('[{"ssh": "-oProxyCommand=x"}]')

@@ -13,7 +13,7 @@ from mlx_server.config.settings import Settings
 from mlx_server.errors import SettingsError
 from tests.cli.running import run
 
-pytestmark = [pytest.mark.tables, pytest.mark.usefixtures("folder")]
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +33,7 @@ def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.log_level == "debug"
 
 
+@pytest.mark.slow
 def test_wrong_settings_exit_with_2() -> None:
     Path("bad.yaml").write_text("server:\n  prot: 1\n  drain_seconds: -1\n")
     result = run("serve", "--config", "bad.yaml", "--api-key", "sk-secret x")

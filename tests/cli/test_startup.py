@@ -86,7 +86,7 @@ def test_what_is_damaged_or_too_large_is_not_offered(studio: Path) -> None:
     assert with_local_models(small).models == {}
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_a_server_offers_them_and_answers(studio: Path, tiny_path: Path, tmp_path: Path) -> None:
     config = {"models": {"mine": {"source": str(tiny_path)}}}
     with serving(tmp_path / "run", config, "--discover") as server, server.http() as http:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.store import ConversationRecord, ItemRecord, ResponseRecord, Store
+from mlx_server.store import ItemRecord, Record, Store
 
 DAY = 86400.0
 
@@ -27,11 +27,10 @@ def fill() -> None:
         store = await Store.open(load_settings(None).store.path)
         for id, age in [("resp_old", 40), ("resp_new", 0)]:
             made = time.time() - age * DAY
-            response = ResponseRecord(
-                id, made, "completed", b"{}", [ItemRecord(f"msg_{id}", b"{}")]
-            )
-            await store.begin(response, "")
-        await store.create_conversation(ConversationRecord("conv_1", time.time(), b"{}"), "")
+            output = [ItemRecord(f"msg_{id}", b"{}")]
+            response = Record("response", id, made, b"{}", "completed", output=output)
+            await store.add(response, "")
+        await store.add(Record("conversation", "conv_1", time.time(), b"{}"), "")
         await store.close()
 
     asyncio.run(write())

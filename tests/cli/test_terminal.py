@@ -30,7 +30,7 @@ def closed(stream: int) -> Callable[[], None]:
 ASK = ("chat", "--url", "http://127.0.0.1:1")
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("connect",), ("store",)])
 def test_a_full_disk_is_named(arguments: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ def test_a_full_disk_is_named(arguments: tuple[str, ...]) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stream", "arguments", "code", "said"),
     [

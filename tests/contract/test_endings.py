@@ -31,8 +31,6 @@ from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.pairs import WITH_CALLS
 from tests.contract.structured import NESTED
 
-pytestmark = pytest.mark.tables
-
 ADDRESS = {"street": "Bahnhofstrasse 1", "city": "Zürich", "country": "CH"}
 ORDER = {
     "id": 12,
@@ -160,6 +158,7 @@ def test_the_object_around_the_arguments_is_ended(
     assert places_without_ending(family, folder, output, begin) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -14,7 +14,7 @@ from tests.engine.clients import ENDLESS, answered, ask, asynchronous, first_tok
 from tests.worker.batch_runs import Ask, alone, ids
 from tests.worker.lora_files import contents, mlx_adapter, save, with_adapter
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.batch_runs import Ask, alone, ids
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @asynchronous

@@ -30,7 +30,7 @@ from tests.engine.clients import (
     until_it_fails,
 )
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @asynchronous

@@ -21,7 +21,7 @@ from tests.engine.clients import (
 )
 from tests.worker.batch_runs import ids
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @asynchronous

@@ -34,7 +34,7 @@ from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.live.server import eventually
 from tests.worker.kinds import LLAMA, Kind
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 FOR_EVER = 1000.0
 
@@ -90,7 +90,6 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
 @asynchronous
 async def test_an_engine_lost_in_the_middle_of_an_answer_is_replaced(

@@ -14,8 +14,6 @@ from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.parse_context import ParseContext
 from tests.families.goldens import folded, tokenizer_of, tools
 
-pytestmark = pytest.mark.tables
-
 HOSTILE = "a\n\tb = \"c\" \\ 'd' </x> ü 🗼 <|end"
 
 
@@ -54,7 +52,12 @@ def is_written(family: ModelFamily, answer: Message) -> bool:
     return thinks and calls and (alone or not answer.tool_calls)
 
 
-CASES = [(f, name) for f in FAMILIES for name in ANSWERS if is_written(f, ANSWERS[name])]
+CASES = [
+    (family, name)
+    for at, family in enumerate(FAMILIES)
+    for name in [*ANSWERS][at % 3 :: 3]  # each answer in a third of the families
+    if is_written(family, ANSWERS[name])
+]
 REFUSED = [(f, name) for f in FAMILIES for name in ANSWERS if not is_written(f, ANSWERS[name])]
 
 
@@ -66,6 +69,7 @@ def read(family: ModelFamily, output: str, offered: tuple[Tool, ...]) -> list[Ev
     return [*events, *parser.finish(cut=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"), CASES, ids=[f"{family.name}: {name}" for family, name in CASES]
 )
@@ -111,6 +115,7 @@ def test_an_argument_is_not_cut_at_a_tag_of_the_format() -> None:
         write_answer(family_named("qwen3_coder"), tokenizer_of("qwen3_coder"), answer)
 
 
+@pytest.mark.slow
 def test_arguments_may_be_long() -> None:
     long = Message("assistant", tool_calls=(call("write_file", path="a", content="ab\n" * 4000),))
     output = write_answer(family_named("qwen3_coder"), tokenizer_of("qwen3_coder"), long)

@@ -30,9 +30,6 @@ from tests.families.by_template import (
 from tests.families.probe import probed
 from tests.families.prompts import checkpoint_of, template_of
 
-pytestmark = pytest.mark.tables
-
-
 CODER = (
     ONE
     + "\n<tool_call>\n<function={{ f.name }}>\n"
@@ -132,6 +129,7 @@ EMPTY_MARKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calls", "before", "model_type", "name"),
     [
@@ -172,6 +170,7 @@ def test_a_template_without_calls_proves_nothing(unknown: Checkpoint) -> None:
     assert family_with(unknown, written(""), "qwen3").name == "qwen3"
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_no_obstacle(unknown: Checkpoint) -> None:
     endless = "{%- for a in range(99999) %}{%- for b in range(99999) %}{{ messages }}"
     template = endless + "{%- endfor %}{%- endfor %}"
@@ -224,6 +223,7 @@ def test_templates_that_write_no_calls_show_none(name: str) -> None:
     assert not samples_of(checkpoint_of(name)).calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES_CALLS)
 def test_a_family_reads_what_its_template_writes(name: str) -> None:
     samples = samples_of(checkpoint_of(name))
@@ -236,6 +236,7 @@ def test_a_family_reads_what_its_template_writes(name: str) -> None:
         assert reading.text == NO_MODELS_OUTPUT.get(name, ""), sample.written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES_CALLS)
 def test_a_checkpoint_with_its_template_is_of_the_family(name: str) -> None:
     model_type = (*family_named(name).model_types, "unheard_of")[0]

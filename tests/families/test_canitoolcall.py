@@ -30,8 +30,6 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 
-pytestmark = pytest.mark.tables
-
 FAMILY_OF = {
     "qwen3-xml": "qwen3_5",
     "glm": "glm4_5",
@@ -169,6 +167,7 @@ def result(events: list[Event]) -> ParseResult:
 FIXTURES = [fixture for fixture in load_fixtures() if our_family(fixture)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.id)
 def test_every_golden_case(fixture: Fixture, request: pytest.FixtureRequest) -> None:
     if reason := MISSES.get(fixture.id):

@@ -43,8 +43,6 @@ from tests.families.goldens import (
 )
 from tests.families.walks import vocabulary_of
 
-pytestmark = pytest.mark.tables
-
 CASES = [(family, case) for family in FAMILIES for case in goldens_of(family)]
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -60,6 +58,7 @@ def test_every_family_has_golden_outputs(family: ModelFamily) -> None:
     assert len(set(names)) == len(names), f"two cases of one name: {sorted(names)}"
 
 
+@pytest.mark.slow
 @every_case
 def test_every_case_reads_the_same_however_it_is_cut(family: ModelFamily, case: Golden) -> None:
     wanted = shown(case.reads, case.reads)
@@ -79,6 +78,7 @@ ENDS = 12
 """The most places at which one case ends; a family has some fourteen cases."""
 
 
+@pytest.mark.slow
 @every_case
 def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
     family: ModelFamily, case: Golden
@@ -101,6 +101,7 @@ def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
         assert not [mark for mark in unseen if mark in seen], (ended, seen)
 
 
+@pytest.mark.slow
 @every_family
 def test_a_stop_token_that_is_spelled_out_ends_any_answer(family: ModelFamily) -> None:
     for case in goldens_of(family):
@@ -135,6 +136,7 @@ def pieces_of_long_texts(family: ModelFamily, case: Golden) -> list[tuple[int, i
     return [(length, pieces) for length, pieces in lengths if length >= 10]
 
 
+@pytest.mark.slow
 @every_family
 def test_text_among_the_arguments_comes_as_it_is_written(family: ModelFamily) -> None:
     for case in goldens_of(family):
@@ -142,11 +144,13 @@ def test_text_among_the_arguments_comes_as_it_is_written(family: ModelFamily) ->
             assert pieces >= length / 6, case.name
 
 
+@pytest.mark.slow
 def test_that_is_looked_at_in_nearly_all_families() -> None:
     looked_at = {f.name for f, case in CASES if pieces_of_long_texts(f, case)}
     assert len(looked_at) >= 25
 
 
+@pytest.mark.slow
 @every_case
 def test_its_place_is_reasoning_where_reasoning_comes(family: ModelFamily, case: Golden) -> None:
     """Reasoning tokens are counted by it."""
@@ -209,7 +213,8 @@ REARRANGED = {
 its tokens are told apart."""
 
 
-@every_family
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES[::8], ids=lambda family: family.name)
 def test_a_batch_of_replayed_cases_reads_as_each_alone(
     family: ModelFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +294,7 @@ async def _answers(pool: Pool, cases: Sequence[Golden], logprobs: int | None) ->
     return [list(own) for _, own in groupby(of_answers, key=lambda event: event.index)]
 
 
+@pytest.mark.slow
 def test_what_is_derived_from_the_cases_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     """Run scripts/golden to make it so."""
     status = goldens.main(["--check"])

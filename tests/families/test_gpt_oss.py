@@ -13,8 +13,6 @@ from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.harmony.vocabulary import encoding
 from tests.prompts.harmony.gpt_oss import gpt_oss_checkpoint, text_of
 
-pytestmark = pytest.mark.tables
-
 GOLDEN = Path(__file__).parent / "golden" / "gpt_oss"
 
 
@@ -41,6 +39,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 PROMPTS = sorted(path.stem for path in GOLDEN.glob("*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 def test_golden_prompts(gpt_oss: Checkpoint, name: str) -> None:
     path = GOLDEN / f"{name}.json"

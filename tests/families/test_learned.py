@@ -24,12 +24,10 @@ from tests.families.by_template import (
 from tests.families.goldens import tools
 from tests.families.walks import Way
 
-pytestmark = pytest.mark.tables
-
-
 new = pytest.mark.parametrize("calls", NEW.values(), ids=NEW)
 
 
+@pytest.mark.slow
 @new
 def test_a_notation_that_no_family_has_is_learned(unknown: Checkpoint, calls: str) -> None:
     template = written(calls)
@@ -42,6 +40,7 @@ def test_a_notation_that_no_family_has_is_learned(unknown: Checkpoint, calls: st
         assert not text_in(events).strip(), said
 
 
+@pytest.mark.slow
 @new
 def test_it_holds_the_model_to_that_notation(unknown: Checkpoint, calls: str) -> None:
     template = written(calls)
@@ -69,6 +68,7 @@ def test_an_id_is_no_part_of_the_marks(unknown: Checkpoint) -> None:
     assert family_with(unknown, written(numbered)) is PLAIN
 
 
+@pytest.mark.slow
 def test_a_tool_that_nobody_offered_is_text(unknown: Checkpoint) -> None:
     for calls in NEW.values():
         template = written(calls)

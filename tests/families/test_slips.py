@@ -14,8 +14,6 @@ from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Message, Tool, ToolCall
 from tests.families.goldens import tokenizer_of
 
-pytestmark = pytest.mark.tables
-
 FIND = Tool(
     "find",
     parameters={
@@ -45,12 +43,14 @@ def found_in(family: ModelFamily, output: str) -> tuple[str, object, set[RepairK
     return text, json.loads(arguments or "null"), repaired
 
 
+@pytest.mark.slow
 @every_family
 def test_of_an_argument_that_is_given_twice_the_last_value_counts(family: ModelFamily) -> None:
     output = written(family, city="Oslo", days=2, citz="Bern").replace("citz", "city")
     assert found_in(family, output) == ("", {"city": "Bern", "days": 2}, {"json"})
 
 
+@pytest.mark.slow
 @every_family
 def test_the_name_of_an_argument_may_have_spaces_around_it(family: ModelFamily) -> None:
     output = written(family, city="Oslo", days=2).replace("days", " days ")
@@ -58,6 +58,7 @@ def test_the_name_of_an_argument_may_have_spaces_around_it(family: ModelFamily) 
     assert (text, arguments) == ("", {"city": "Oslo", "days": 2})
 
 
+@pytest.mark.slow
 @every_family
 def test_a_call_needs_no_properties(family: ModelFamily) -> None:
     tool = Tool("find", parameters={})
@@ -70,6 +71,7 @@ def test_a_call_needs_no_properties(family: ModelFamily) -> None:
 DELIMITED = [family for family in CALLING if isinstance(family, MarkupFamily)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DELIMITED, ids=lambda family: family.name)
 @pytest.mark.parametrize("around", ["Write `{}` in the text.", "- `{}`: finds a city"])
 def test_a_call_in_inline_code_is_text(family: ModelFamily, around: str) -> None:

@@ -31,7 +31,7 @@ def request(conversation: Conversation = HI) -> GenerateRequest:
     return GenerateRequest("m", (conversation,))
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
 def test_a_prompt_of_each_family(folder: Path, family: str) -> None:
     prepared = replayed(folder, family)
@@ -47,6 +47,7 @@ def test_a_prompt_of_each_family(folder: Path, family: str) -> None:
     assert "Salü" in text_of(prepared, ended)
 
 
+@pytest.mark.slow
 def test_gpt_oss_begins_an_answer(folder: Path) -> None:
     prepared = replayed(folder, "gpt_oss")
     whole, ended = (

@@ -31,9 +31,8 @@ from mlx_server.events import (
     Violation,
 )
 from mlx_server.generation.generate import generate
-from mlx_server.generation.tool_loop import ToolLoopLimits, respond
+from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
@@ -59,7 +58,7 @@ from tests.generation.tool_lab import (
     text,
 )
 from tests.mcp.official import make
-from tests.mcp.playing import CACHED, MODEL, Playing, all_gone, playing, served
+from tests.mcp.playing import CACHED, MODEL, Playing, all_gone, lowered, playing, served
 
 pytestmark = pytest.mark.anyio
 
@@ -75,6 +74,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OUTPUTS)
 async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
     async with lab(tmp_path, *OUTPUTS[family], family=family) as the:
@@ -99,6 +99,7 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
         assert said in second.removeprefix(the.engine.prompts[0].rpartition("1 + 2?")[0])
 
 
+@pytest.mark.slow
 async def test_messages_of_the_familys_own_are_told_of_all_rounds(tmp_path: Path) -> None:
     async with lab(tmp_path, *OUTPUTS["gpt_oss"], family="gpt_oss") as the:
         events = await the.events(raw_messages=True)
@@ -117,6 +118,7 @@ def said_in(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None
     return [(m["role"], m.get("channel"), m["content"][0].get("text")) for m in messages]
 
 
+@pytest.mark.slow
 async def test_a_built_in_tool_that_nobody_offered_is_told_of_and_not_run(tmp_path: Path) -> None:
     first, second = OUTPUTS["gpt_oss"]
     code = "<|channel|>analysis to=python code<|message|>1 + 2<|end|><|start|>assistant"
@@ -155,8 +157,9 @@ async def test_calls_of_one_turn_run_together(tmp_path: Path) -> None:
 
 async def test_results_that_are_errors_or_pictures(tmp_path: Path) -> None:
     several = call("fail") + call("show") + call("add", a="x", b=2) + call("shout", text="é" * 99)
-    async with lab(tmp_path, several, "Well.", limits=McpLimits(result_bytes=50)) as the:
-        events = await the.events()
+    with lowered(MCP_RESULT_BYTES=50):
+        async with lab(tmp_path, several, "Well.") as the:
+            events = await the.events()
     by_call = {event.call: event for event in only(events, McpCallFinished)}
     assert by_call[0].output is None
     assert by_call[0].error.startswith("Error executing tool")
@@ -175,18 +178,21 @@ async def test_a_call_without_arguments_that_are_an_object_is_not_made(tmp_path:
 
 async def test_calls_of_a_response_have_a_limit_of_our_own(tmp_path: Path) -> None:
     three = "".join(call("add", a=1, b=n) for n in range(3))
-    async with lab(tmp_path, three, "Enough.") as the:
-        events = await the.events(the.tools(max_calls=5), limits=ToolLoopLimits(calls=2))
-        assert sorted(results(events)) == [("1", None), ("2", None)]
-        assert text(events) == "Enough."
-        approval = Approval("r", "calc", "add", "{}", approve=True)
-        with pytest.raises(BadRequest, match="has 3 pending approvals"):
-            await the.events(the.tools(approvals=(approval,) * 3), limits=ToolLoopLimits(calls=2))
+    approval = Approval("r", "calc", "add", "{}", approve=True)
+    with lowered(MCP_CALLS=2):
+        async with lab(tmp_path, three, "Enough.") as the:
+            events = await the.events(the.tools(max_calls=5))
+            assert sorted(results(events)) == [("1", None), ("2", None)]
+            assert text(events) == "Enough."
+            with pytest.raises(BadRequest, match="has 3 pending approvals"):
+                await the.events(the.tools(approvals=(approval,) * 3))
 
 
-@pytest.mark.parametrize("limits", [ToolLoopLimits(rounds=2), ToolLoopLimits(seconds=-1)])
+@pytest.mark.parametrize(
+    ("limit", "most", "rounds"), [("MCP_ROUNDS", 2, 2), ("MCP_ROUND_SECONDS", -1, 1)]
+)
 async def test_a_model_that_calls_without_end_has_to_answer(
-    tmp_path: Path, limits: ToolLoopLimits, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limit: str, most: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices = []
 
@@ -195,9 +201,9 @@ async def test_a_model_that_calls_without_end_has_to_answer(
         return generate(request, pool)
 
     monkeypatch.setattr("mlx_server.generation.tool_loop.generate", watched)
-    async with lab(tmp_path, call("add", a=1, b=2)) as the:
-        events = await the.events(limits=limits, tool_choice="required")
-    rounds = 2 if limits.rounds == 2 else 1
+    with lowered(**{limit: most}):
+        async with lab(tmp_path, call("add", a=1, b=2)) as the:
+            events = await the.events(tool_choice="required")
     assert choices == ["required", *["auto"] * (rounds - 1), "none"]
     assert kinds(events)[-1] == "Finished"
 
@@ -215,6 +221,7 @@ async def test_max_tokens_are_for_all_rounds(tmp_path: Path) -> None:
         assert events[-1].reason == "length"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_a_result_that_does_not_fit_the_context_is_told_of(tmp_path: Path) -> None:
     long = call("shout", text="x" * 300)
     async with lab(tmp_path, long, "It fits.") as the:
@@ -353,13 +360,14 @@ async def test_an_abandoned_round_reports_what_all_rounds_have_used(tmp_path: Pa
 
 
 async def test_too_many_responses_at_a_time_are_refused(tmp_path: Path) -> None:
-    async with lab(tmp_path, "Hi.", limits=McpLimits(responses=1)) as the:
-        asked = GenerateRequest(MODEL, (asking(),))
-        async with aclosing(respond(asked, the.tools(), the.connectors, the.pool)) as events:
-            await anext(events)
-            with pytest.raises(Overloaded):
-                await the.events()
-        assert text(await the.events()) == "Hi."
+    with lowered(MCP_RESPONSES=1):
+        async with lab(tmp_path, "Hi.") as the:
+            asked = GenerateRequest(MODEL, (asking(),))
+            async with aclosing(respond(asked, the.tools(), the.connectors, the.pool)) as events:
+                await anext(events)
+                with pytest.raises(Overloaded):
+                    await the.events()
+            assert text(await the.events()) == "Hi."
 
 
 async def test_the_next_round_finds_its_prompt_in_the_cache(tmp_path: Path) -> None:
@@ -415,6 +423,7 @@ async def test_a_call_that_was_cut_off_is_not_made(tmp_path: Path) -> None:
     assert events[-1].reason == "length"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "asks"),
     [

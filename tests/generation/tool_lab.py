@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_server.events import Event, McpCallFinished, TextDelta
-from mlx_server.generation import tool_loop
-from mlx_server.generation.tool_loop import ToolLoopLimits, respond
+from mlx_server.generation.tool_loop import respond
 from mlx_server.mcp import Connectors
-from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import ALL_TOOLS, GenerateRequest, McpServer, McpTools
@@ -43,13 +41,12 @@ class Lab:
     async def events(
         self,
         tools: McpTools | None = None,
-        limits: ToolLoopLimits = tool_loop.LIMITS,
         conversation: Conversation | None = None,
         **request: Any,
     ) -> list[Event]:
         asked = GenerateRequest(MODEL, (conversation or asking(),), **request)
         tools = self.tools() if tools is None else tools
-        events = respond(asked, tools, self.connectors, self.pool, limits)
+        events = respond(asked, tools, self.connectors, self.pool)
         return [event async for event in events]
 
 
@@ -59,9 +56,9 @@ def asking(*tools: Tool, text: str = "1 + 2?") -> Conversation:
 
 @asynccontextmanager
 async def lab(
-    folder: Path, *outputs: str, family: str = "qwen3", limits: McpLimits | None = None, **spec: Any
+    folder: Path, *outputs: str, family: str = "qwen3", **spec: Any
 ) -> AsyncIterator[Lab]:
-    connectors = Connectors(allow_private_urls=True, limits=limits)
+    connectors = Connectors(allow_private_urls=True)
     app = make().streamable_http_app()
     async with (
         asyncio.timeout(PATIENCE_SECONDS),

@@ -85,6 +85,7 @@ def test_any_arguments_and_a_schema_that_leads_back_to_itself(arguments: dict[st
     assert fits(arguments, endless) in (True, False)
 
 
+@pytest.mark.slow
 def test_a_large_value_takes_no_long_time() -> None:
     begun = time.thread_time()
     assert fits({"city": "x", "tags": ["a"] * 100_000}, CITY)

@@ -24,7 +24,7 @@ from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.grammars.matching import Refused, compiled
 from tests.slowness import slowness
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 MOST_WAITED_SECONDS = 120
 MOST_SECONDS, MOST_MEGABYTES = 6, 256

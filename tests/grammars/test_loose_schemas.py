@@ -145,7 +145,7 @@ def test_a_schema_is_left_as_it_is(parameters: Json) -> None:
     assert usable_tools([tool])[0] is tool
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.name)
 def test_every_family_can_be_made_to_call_such_a_tool(family: Any) -> None:
     way = Way(family, True)

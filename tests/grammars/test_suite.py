@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.grammars.suite import counted, table
+
+pytestmark = pytest.mark.slow
 
 REPORTED = Path(__file__).parent / "SUITE.md"
 

@@ -98,6 +98,7 @@ schemas = st.recursive(
 schemas = st.one_of(schemas, st.builds(_recursive, scalars))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(schemas, st.integers(0, 2**32))
 def test_a_walk_under_the_mask_ends_in_what_the_schema_allows(schema: Any, seed: int) -> None:

@@ -296,7 +296,6 @@ RESPONSES: tuple[Json, ...] = (
         "store": False,
     },
 )
-SHORTENED = tuple({**body, "model": SAID} for body in RESPONSES)
 MADE: tuple[Json, ...] = ({"items": CALLED, "metadata": {"a": "b"}}, {})
 
 USED: Json = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
@@ -486,7 +485,6 @@ ROUTES = (
     Route("/detokenize", DetokenizeBody, ({"model": TINY, "tokens": [5, 6]},)),
     Route("/generate", NativeBody, NATIVE),
     Route("/v1/responses", ResponsesBody, RESPONSES),
-    Route("/v1/responses/compact", ResponsesBody, SHORTENED),
     Route("/v1/responses/input_tokens", ResponsesBody, RESPONSES),
     Route("/v1/responses/{id}/cancel", WireModel, ({},)),
     Route("/v1/messages", MessagesBody, MESSAGES),

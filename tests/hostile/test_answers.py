@@ -100,9 +100,13 @@ def unharmed(client: TestClient) -> list[Reply]:
     return reported
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("part", ["_parser", "_text"], ids=["parser", "detokenizer"])
+@pytest.mark.parametrize(
+    ("part", "step", "stream"),
+    [
+        *(("_parser", step, False) for step in STEPS),
+        *(("_text", step, True) for step in STEPS),
+    ],
+)
 def test_an_answer_that_can_not_be_read_ends_alone(
     client: TestClient,
     unharmed: list[Reply],

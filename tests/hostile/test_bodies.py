@@ -17,8 +17,6 @@ from tests.hostile.fuzz import Answer, Target
 from tests.hostile.routes import ROUTES, Route
 from tests.live.server import eventually
 
-pytestmark = pytest.mark.tables
-
 SEED = int(os.environ.get("MLX_SERVER_TEST_SEED", "8"))
 COUNT = 8
 """For each route; `scripts/fuzz` goes on from there."""

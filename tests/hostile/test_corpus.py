@@ -17,8 +17,6 @@ from tests.hostile.corpus import Attack, Call, Json, Target, attacks
 from tests.hostile.sending import Outcome, carry_out
 from tests.live.server import PLAIN, LiveServer, eventually, serving
 
-pytestmark = pytest.mark.tables
-
 MODEL, REPLAYED = "tiny", "replayed"
 CORPUS = list(attacks(Target(MODEL, head=320, tokens=259)))
 THREADS = 18

@@ -137,7 +137,6 @@ ASKED: dict[str, tuple[str, Body]] = {
 }
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", ASKED)
 def test_the_loop_goes_on_while_an_answer_is_made(watch: Watch, url: str, name: str) -> None:
     path, asked = ASKED[name]

@@ -44,7 +44,6 @@ from mlx_server.grammars.view import View, resolved
 from mlx_server.http import security, strict_json
 from mlx_server.http.connections import SlowClientGuard, StrictConnection
 from mlx_server.http.web_sockets import ByteBudget
-from mlx_server.mcp.limits import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.tokenizer import Tokenizer
@@ -265,7 +264,7 @@ def in_the_background(count: int) -> None:
 
 
 def listed(*tools: types.Tool) -> Listing:
-    lister = Lister(MCP_SERVER, McpLimits())
+    lister = Lister(MCP_SERVER)
     lister.add(types.ListToolsResult(tools=list(tools)))
     return lister.listing
 
@@ -284,7 +283,7 @@ def of_all_servers(*sizes: list[int]) -> bool:
     for listing, of_tools in zip(listings, sizes, strict=True):
         for at, size in enumerate(of_tools):
             listing.sizes[str(at)], listing.tools[str(at)] = size, cast(Any, None)
-    bound(listings, McpLimits())
+    bound(listings)
     return not listings[-1].left_out
 
 

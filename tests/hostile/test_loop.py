@@ -32,7 +32,7 @@ from mlx_server.models.files import read_json
 from tests.live.server import TINY, eventually
 from tests.slowness import slowness
 
-pytestmark = [pytest.mark.alone, pytest.mark.tables]
+pytestmark = pytest.mark.alone
 
 MOST_SECONDS = 0.05
 """In one callback, as promised; none here takes half of it."""
@@ -41,13 +41,11 @@ TRIES = 3
 
 MANY = limits.JSON_NODES // 2
 LONG = 15 << 20
-UNTOLD = "untold"
 HI = {"role": "user", "content": "hi"}
 MESSAGES = {"messages": [HI]}
 CALL = {"function": {"name": "a", "arguments": {"b": 1}}}
-CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
-COUNT, COMPACT = RESPONSES + "/input_tokens", RESPONSES + "/compact"
 
 Body = dict[str, Any]
 
@@ -58,10 +56,6 @@ FINE = 200, None
 
 def parts(number: int) -> list[Body]:
     return [{"role": "user", "content": [{"type": "text", "text": "x"}] * number}]
-
-
-def keys(number: int) -> Body:
-    return {f"key{i}": i for i in range(number)}
 
 
 def tools(number: int) -> list[Body]:
@@ -84,52 +78,38 @@ def tool(**function: Any) -> list[Body]:
 
 
 ENUM = {"type": "object", "properties": {"a": {"enum": [LETTERS]}}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ENUM}}
 BIAS = {str(id): 1 for id in range(limits.JSON_STRINGS // 2)}
 
 TEXTS: dict[str, tuple[str, Body]] = {
     "arguments": (CHAT, {"messages": called(json.dumps({"a": LETTERS}, ensure_ascii=False))}),
     "arguments of many lists": (CHAT, {"messages": called(f"[{'[],' * (LONG // 3)}[]]")}),
-    "a tool's description": (CHAT, {**MESSAGES, "tools": tool(description=LETTERS)}),
     "an enum": (CHAT, {**MESSAGES, "tools": tool(parameters=ENUM)}),
     "reasoning": (
         CHAT,
         {"messages": [HI, {"role": "assistant", "content": "a", "reasoning_content": LETTERS}, HI]},
     ),
-    "a name": (CHAT, {"messages": [{**HI, "name": LETTERS}]}),
     "metadata": (CHAT, {**MESSAGES, "metadata": {"a": LETTERS}}),
-    "a response format": (CHAT, {**MESSAGES, "response_format": FORMAT}),
     "stop": (CHAT, {**MESSAGES, "stop": [LETTERS]}),
     "many stops": (CHAT, {**MESSAGES, "stop": ["a"] * (limits.JSON_STRINGS - 99)}),
     "logit_bias": (CHAT, {**MESSAGES, "logit_bias": BIAS}),
-    "an item": (RESPONSES, {"input": [{**HI, "content": LETTERS}], "store": False}),
     "an item's output": (
         RESPONSES,
         {"input": [HI, {"type": "function_call_output", "call_id": "a", "output": LETTERS}]},
     ),
-    "a text for the native route": (GENERATE, {"prompt": LETTERS}),
-    "prompts": (COMPLETIONS, {"prompt": ["a"] * (limits.JSON_STRINGS - 99)}),
     "prompts of ids": (COMPLETIONS, {"prompt": [[1]] * (limits.JSON_NODES - 99)}),
 }
 
 BODIES: dict[str, tuple[str, Body, tuple[int, str | None]]] = {
     "a long text": (CHAT, {"messages": [{**HI, "content": "x" * LONG}]}, TOO_LONG),
-    "messages": (CHAT, {"messages": [HI] * MANY}, TOO_LONG),
     "parts": (CHAT, {"messages": parts(MANY)}, TOO_LONG),
     "calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 8000}]}, TOO_LONG),
-    "names nobody knows": (CHAT, {**MESSAGES, **keys(limits.JSON_STRINGS // 2)}, FINE),
     "a schema": (
         CHAT,
         {**MESSAGES, "guided_json": {"enum": ["ab"] * (limits.JSON_STRINGS - 99)}},
         NO_SCHEMA,
     ),
     "tools": (CHAT, {**MESSAGES, "tools": tools(128)}, TOO_LONG),
-    "tools that no prompt has": (CHAT, {**MESSAGES, "tools": tools(128), "model": UNTOLD}, FINE),
     "ids": (COMPLETIONS, {"prompt": [1] * 2_000_000}, TOO_LONG),
-    "the native route": (GENERATE, {"messages": [HI] * MANY}, TOO_LONG),
-    "items": (RESPONSES, {"input": [HI] * MANY}, TOO_LONG),
-    "instructions": (RESPONSES, {"input": "hi", "instructions": "x" * LONG}, TOO_LONG),
-    "items to be counted": (COUNT, {"input": [HI] * MANY}, TOO_LONG),
     "items to be left out": (RESPONSES, {"input": [HI] * MANY, "truncation": "auto"}, FINE),
     "items in the background": (RESPONSES, {"input": [HI] * 8000, "background": True}, FINE),
     "a conversation": (CONVERSATIONS, {"items": parts(MANY)}, FINE),
@@ -200,10 +180,7 @@ def watch() -> Iterator[Watch]:
 def url(watch: Watch, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[str]:
     settings = Settings(
         server=ServerSettings(port=0, drain_seconds=0),
-        models={
-            TINY: ModelSettings(source=str(tiny_path)),
-            UNTOLD: ModelSettings(source=str(tiny_path), tools_in_prompt="never"),
-        },
+        models={TINY: ModelSettings(source=str(tiny_path))},
         store=StoreSettings(data_dir=tmp_path_factory.mktemp("data")),
     )
     server = server_of(settings, create_app(settings))
@@ -217,8 +194,7 @@ def _goes_on(watch: Watch, url: str) -> Iterator[None]:
     """What is done once, at the first request, is no part of it."""
     body = {"max_tokens": 1, **MESSAGES}
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-        for model in (TINY, UNTOLD):
-            assert http.post(CHAT, json={"model": model, **body}).status_code == 200
+        assert http.post(CHAT, json={"model": TINY, **body}).status_code == 200
         watch.longest = 0.0
         watch.seen.clear()
         yield

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +19,12 @@ from mlx_server.errors import AdapterInvalid, BadRequest
 from mlx_server.fair_queue import FairQueue
 from mlx_server.generation.review import turns_to_check
 from mlx_server.grammars.compiler import BYTES, LIMITS
-from mlx_server.mcp import Connectors, McpLimits
+from mlx_server.mcp import Connectors
 from mlx_server.requests import McpServer
 from mlx_server.store import ItemRecord
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from tests.api import wire
-from tests.api.wire import MODEL, ScriptedEngine
+from tests.api.wire import ScriptedEngine
 from tests.models import adapter_files as adapters
 
 TESTS = Path(__file__).parents[1]
@@ -70,7 +69,7 @@ def servers(count: int) -> bool:
     async def opened() -> bool:
         named = [McpServer(str(at), connector="none") for at in range(count)]
         try:
-            async with Connectors({}, limits=McpLimits(servers=limits.MCP_SERVERS)).open(named):
+            async with Connectors({}).open(named):
                 return True
         except BadRequest as error:
             return "the limit is" not in str(error)
@@ -153,19 +152,6 @@ def test_the_header_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         adapters.read(path)
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_the_name_of_a_lane(client: TestClient, more: int) -> None:
-    lane = "x" * (limits.LANE_CHARACTERS + more)
-    with (
-        suppress(*wire.CANCELLED),
-        client.websocket_connect("ws://localhost/v1/responses") as socket,
-    ):
-        body = {"type": "response.create", "model": MODEL, "input": "hi", "stream_id": lane}
-        socket.send_json(body)
-        event = socket.receive_json()
-        assert (event["type"] == "error") == bool(more)
-
-
 def test_the_parts_of_a_logged_path(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     logged = []
     for parts in (limits.LOGGED_PATH_PARTS - 1, 10 * limits.LOGGED_PATH_PARTS):
@@ -189,20 +175,6 @@ OF_RECORDS = {
     "SEND_SECONDS": ".send_seconds = ",
     "TEMPLATE_PROCESSES": "WarmProcesses(",
     "SOCKET_FRAMES": "too many messages are waiting",
-    "MCP_RESPONSES": "McpLimits(responses=",
-    "MCP_PROCESSES": "LIMITS, processes=",
-    "MCP_SESSIONS": "LIMITS, sessions=",
-    "MCP_WAIT_SECONDS": "wait_seconds=",
-    "MCP_OPEN_SECONDS": "McpLimits(open_seconds=",
-    "MCP_CALL_SECONDS": "call_seconds=",
-    "MCP_CALLS": "ToolLoopLimits(calls=",
-    "MCP_PARALLEL_CALLS": "parallel_calls=2",
-    "MCP_ROUNDS": "ToolLoopLimits(rounds=",
-    "MCP_ROUND_SECONDS": "ToolLoopLimits(seconds=",
-    "MCP_RESULT_BYTES": "McpLimits(result_bytes=",
-    "MCP_ALL_RESULT_BYTES": "all_result_bytes=",
-    "MCP_MESSAGE_BYTES": "message_bytes=",
-    "MCP_SESSION_BYTES": "session_bytes=",
 }
 """Limits that tests lower in the record of their users, or reach by the wire: with what words."""
 

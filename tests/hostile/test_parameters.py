@@ -65,8 +65,6 @@ from tests.hostile.routes import ROUTES
 from tests.live.server import LiveServer, serving
 from tests.worker.lora_files import mlx_adapter
 
-pytestmark = pytest.mark.tables
-
 Wire = type[BaseModel]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -199,8 +197,8 @@ def asking(server: LiveServer) -> Asking:
     ("path", "case"),
     [
         pytest.param(path, case, id=f"{wire.__name__}.{name} {path}")
-        for wire, name, case in shown(Case)
-        for path in paths(wire)
+        for at, (wire, name, case) in enumerate(shown(Case))
+        for path in [paths(wire)[at % len(paths(wire))]]  # what several read alike, in turn
     ],
 )
 def test_it_changes_the_answer(asking: Asking, path: str, case: Case) -> None:

@@ -25,8 +25,6 @@ from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_fallback, byte_level, checkpoint, full_width
 from tests.families.prompts import checkpoint_of, template_of
 
-pytestmark = pytest.mark.tables
-
 NAMES = [family.name for family in FAMILIES]
 TEMPLATED = [name for name in NAMES if template_of(name).is_file()]
 

@@ -27,7 +27,6 @@ from mlx_server.errors import ServerError
 from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ServerTools
 from mlx_server.http.security import SEALED, Signer
-from mlx_server.mcp import McpLimits as McpLimits
 from mlx_server.mcp.server import Lister, text_of
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import GenerateRequest, McpServer
@@ -35,8 +34,6 @@ from tests.families.prompts import checkpoint_of
 from tests.hostile.bodies import Place, at, places, put
 from tests.hostile.routes import CHAT, NATIVE, RESPONSES, SCHEMA, Json
 from tests.hostile.test_text import NAMES, control, every_mark, own_marks, twin
-
-pytestmark = pytest.mark.tables
 
 SIGNER = Signer(b"a key")
 
@@ -46,7 +43,6 @@ Reader = Callable[[Json], Conversation]
 
 MADE_HERE: list[Json] = [
     {"role": "user", "content": "read this"},
-    {"type": "compaction", "encrypted_content": SIGNER.seal("in short")},
     {"type": "reasoning", "summary": [], "encrypted_content": SIGNER.seal("sealed thought")},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a summary"}]},
     {"type": "mcp_call", "server_label": "s1", "name": "t1", "arguments": "a1", "output": "o1"},
@@ -95,7 +91,7 @@ def stored(body: Json) -> Conversation:
 def from_mcp(body: Json) -> Conversation:
     """What a server lists and answers, as a later round has it."""
     server = McpServer(body["label"], url="https://example.com")
-    lister = Lister(server, McpLimits())
+    lister = Lister(server)
     lister.add(types.ListToolsResult.model_validate({"tools": body["tools"]}))
     assert lister.listing.tools, lister.listing.error
     result = text_of(types.CallToolResult.model_validate(body["result"]), 1 << 20)

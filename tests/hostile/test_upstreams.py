@@ -16,7 +16,7 @@ from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, 
 from tests.hostile.test_loop import TRIES, Watch, is_short, running
 from tests.hostile.upstreams import ATTACKS, HostileServer
 
-pytestmark = [pytest.mark.alone, pytest.mark.tables]
+pytestmark = pytest.mark.alone
 
 BYTES = 200_000
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -30,8 +30,6 @@ from tests.models.adapter_files import mlx_adapter, read
 from tests.models.test_adapter_reader import HOSTILE
 from tests.worker.engine_runs import ask, drain, failures, run, tokens_of
 
-pytestmark = pytest.mark.tables
-
 SECONDS = 30.0
 CODES = ("model_unusable", "generation_failed", "not_enough_memory")
 KIBIBYTES = 1 << 20

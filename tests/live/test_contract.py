@@ -20,8 +20,6 @@ from tests.contract.pairs import ADAPTED, PAIRED, Row, all_pairs
 from tests.live.server import PLAIN, SHALLOW, LiveServer, serving
 from tests.worker.lora_files import mlx_adapter
 
-pytestmark = pytest.mark.tables
-
 SAME = 16
 """Characters of the shallow model's answer that float noise must leave alone."""
 TOGETHER = 48

@@ -10,8 +10,6 @@ from tests.contract.pairs import NAMED
 from tests.live.contract_requests import answered, body, refused
 from tests.live.server import LiveServer, serving
 
-pytestmark = pytest.mark.tables
-
 FREE, HELD = "free", "held"
 """Of one that calls: its calls are its own, or held to their schemas."""
 CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'

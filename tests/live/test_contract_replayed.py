@@ -20,8 +20,6 @@ from tests.contract.pairs import NAMED, SAID, SCHEMA, TOOLS
 from tests.live.contract_requests import answered, body, refused, run
 from tests.live.server import LiveServer, eventually, serving
 
-pytestmark = pytest.mark.tables
-
 THINKING = ("qwen3", "gpt_oss", "gemma4")
 OTHERS = ("deepseek_v3", "smollm2")
 ALIKE = ("qwen3", "gpt_oss", "deepseek_v3", "smollm2")

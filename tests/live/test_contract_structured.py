@@ -8,8 +8,6 @@ from tests.contract.answers import PATH
 from tests.contract.structured import CALLS, SCHEMAS, body, judged
 from tests.live.server import PLAIN, SHALLOW, LiveServer
 
-pytestmark = pytest.mark.tables
-
 SHORT = 110
 """Tokens, which are enough for all but the form of 40 properties."""
 RICHEST = "nested, enums, $refs"

@@ -20,15 +20,14 @@ from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.api.strict import assert_strict
-from tests.contract.pairs import KINDS, PAIRED
+from tests.contract.pairs import PAIRED
 from tests.live.server import LiveServer, serving
-
-pytestmark = pytest.mark.tables
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
-NAMES = KINDS
-"""The first family of each kind: tests/families reads the outputs of all."""
+NAMES = PAIRED
+"""The first family of those that differ in more than their delimiters: tests/families reads the
+outputs of all."""
 MOST = 4
 TOGETHER = 8
 CHAT, MESSAGES = "chat completions", "messages"
@@ -166,7 +165,7 @@ def in_form(family: str, endpoint: str) -> Iterator[tuple[Case, bool]]:
             yield case, form[1]
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", PAIRED)
 def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
         places = asyncio.Semaphore(TOGETHER)

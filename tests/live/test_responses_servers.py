@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from mlx_server.config.settings import STORE_FILE
-from mlx_server.store import ResponseRecord, Store
+from mlx_server.store import Record, Store
 from tests.live.replayed import ask, refused, replaying
 from tests.live.server import eventually
 
@@ -35,11 +35,11 @@ def test_the_last_words_of_a_server(tmp_path: Path) -> None:
     assert b'"type":"message"' in failed.output[0].body
 
 
-def stored(folder: Path, id: str) -> ResponseRecord:
-    async def get() -> ResponseRecord:
+def stored(folder: Path, id: str) -> Record:
+    async def get() -> Record:
         store = await Store.visit(folder / "data" / STORE_FILE)
         try:
-            return await store.get(id, "")
+            return await store.get("response", id, "")
         finally:
             await store.close()
 

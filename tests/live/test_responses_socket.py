@@ -215,13 +215,6 @@ def test_warming_up(line: ClientConnection) -> None:
     assert answer(line, "two", previous_response_id=warm["id"], store=False)["output"]
 
 
-def test_events_carry_their_stream_id(line: ClientConnection) -> None:
-    create(line, stream_id="a")
-    assert {e["stream_id"] for e in events(line)} == {"a"}
-    create(line, model="none", stream_id="b")
-    assert event(line)["stream_id"] == "b"
-
-
 HOSTILE: list[tuple[str | bytes, int]] = [
     ("", 400),
     ("{", 400),
@@ -239,7 +232,6 @@ HOSTILE: list[tuple[str | bytes, int]] = [
     ('{"type": "response.create", "model": "fake", "input": NaN}', 400),
     ('{"type": "response.create", "model": "fake", "input": "x", "background": true}', 400),
     ('{"type": "response.create", "model": "fake", "input": "x", "generate": 1}', 400),
-    ('{"type": "response.create", "model": "fake", "input": "x", "stream_id": {}}', 400),
     ('{"type": "response.create", "model": "fake", "input": "x", "temperature": 9}', 400),
     ('{"type": "response.create", "model": "none", "input": "x"}', 404),
     ('{"type": "response.create", "model": "fake", "input": "x", "conversation": "c"}', 404),

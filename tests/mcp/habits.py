@@ -5,27 +5,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
+from mlx_server.mcp import Connector, Connectors, McpError, Toolset
 from mlx_server.requests import McpServer
 from tests.mcp.playing import all_gone
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
-LIMITS = McpLimits(open_seconds=10, call_seconds=10)
-HASTY = McpLimits(open_seconds=0.5, call_seconds=0.5)
 
 
 @asynccontextmanager
-async def opened(
-    *habits: str, file: Path | None = None, limits: McpLimits = LIMITS
-) -> AsyncIterator[Toolset]:
+async def opened(*habits: str, file: Path | None = None) -> AsyncIterator[Toolset]:
     connectors = Connectors(
         {
             habit: Connector(
                 command=(sys.executable, HOSTILE, habit, *([str(file)] if file else []))
             )
             for habit in habits
-        },
-        limits=limits,
+        }
     )
     servers = [McpServer(habit, connector=habit) for habit in habits]
     async with connectors.open(servers) as toolset:

@@ -4,12 +4,14 @@ servers that are reached by HTTP."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 
+from mlx_server import limits
 from mlx_server.engine.messages import Admitted, Generate, Prefilled, Token
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.models.tokenizer import Tokenizer
@@ -18,6 +20,17 @@ from mlx_server.pool.prepare import ModelSpec
 from tests.engine.stub import StubEngine
 
 MODEL = "m"
+
+
+@contextmanager
+def lowered(**values: float) -> Iterator[None]:
+    """Limits with other values, by their names."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in values.items():
+            patched.setattr(limits, name, value)
+        yield
+
+
 CACHED = 3
 """Tokens that the engine says it knew of each prompt."""
 

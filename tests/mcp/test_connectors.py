@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from mlx_server.errors import BadRequest
-from mlx_server.mcp import Connector, Connectors, McpError, McpLimits, Toolset
+from mlx_server.mcp import Connector, Connectors, McpError, Toolset
 from mlx_server.requests import McpServer
-from tests.mcp.playing import served
-from tests.mcp.wild import LIMITS, Wild, listed, opened, outcome, quiet
+from tests.mcp.playing import lowered, served
+from tests.mcp.wild import Wild, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +92,7 @@ async def test_what_can_not_be_a_server(server: McpServer, message: str) -> None
 
 
 async def test_servers_are_few_and_have_names_of_their_own() -> None:
-    found = Connectors(limits=LIMITS)
+    found = Connectors()
     for servers, message in (
         ([GOOD, GOOD], "Two MCP servers have the label 's'"),
         ([replace(GOOD, label=str(i)) for i in range(17)], "the limit is 16"),
@@ -117,8 +117,9 @@ class Server:
         return "x" * 40
 
 
-def toolset(server: Server, **limits: Any) -> Toolset:
-    return Toolset([cast(Any, server)], McpLimits(**limits))
+def toolset(server: Server, **limits: float) -> Toolset:
+    with lowered(**limits):
+        return Toolset([cast(Any, server)])
 
 
 async def test_only_tools_of_the_list_are_called() -> None:
@@ -133,7 +134,7 @@ async def test_only_tools_of_the_list_are_called() -> None:
 
 async def test_a_few_calls_run_at_a_time() -> None:
     server = Server()
-    found = toolset(server, parallel_calls=2)
+    found = toolset(server, MCP_PARALLEL_CALLS=2)
     calls = [asyncio.create_task(found.call("s", "look", "{}")) for _ in range(5)]
     for _ in range(10):
         await asyncio.sleep(0)
@@ -146,7 +147,7 @@ async def test_a_few_calls_run_at_a_time() -> None:
 async def test_results_share_their_bytes() -> None:
     server = Server()
     server.may.set()
-    found = toolset(server, all_result_bytes=60)
+    found = toolset(server, MCP_ALL_RESULT_BYTES=60)
     first, second = [await found.call("s", "look", "{}") for _ in range(2)]
     assert first == "x" * 40
     assert second.startswith("x" * 20)

@@ -13,7 +13,7 @@ import pytest
 from mlx_server.mcp import guard
 from tests.mcp.habits import opened, outcome
 
-pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 GONE_SECONDS = 3.0
 """Promised; a machine that does much else takes longer."""
 PATIENCE_SECONDS = 20.0

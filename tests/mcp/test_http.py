@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from mlx_server import __version__
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
-from mlx_server.mcp import McpLimits
 from mlx_server.mcp.limits import Meter
 from mlx_server.requests import McpServer
 from tests.hostile.outbound import sitecustomize as outbound
@@ -22,7 +21,6 @@ from tests.mcp.official import make
 from tests.mcp.playing import served
 from tests.mcp.wild import (
     HASTY,
-    LIMITS,
     SMALL,
     Send,
     Wild,
@@ -80,22 +78,23 @@ async def cuts_an_emoji(send: Send, id: Any) -> None:
     await said(send, {"id": id, "result": {"content": [{"type": "text", "text": "x\ud83d"}]}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("habit", "limits", "message"),
     [
-        (quiet, LIMITS, "seen"),
-        (cuts_an_emoji, LIMITS, "x\ufffd"),
+        (quiet, {}, "seen"),
+        (cuts_an_emoji, {}, "x\ufffd"),
         (hangs, HASTY, "error: The server did not answer within 0.5 s."),
         (large, SMALL, "error: The server sent more than 65536 bytes."),
-        (lists, LIMITS, "error: The server sent a message of more than 262144 values."),
+        (lists, {}, "error: The server sent a message of more than 262144 values."),
         (endless_events, SMALL, "error: The server closed the connection."),
-        (compressed, LIMITS, "error: The server sent compressed data, which was not requested."),
+        (compressed, {}, "error: The server sent compressed data, which was not requested."),
         (lies_about_ids, HASTY, "error: The server did not answer within 0.5 s."),
-        (breaks, LIMITS, "error: The server answered 500 Internal Server Error."),
-        (is_a_page, LIMITS, "error: Unexpected content type: text/html"),
+        (breaks, {}, "error: The server answered 500 Internal Server Error."),
+        (is_a_page, {}, "error: Unexpected content type: text/html"),
     ],
 )
-async def test_a_call_fails_alone(habit: Any, limits: McpLimits, message: str) -> None:
+async def test_a_call_fails_alone(habit: Any, limits: dict[str, float], message: str) -> None:
     async with served(Wild(habit)) as url, opened(McpServer("wild", url=url), limits) as toolset:
         assert listed(toolset) == (1, "")
         assert (await outcome(toolset)).startswith(message)
@@ -134,7 +133,7 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [302, 308])
 @pytest.mark.parametrize("target", ELSEWHERE)
 async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None:
@@ -190,7 +189,7 @@ async def test_a_redirect_with_a_body_without_end(monkeypatch: pytest.MonkeyPatc
     wild = Wild(endless)
     async with served(wild) as url, opened(McpServer("wild", url=url), SMALL) as toolset:
         assert (await outcome(toolset)).startswith("error: ")
-    assert sum(read) < 2 * SMALL.session_bytes
+    assert sum(read) < 2 * SMALL["MCP_SESSION_BYTES"]
 
 
 async def test_a_redirect_on_the_same_server_is_checked_as_well() -> None:

@@ -2,15 +2,16 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import psutil
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
-from mlx_server.mcp import Connector, Connectors, McpLimits
+from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, Meter, ValueMeter, cut
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HOSTILE
@@ -84,12 +85,9 @@ def test_what_is_left(text: str, longest: int, expected: str) -> None:
     assert cut(text, longest) == expected
 
 
-LIMITS = McpLimits(open_seconds=10, call_seconds=10, wait_seconds=0.2)
-
-
-def connectors(*habits: str, limits: McpLimits = LIMITS) -> Connectors:
+def connectors(*habits: str) -> Connectors:
     commands = {each: Connector(command=(sys.executable, HOSTILE, each)) for each in habits}
-    return Connectors(commands, limits=limits, allow_private_urls=True)
+    return Connectors(commands, allow_private_urls=True)
 
 
 def named(*names: str) -> list[McpServer]:
@@ -110,8 +108,25 @@ async def test_a_connector_is_named_once() -> None:
             raise AssertionError
 
 
-async def test_processes_are_so_many_until_the_last_one_is_gone() -> None:
-    found = connectors("a", "b", "will not go", limits=replace(LIMITS, processes=2))
+Lower = Callable[..., None]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Lower:
+    """Sets limits, by their names."""
+    monkeypatch.setattr(limits, "MCP_WAIT_SECONDS", 0.2)
+
+    def lower(**values: float) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(limits, name, value)
+
+    return lower
+
+
+@pytest.mark.slow
+async def test_processes_are_so_many_until_the_last_one_is_gone(few: Lower) -> None:
+    few(MCP_PROCESSES=2)
+    found = connectors("a", "b", "will not go")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(found.open(named("a", "will not go")))
         assert processes() == 2
@@ -119,15 +134,16 @@ async def test_processes_are_so_many_until_the_last_one_is_gone() -> None:
             await stack.enter_async_context(found.open(named("b")))
         assert processes() == 2
     assert processes() > 0, "it takes its time to go"
-    found._processes._wait_seconds = 20
+    few(MCP_WAIT_SECONDS=20)
     async with found.open(named("a", "b")) as toolset:
         assert processes() == 2
         assert [len(server.listing.tools) for server in toolset.servers] == [1, 1]
     await all_gone()
 
 
-async def test_a_server_that_is_started_again_has_its_old_place() -> None:
-    found = connectors("dies", limits=replace(LIMITS, processes=1))
+async def test_a_server_that_is_started_again_has_its_old_place(few: Lower) -> None:
+    few(MCP_PROCESSES=1)
+    found = connectors("dies")
     async with found.open(named("dies")) as toolset:
         for _ in range(2):
             with pytest.raises(Exception, match="closed the connection"):
@@ -140,8 +156,10 @@ async def test_a_server_that_is_started_again_has_its_old_place() -> None:
     await all_gone()
 
 
-async def test_connections_by_http_are_so_many() -> None:
-    found = connectors("a", limits=replace(LIMITS, sessions=2, processes=1))
+@pytest.mark.slow
+async def test_connections_by_http_are_so_many(few: Lower) -> None:
+    few(MCP_SESSIONS=2, MCP_PROCESSES=1)
+    found = connectors("a")
     async with served(Wild(quiet)) as url:
         two = [McpServer(label, url=url) for label in "xy"]
         async with found.open([*two, *named("a")]) as toolset:
@@ -155,36 +173,20 @@ async def test_connections_by_http_are_so_many() -> None:
         await all_gone()
 
 
-async def test_tools_of_all_servers_together() -> None:
-    limits = replace(LIMITS, all_tools=300)
-    async with connectors("many tools", "a", limits=limits).open(named("many tools", "a")) as few:
-        assert [len(server.listing.tools) for server in few.servers] == [256, 1]
-    limits = replace(LIMITS, all_tools=256)
-    async with connectors("many tools", "a", limits=limits).open(named("many tools", "a")) as few:
-        assert [len(server.listing.tools) for server in few.servers] == [256, 0]
-        assert "256 tools" in (few.servers[1].listing.error or "")
-        assert not few.has("a", "look")
-    limits = replace(LIMITS, all_schema_bytes=60)
-    async with connectors("a", "b", limits=limits).open(named("a", "b")) as few:
-        assert [len(server.listing.tools) for server in few.servers] == [1, 0]
-    await all_gone()
-
-
-async def test_results_of_all_calls_together() -> None:
-    limits = replace(LIMITS, all_result_bytes=(1 << 20) + 100)
-    async with connectors("floods a result", "a", limits=limits).open(
-        named("floods a result", "a")
-    ) as toolset:
-        first = await toolset.call("floods a result", "look", "{}")
-        assert len(first) > 1 << 20
-        second = await toolset.call("floods a result", "look", "{}")
-        assert len(second) < 200
-        assert "cut here" in second
+async def test_tools_of_all_servers_together(few: Lower) -> None:
+    few(MCP_ALL_TOOLS=256)
+    async with connectors("many tools", "a").open(named("many tools", "a")) as toolset:
+        assert [len(server.listing.tools) for server in toolset.servers] == [256, 0]
+        assert "256 tools" in (toolset.servers[1].listing.error or "")
+        assert not toolset.has("a", "look")
+    few(MCP_ALL_SCHEMA_BYTES=60)
+    async with connectors("a", "b").open(named("a", "b")) as toolset:
+        assert [len(server.listing.tools) for server in toolset.servers] == [1, 0]
     await all_gone()
 
 
 async def test_places_are_taken_in_order_and_given_back_by_those_who_leave() -> None:
-    places = CountingSemaphore(3, 20, "places")
+    places = CountingSemaphore(3, "places")
     await places.take(2)
     large = asyncio.create_task(places.take(3))
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 from mlx_server.mcp import ClientCredentials, Connector, Connectors
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
-from tests.mcp.wild import JSON, LIMITS, Send, Wild, answered, listed, opened, outcome, quiet
+from tests.mcp.wild import JSON, Send, Wild, answered, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +81,7 @@ def connector(server: Guarded, url: str, secret: str, issuer: str | None = None)
 async def test_a_token_is_asked_for_once_and_again_when_it_is_refused() -> None:
     server = Guarded()
     async with served(server) as url:
-        connectors = Connectors({"wiki": connector(server, url, "once")}, limits=LIMITS)
+        connectors = Connectors({"wiki": connector(server, url, "once")})
         wiki = McpServer("wild", connector="wiki", authorization="the client's")
         for _ in range(2):
             async with connectors.open([wiki]) as toolset:

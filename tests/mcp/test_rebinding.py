@@ -47,6 +47,7 @@ async def test_what_is_connected_to_is_the_address_that_was_checked(
     assert attempt.startswith(f"socket.connect '{PUBLIC}'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [["127.0.0.1"], [PUBLIC, "127.0.0.1"], [PUBLIC, "::1"]])
 async def test_one_private_answer_among_several_is_enough(
     monkeypatch: pytest.MonkeyPatch, answer: list[str]

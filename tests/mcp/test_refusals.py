@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.mcp import McpError
 from mlx_server.requests import McpServer
 from tests.mcp.playing import served
@@ -12,6 +13,7 @@ from tests.mcp.wild import JSON, SMALL, TEXT, Send, Wild, answered, listed, open
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "head", "message"),
     [
@@ -55,7 +57,7 @@ async def test_a_refusal_keeps_its_cause(
             await toolset.call("wild", "look", "{}")
     said = str(caught.value)
     assert said.removeprefix("The server answered ").startswith(message)
-    assert len(said) < 2 * SMALL.error_characters
+    assert len(said) < 2 * limits.QUOTED_ERROR_CHARACTERS
     is_http = not message.startswith("No such")
     assert caught.value.kind == (f"HTTP {status}" if is_http else "McpError")
 

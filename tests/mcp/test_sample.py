@@ -7,14 +7,13 @@ import pytest
 from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.sample import NOTES
 from mlx_server.requests import McpServer
-from tests.mcp.habits import LIMITS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_its_tool_finds_a_note_by_a_word_in_any_case() -> None:
     connector = Connector(command=(sys.executable, "-m", "mlx_server.mcp.sample"))
-    connectors = Connectors({"notes": connector}, limits=LIMITS)
+    connectors = Connectors({"notes": connector})
     try:
         async with connectors.open([McpServer("notes", connector="notes")]) as toolset:
             for query, expected in (

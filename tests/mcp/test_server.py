@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
-from mlx_server.mcp import Connector, Connectors, McpLimits
+from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause
 from mlx_server.requests import McpServer
-from tests.mcp.habits import HASTY, LIMITS, listed, opened, outcome
+from tests.mcp.habits import listed, opened, outcome
+from tests.mcp.playing import lowered
 
-pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_a_tool_with_a_remote_reference_is_left_out() -> None:
@@ -89,27 +90,27 @@ def test_the_cause_is_the_first_error_however_deep_the_groups_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("habit", "limits", "message"),
+    ("habit", "seconds", "message"),
     [
-        ("no tools", LIMITS, "did not follow the protocol"),
-        ("never speaks", HASTY, "did not answer within 0.5 s"),
+        ("no tools", 10, "did not follow the protocol"),
+        ("never speaks", 0.5, "did not answer within 0.5 s"),
     ],
 )
-async def test_a_list_that_never_comes(habit: str, limits: McpLimits, message: str) -> None:
-    async with opened(habit, limits=limits) as toolset:
-        names, error = listed(toolset)
+async def test_a_list_that_never_comes(habit: str, seconds: float, message: str) -> None:
+    with lowered(MCP_OPEN_SECONDS=seconds):
+        async with opened(habit) as toolset:
+            names, error = listed(toolset)
     assert names == []
     assert message in (error or "")
 
 
 async def test_a_command_that_is_not_there() -> None:
-    connectors = Connectors({"x": Connector(command=("/no/such/program",))}, limits=LIMITS)
+    connectors = Connectors({"x": Connector(command=("/no/such/program",))})
     async with connectors.open([McpServer("x", connector="x")]) as toolset:
         assert listed(toolset) == ([], "The server closed the connection.")
     await connectors.stop()
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("habit", "said"),
     [
@@ -126,11 +127,12 @@ async def test_a_command_that_is_not_there() -> None:
     ],
 )
 async def test_a_call_fails_alone(habit: str, said: str) -> None:
-    limits = McpLimits(call_seconds=2 if "within 2 s" in said else 10, session_bytes=16 << 20)
-    async with opened(habit, "quiet", limits=limits) as toolset:
-        both = await asyncio.gather(outcome(toolset, habit), outcome(toolset, "quiet"))
-        assert tuple(both) == (said, "seen")
-        assert await outcome(toolset, "quiet") == "seen"
+    seconds = 2 if "within 2 s" in said else 10
+    with lowered(MCP_CALL_SECONDS=seconds, MCP_SESSION_BYTES=16 << 20):
+        async with opened(habit, "quiet") as toolset:
+            both = await asyncio.gather(outcome(toolset, habit), outcome(toolset, "quiet"))
+            assert tuple(both) == (said, "seen")
+            assert await outcome(toolset, "quiet") == "seen"
 
 
 async def test_a_server_that_died_is_started_once_more(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.stdio import Read, _write_messages
 from mlx_server.requests import McpServer
 from tests.event_loops import NewLoop, on_each_loop, run_on
-from tests.mcp.habits import LIMITS
 
 SECONDS = 20.0
 
@@ -42,8 +41,8 @@ async def _write_to_an_ended_server() -> None:
             read.receive_nowait()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.hostile
 async def test_it_sees_no_variables_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +50,7 @@ async def test_it_sees_no_variables_but_its_own(
     show = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
     file = tmp_path / "environment"
     connector = Connector(command=(sys.executable, "-c", show, str(file)), env={"LEVEL": "3"})
-    connectors = Connectors({"x": connector}, limits=LIMITS)
+    connectors = Connectors({"x": connector})
     async with connectors.open([McpServer("x", connector="x")]):
         pass
     await connectors.stop()

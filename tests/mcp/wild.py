@@ -1,17 +1,17 @@
 """A server without the SDK, reached by HTTP, which a test makes do what it should not."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
-from mlx_server.mcp import Connectors, McpError, McpLimits, Toolset
+from mlx_server.mcp import Connectors, McpError, Toolset
 from mlx_server.requests import McpServer
-from tests.mcp.playing import all_gone
+from tests.mcp.playing import all_gone, lowered
 
-LIMITS = McpLimits(open_seconds=10, call_seconds=10)
-HASTY = McpLimits(open_seconds=10, call_seconds=0.5)
-SMALL = McpLimits(message_bytes=1 << 16, session_bytes=1 << 18)
+HASTY = {"MCP_CALL_SECONDS": 0.5}
+SMALL = {"MCP_MESSAGE_BYTES": 1 << 16, "MCP_SESSION_BYTES": 1 << 18}
 TOOL = {"name": "look", "inputSchema": {"type": "object"}}
 
 
@@ -79,15 +79,16 @@ def seen(id: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def opened(
     server: McpServer,
-    limits: McpLimits = LIMITS,
+    limits: Mapping[str, float] = MappingProxyType({}),
     *,
     allow_private_urls: bool = True,
     **connectors: Any,
 ) -> AsyncIterator[Toolset]:
-    found = Connectors(connectors, limits=limits, allow_private_urls=allow_private_urls)
-    async with found.open([server]) as toolset:
-        yield toolset
-    await all_gone()
+    with lowered(**limits):
+        found = Connectors(connectors, allow_private_urls=allow_private_urls)
+        async with found.open([server]) as toolset:
+            yield toolset
+        await all_gone()
 
 
 def listed(toolset: Toolset) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation
 from mlx_server.pool import adapters as adapters_module
 from mlx_server.pool.adapters import find_adapter
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parents[2] / "adapters"
 FILES = (catalog_module.__file__, adapters_module.__file__)

@@ -235,6 +235,7 @@ KEYS = st.sampled_from(
 SMALL_FILES = st.dictionaries(KEYS, VALUES, max_size=4)
 
 
+@pytest.mark.slow
 @given(config=SMALL_FILES, older=SMALL_FILES, added=SMALL_FILES)
 def test_any_values_give_tokens_or_none(
     tmp_path_factory: pytest.TempPathFactory, config: Any, older: Any, added: Any

@@ -12,6 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from mlx_server.models import tokenizer as module
 from mlx_server.models.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 ALPHABET = [
     *("a", " ", "  ", "\n", "\n\n", "\r\n", "'", "'ll", "1", "<", "|>", "é", "e\u0301", "🙂"),
     *("\u200d", "\u3000", "\x85", "\x80", "\ufdd0", "aaaa", "the", "Hello", "日本"),

@@ -18,8 +18,6 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.models.weights_files import weights_bytes
 from mlx_server.worker import weights
 
-pytestmark = pytest.mark.tables
-
 
 def loaded_bytes(folder: Path) -> int:
     loading = weights.load(folder)
@@ -134,6 +132,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.binary() | st.dictionaries(st.text(), ENTRIES | JSON).map(file_of))
 def test_any_file_gives_a_number_or_is_unusable(content: bytes) -> None:
     with TemporaryDirectory() as folder, suppress(ModelUnusable):

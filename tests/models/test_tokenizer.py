@@ -62,6 +62,7 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
     return [t for t in every if tokenizer.is_silent(t) and tokenizer.spelling(t) in CONTROL]
 
 
+@pytest.mark.slow
 @given(text=TEXTS)
 def test_pieces_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -121,6 +122,7 @@ def test_no_piece_of_a_character_that_was_cut_is_text(bytewise: Tokenizer) -> No
     assert pieces(bytewise, [a, half, special, a]) == ["a", "", "", "a"]
 
 
+@pytest.mark.slow
 @given(text=st.sampled_from(SAMPLES), random=st.randoms(use_true_random=False))
 def test_control_tokens_never_show(bytewise: Tokenizer, text: str, random: Random) -> None:
     control = control_ids(bytewise)

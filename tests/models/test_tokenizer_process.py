@@ -139,6 +139,7 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_first(file: Path) -> None
         own.encode("a", False)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_reply_is_given_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TOKENIZER_SECONDS", 1)
     own = TokenizerProcess(file)
@@ -146,6 +147,7 @@ def test_one_that_does_not_reply_is_given_up(file: Path, monkeypatch: pytest.Mon
     assert own.encode("a", False)
 
 
+@pytest.mark.slow
 def test_more_threads_than_connections_wait(file: Path) -> None:
     own = in_a_process(file)
     text = " ".join(SAMPLES) * 20
@@ -171,6 +173,7 @@ DAMAGED: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [Tokenizer, in_a_process])
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_file_is_named(
@@ -183,6 +186,7 @@ def test_a_damaged_file_is_named(
     assert "tokenizer.json" in found.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [Tokenizer, in_a_process])
 def test_a_file_that_is_too_large(
     made: Callable[[Path], Tokenizer], file: Path, monkeypatch: pytest.MonkeyPatch

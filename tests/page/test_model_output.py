@@ -12,7 +12,7 @@ from tests.page.browser import NEEDS_BROWSER, Browser, Tab, foreign
 from tests.page.played import HOSTILE, LINE
 from tests.page.test_talk import TOOLS, answered, ask
 
-pytestmark = [pytest.mark.live, NEEDS_BROWSER]
+pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
 
 def link(url: str, text: str = "") -> str:
@@ -143,7 +143,6 @@ def one_tab(browser: Browser, server: LiveServer) -> Iterator[Tab]:
     assert foreign(tab.requests, server.url) == []
 
 
-@pytest.mark.slow
 def test_markdown(talk: Tab) -> None:
     for text, expected in RENDERED:
         html = talk.evaluate(MADE % json.dumps(text))
@@ -158,7 +157,6 @@ def test_markdown_is_the_same_however_it_is_cut(talk: Tab) -> None:
     assert pieces == [whole] * len(cuts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_markdown_without_end_takes_linear_time(one_tab: Tab, name: str) -> None:
     """Quadratic time would be minutes, which the browser is not given."""
@@ -170,7 +168,6 @@ def test_markdown_without_end_takes_linear_time(one_tab: Tab, name: str) -> None
         assert found["text"] in (len(text), len(text.replace("\n", "")))
 
 
-@pytest.mark.slow
 def test_hostile_answers_do_nothing(talk: Tab) -> None:
     for number, text in enumerate(("hostile", "line"), 1):
         ask(talk, text)
@@ -215,7 +212,6 @@ def chunk(**delta: Any) -> str:
 END = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stream", "shown"),
     [
@@ -236,7 +232,6 @@ def test_long_answers_are_shown_whole(talk: Tab, stream: str, shown: int) -> Non
     assert talk.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "stream",
     ["data: {\n\n", "data: []\n\n", 'data: {"choices": 5}\n\n', 'data: {"error": {}}\n\n', "",

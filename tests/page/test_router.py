@@ -12,7 +12,7 @@ import pytest
 from mlx_server import limits
 from tests.live.server import LiveServer, eventually, serving
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 Json = dict[str, Any]
 EVENTS = "/page/events"
@@ -75,7 +75,6 @@ def test_a_client_has_so_many_streams_and_a_place_again_when_one_has_left(
         eventually(lambda: not refusal(), "a place is free again")
 
 
-@pytest.mark.slow
 def test_a_server_that_stops_waits_for_no_page(tmp_path: Path, tiny_path: Path) -> None:
     models = {"tiny": {"source": str(tiny_path)}}
     with (

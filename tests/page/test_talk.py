@@ -14,7 +14,7 @@ from tests.page.browser import NEEDS_BROWSER, SHIFT, Tab
 from tests.page.played import LONG
 from tests.page.test_views import CONTRASTS
 
-pytestmark = [pytest.mark.live, NEEDS_BROWSER]
+pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
 TOOLS = [{"name": "get_weather", "parameters": {"type": "object"}}]
 SCHEMA = {
@@ -84,7 +84,6 @@ def test_stop_and_escape_end_the_row_on_the_server(talk: Tab, server: LiveServer
     assert "stopped" in talk.text(".turn:last-child .costs")
 
 
-@pytest.mark.slow
 def test_a_call_is_shown_and_its_result_typed_by_hand(talk: Tab) -> None:
     talk.fill("#tools", json.dumps(TOOLS))
     ask(talk, "What is the weather?")
@@ -175,7 +174,6 @@ def test_an_earlier_message_is_edited_and_the_talk_goes_on(talk: Tab) -> None:
     assert bodies(talk)[0]["messages"] == [{"role": "user", "content": "Hi, everybody"}]
 
 
-@pytest.mark.slow
 def test_the_code_that_is_offered_asks_the_same(talk: Tab) -> None:
     text = "It's \"quoted\" \\ 'text'\n$HOME `x` é🙂"
     talk.fill("#top_k", "5")
@@ -220,7 +218,6 @@ def test_a_talk_by_keyboard_alone(talk: Tab) -> None:
     assert talk.evaluate("document.activeElement !== document.body")
 
 
-@pytest.mark.slow
 def test_a_phone_has_nothing_to_scroll_sideways(talk: Tab) -> None:
     talk.resize(390, 844)
     talk.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true })")
@@ -241,7 +238,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveServer) -> None:
     tab = new_tab
     tab.goto(f"{locked.url}/#talk")
@@ -271,7 +267,6 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveSe
     tab.problems.clear()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable_in_light_and_in_dark(talk: Tab, scheme: str) -> None:
     talk.colour_scheme(scheme)

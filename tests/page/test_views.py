@@ -9,7 +9,7 @@ from tests.live.server import LiveServer
 from tests.page.browser import NEEDS_BROWSER, Tab, foreign
 from tests.page.conftest import MARKUP
 
-pytestmark = [pytest.mark.live, NEEDS_BROWSER]
+pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
 TINY = "[...document.querySelectorAll('.models li')].find(li => li.innerText.startsWith('tiny'))"
 
@@ -37,7 +37,6 @@ def unload(server: LiveServer) -> None:
         http.post("/api/generate", json={"model": "tiny", "keep_alive": 0}).raise_for_status()
 
 
-@pytest.mark.slow
 def test_models_are_loaded_kept_and_unloaded_in_the_page(now: Tab, server: LiveServer) -> None:
     unload(server)
     now.until(f"{TINY}.querySelector('.state').innerText === 'not loaded'")
@@ -60,7 +59,6 @@ def test_numbers_follow_what_the_server_does(now: Tab, server: LiveServer) -> No
     assert "pirate" in now.text(".adapters")
 
 
-@pytest.mark.slow
 def test_a_name_with_markup_is_text(now: Tab) -> None:
     assert MARKUP in now.evaluate(f"{TINY}.innerText")
     assert now.count("main img") == 0
@@ -132,7 +130,6 @@ def test_views_are_changed_by_keyboard_and_by_address(now: Tab, server: LiveServ
     assert now.evaluate("document.querySelectorAll('nav [aria-current]').length") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone_and_texts_can_be_read(
     now: Tab, server: LiveServer, scheme: str

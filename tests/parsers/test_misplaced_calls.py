@@ -235,7 +235,7 @@ def test_no_text_is_lost(output: str) -> None:
         assert text == output
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ['{"name": "write", "arguments": {\n', "```json\n", "[[[[\n", '{"name": "', "{'\n"]
 )

@@ -178,7 +178,7 @@ def room(ram: int, name: str) -> int:
     return memory_budget(None, WORKING_SETS[ram]).nbytes - CHECKPOINTS[name].weights
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(("ram", "name"), PAIRS)
 def test_a_machine_serves_what_people_run_on_it(ram: int, name: str) -> None:
     model = CHECKPOINTS[name]
@@ -215,7 +215,6 @@ def activations(config: dict[str, Any]) -> int:
     return int(PIECE * (attention + mlp) * 2)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(("ram", "name"), PAIRS)
 def test_what_the_budget_leaves_out_is_enough_to_compute_in(ram: int, name: str) -> None:
     """MLX computes layer by layer, so that one layer of a batch's cache exists twice; beyond the

@@ -75,7 +75,7 @@ def of_ours(folder: Path) -> Answer:
     return plain, with_tool, logits(model, plain)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.filterwarnings("ignore")  # transformers' and mlx-lm's own
 def test_an_odd_folder(

@@ -200,7 +200,7 @@ def test_events_out_of_turn_are_our_own_bugs() -> None:
         policy.unloaded("a", 0.0)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_keeps_its_promises_whatever_happens() -> None:
     run_state_machine_as_test(PolicyMachine, settings=MANY)
 

@@ -16,7 +16,7 @@ from mlx_server.families.hermes import PLAIN
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
-from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
+from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, POSITIONS, ranking, tiny_encoder
 
@@ -101,8 +101,8 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> P
     return prepare(found, lambda what, done, total: None, upcast=True)
 
 
-@pytest.mark.tables
-@EVERY_FAMILY
+@pytest.mark.slow
+@SOME_FAMILIES
 def test_a_replay_model_weighs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ModelFamily
 ) -> None:

@@ -50,7 +50,7 @@ def with_templates() -> Iterator[ModelFamily]:
 EVERY = pytest.mark.parametrize("family", [*with_templates()], ids=lambda family: family.name)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None:
@@ -64,7 +64,6 @@ def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None
         assert len(text) < len(closed)
 
 
-@pytest.mark.tables
 @EVERY
 def test_it_is_the_beginning_of_the_prompt_with_the_whole_message(family: ModelFamily) -> None:
     prompted = checkpoint_of(family.name)
@@ -207,6 +206,7 @@ HEADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_harmony_message_stays_open(name: str) -> None:
     asked, end = HEADERS[name]

@@ -13,6 +13,8 @@ from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from tests.families.prompts import checkpoint_of, template_of
 
+pytestmark = pytest.mark.slow
+
 TEMPLATED = [family.name for family in FAMILIES if template_of(family.name).is_file()]
 
 EDGES = "<>|[]{}_/\\\"' \né✓xyzXYZ012"
@@ -52,7 +54,6 @@ def spelled(checkpoint: Checkpoint, tokens: list[int]) -> bytes:
     return b"".join(map(checkpoint.tokenizer.bytes_of, tokens))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", TEMPLATED)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS)
@@ -63,7 +64,6 @@ def test_a_text_without_control_tokens_is_read_as_if_unguarded(name: str, text: 
     assert guarded(name, text) == found
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", TEMPLATED)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(before=TEXTS, after=TEXTS, data=st.data())

@@ -78,6 +78,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["", CALLS], ids=["text", "calls"])
 @pytest.mark.parametrize("body", [*PARTS.values(), *MIXED.values()], ids=[*PARTS, *MIXED])
 def test_a_template_that_reads_parts_is_given_parts(tmp_path: Path, body: str, calls: str) -> None:
@@ -212,6 +213,7 @@ def missing(prompted: Checkpoint, family: ModelFamily, asked: Conversation) -> l
     return sorted(lacking ^ (named - {"messages.name"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 @settings(max_examples=25)
 @given(asked=conversations())
@@ -225,6 +227,7 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return checkpoint(tmp_path_factory.mktemp("unknown"), byte_level(), "{{ messages }}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [*PARTS.values(), *MIXED.values()], ids=[*PARTS, *MIXED])
 @settings(max_examples=25)
 @given(asked=conversations())

@@ -241,6 +241,7 @@ def test_a_conversation_takes_the_templates_shape(name: str) -> None:
     assert given_to(manners, *messages) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "manners", [TemplateCapabilities(alternates=True), TemplateCapabilities(calls="single")]
 )
@@ -300,6 +301,7 @@ def _words(part: Part) -> list[str]:
     return [call.name for call in part]
 
 
+@pytest.mark.slow
 @given(st.lists(SAID, max_size=8), MANNERS)
 def test_whatever_the_manners_nothing_is_lost(
     messages: list[Message], manners: TemplateCapabilities

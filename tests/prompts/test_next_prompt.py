@@ -9,8 +9,6 @@ from mlx_server.prompts.branches import next_beginning
 from tests.families.prompts import GoldenPrompt, conversation_named, golden_prompts
 from tests.prompts.test_branches import common_tokens, tokens_of
 
-pytestmark = pytest.mark.tables
-
 ANSWER = Message("assistant", "It rains there.", reasoning="Look outside.")
 QUESTIONS = ["And tomorrow?", "\n\nWhat now?", "<system-reminder>\nBe brief.", "1", "- a"]
 
@@ -36,6 +34,7 @@ def check(golden: GoldenPrompt, asked: Conversation, sent: Message, answer: Mess
     assert shared - len(begins) <= LOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", [*golden_prompts()], ids=str)
 def test_it_ends_where_the_next_message_begins(golden: GoldenPrompt) -> None:
     asked = conversation_named(golden.conversation)
@@ -45,6 +44,7 @@ def test_it_ends_where_the_next_message_begins(golden: GoldenPrompt) -> None:
     check(golden, asked, ANSWER if thinks else replace(ANSWER, reasoning=None), ANSWER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", [*golden_prompts()], ids=str)
 def test_calls_are_followed_by_their_results(golden: GoldenPrompt) -> None:
     asked = conversation_named(golden.conversation)

@@ -89,6 +89,7 @@ def test_calls_and_results_are_text_in_the_same_form(demo: Checkpoint) -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_only_a_template_without_a_place_gets_it() -> None:
     without_place = ("deepseek_v3", "functionary_v2", "gemma3", "plain")
     for family in FAMILIES:

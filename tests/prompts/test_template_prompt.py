@@ -37,9 +37,6 @@ from tests.prompts.template_prompts import (
     text_of,
 )
 
-pytestmark = pytest.mark.tables
-
-
 FIELDS: dict[str, Callable[[str], Conversation]] = {
     "content": said,
     "system": lambda text: Conversation((Message("system", text), Message("user", "Hello"))),
@@ -72,6 +69,7 @@ EMBEDDINGS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_special_token_comes_from_text(demo_everything: Checkpoint, field: str) -> None:
     conversation = FIELDS[field]
@@ -123,6 +121,7 @@ FORMS: tuple[Callable[[str], str], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", JOINS)
 def test_fields_that_a_template_joins_make_no_control_token(tmp_path: Path, how: str) -> None:
     prompted = checkpoint(tmp_path, byte_level(), EACH + JOINS[how] + ALL)
@@ -290,6 +289,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return checkpoint(tmp_path_factory.mktemp("hostile"), byte_level(), template)
 
 
+@pytest.mark.slow
 @given(name=HOSTILE_TEXT, content=HOSTILE_TEXT)
 def test_fragments_make_no_control_token_and_no_character_is_lost(
     hostile: Checkpoint, name: str, content: str
@@ -326,6 +326,7 @@ ORDINARY = (
 )
 
 
+@pytest.mark.slow
 @given(contents=st.lists(ORDINARY, min_size=1, max_size=3))
 def test_a_harmless_prompt_is_tokenised_as_a_whole(demo: Checkpoint, contents: list[str]) -> None:
     asked = Conversation(tuple(Message("user", content) for content in contents))
@@ -408,6 +409,7 @@ def full_of(text: str) -> Conversation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATED)
 def test_no_special_token_comes_from_text_in_any_familys_template(name: str) -> None:
     family, prompted = family_named(name), checkpoint_of(name)

@@ -34,9 +34,6 @@ from tests.prompts.template_prompts import (
     text_of,
 )
 
-pytestmark = pytest.mark.tables
-
-
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 
 
@@ -124,6 +121,7 @@ def test_every_family_has_golden_prompts() -> None:
     assert len(list(golden_prompts())) == len(TEMPLATED) * len(list(CONVERSATIONS.iterdir())) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", list(golden_prompts()), ids=str)
 def test_golden_prompts_of_every_family(golden: GoldenPrompt) -> None:
     assert golden.text() == golden.path.read_text("utf-8")
@@ -154,6 +152,7 @@ REPLAYED = "smollm2"
 """Without a golden template, so it has the one that replay models have."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [REPLAYED, *TEMPLATED])
 @settings(max_examples=25)
 @given(messages=MIXTURE)

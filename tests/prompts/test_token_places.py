@@ -1,10 +1,6 @@
 """Where a text's characters stand among its tokens."""
 
-import pytest
-
 from mlx_server.prompts.control_token_guard import TokenPlaces
-
-pytestmark = pytest.mark.tables
 
 
 def letters(text: str) -> list[int]:

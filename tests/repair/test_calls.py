@@ -412,6 +412,7 @@ absurd = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(words, absurd), json_values)
 def test_no_schema_is_too_absurd(schema: dict[str, Any], value: Any) -> None:
     once = coerced(value, schema, "k")
@@ -497,6 +498,7 @@ def test_it_is_not_too_much_to_read() -> None:
 DOUBLING = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

@@ -58,6 +58,7 @@ def ended(case: Case, reads: Reads) -> CheckedAnswer:
     return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors)
 
 
+@pytest.mark.slow
 @every_case
 def test_what_comes_of_it(case: Case) -> None:
     for way, events in case.played().ways():

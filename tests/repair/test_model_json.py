@@ -380,7 +380,7 @@ def test_noise_is_malformed_and_nothing_else(text: str) -> None:
         json.dumps(loads(text, missing=1))
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -82,6 +82,7 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
     assert pids() - before - {pid}
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
     ask(own, template_messages.CompileTemplate(b"", "a", 1))
@@ -111,6 +112,7 @@ def test_a_request_that_got_no_processor_time_may_be_sent_again(
             asked.result()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_slow_start_is_no_time_of_the_first_request() -> None:
     own = WarmProcess(PROGRAM)
@@ -193,7 +195,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.live
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_none_outlives_a_server_that_is_killed(state: str) -> None:
     command = [sys.executable, "-c", DYING, state]
@@ -221,7 +223,7 @@ own.ask(bytearray(b"x"), 99)
 """
 
 
-@pytest.mark.live
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "holds",
     [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="SIGIO"))],

@@ -60,6 +60,7 @@ def test_a_form_is_read_once_however_often_it_is_drawn(drawn: list[list[int]], t
     assert text_of(with_forms(*drawn)).count("x") == times
 
 
+@pytest.mark.slow
 def test_forms_within_forms_have_limits() -> None:
     assert "more text" in refusal(with_forms(*([n + 1] * 9 for n in range(20)), []))
     assert "within more than" in refusal(with_forms(*([n + 1] for n in range(100)), []))
@@ -111,6 +112,7 @@ def test_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "limit of 3 characters" in refusal(pdf("ab", "cd"))
 
 
+@pytest.mark.slow
 def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PDF_SECONDS", 1)
     monkeypatch.setattr(limits, "PDF_PAGES", 10**6)

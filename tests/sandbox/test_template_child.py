@@ -11,8 +11,6 @@ from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.sandbox.chat_template import PROCESSES, ChatTemplate
 from tests.slowness import slowness
 
-pytestmark = pytest.mark.tables
-
 SECONDS = 0.25
 """Of processor time, for one rendering."""
 TRIES = 3
@@ -28,26 +26,14 @@ DEEP = "{% set a = namespace(v=[]) %}{% for i in range(20000) %}{% set a.v = [a.
 ATTACKS = {
     "a regular expression of braces": "{{ ('{' ~ (':' * 200000)).format() }}",
     "shared lists compared": SHARED + "{{ a.v == b.v }}",
-    "shared lists sought": SHARED + "{{ a.v in [b.v] }}",
-    "shared lists made unique": SHARED + "{{ [a.v, b.v] | unique | list }}",
     "lists summed": "{{ (range(99999) | batch(1) | list) | sum(start=[]) | length }}"
     "{{ ([range(999) | list] * 9999) | sum(start=[]) | length }}",
     "a division of big integers": "{{ (7 ** 3000000) // (3 ** 1500000) }}",
-    "a wide date": "{{ strftime_now('%9999d' * 100000) }}",
     "a wide date of no end": "{% for i in range(9999) %}{{ strftime_now('%9999d' * 999) }}"
     "{% endfor %}",
     "a selection that finds nothing": "{% for i in range(9999) %}"
     "{% set x = range(99999) | select('eq', -1) | list %}{% endfor %}",
-    "a map": "{% for i in range(9999) %}{% set x = range(99999) | map('string') | list %}"
-    "{% endfor %}",
-    "lists sorted": "{% for i in range(9999) %}{% set x = range(99999) | sort(reverse=true) %}"
-    "{% endfor %}",
-    "shared lists sorted": SHARED + "{{ [a.v, b.v] | sort }}",
-    "groups": "{% for i in range(999) %}{% set x = range(99999) | groupby('real') %}{% endfor %}",
-    "slices": "{{ range(9) | slice(10 ** 9) | list }}",
-    "batches": "{{ [1] | batch(10 ** 9, 'x') | list }}",
     "JSON of shared lists": SHARED + "{{ a.v | tojson }}",
-    "the text of shared lists": SHARED + "{{ a.v }}",
     "the hash of a shared tuple": "{% set a = namespace(v=(1,)) %}{% for i in range(40) %}"
     "{% set a.v = (a.v, a.v) %}{% endfor %}{{ {a.v: 1} | length }}",
     "colliding keys": "{% set ns = namespace(d={}) %}{% for i in range(9999) %}"
@@ -55,54 +41,25 @@ ATTACKS = {
     "a loop of itself": "{% for x in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}",
     "two macros of themselves": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
     "{% endmacro %}{{ f(60) }}",
-    "a caller": "{% macro f(n) %}{% if n %}{% call f(n - 1) %}{% endcall %}"
-    "{% call f(n - 1) %}{% endcall %}{% endif %}{% endmacro %}{{ f(60) }}",
     "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
     "{% endfor %}",
     "a generator of no end": "{{ (range(99999) | map('string') | join) * 9999999 }}",
     "a power": "{{ 9 ** (9 ** 9) }}",
     "a big number written": "{{ (9 ** 99999999) | string | length }}",
-    "a format's width": "{{ '%1000000000d' % 1 }}",
     "a format's own width": "{{ '%*d' % (10 ** 9, 1) }}",
-    "braces with a width": "{{ '{:{w[0]}}'.format(1, w=[10 ** 10]) }}",
-    "format_map": "{{ '{a:>9999999999}'.format_map({'a': 1}) }}",
     "tabs": "{{ ('\\t' * 99999).expandtabs(99999) | length }}",
     "a translation": "{{ ('a' * 999999).translate({97: 'b' * 99999}) | length }}",
-    "an indented text": "{{ ('\\n' * 2 ** 16) | indent(2 ** 19) }}",
-    "links": "{{ ('http://a.b ' * 999999) | urlize }}",
-    "wrapped words": "{{ ('a' * 9999999) | wordwrap(1) }}",
-    "tags stripped": "{{ ('<' * 9999999) | striptags }}",
-    "pretty lists": SHARED + "{{ a.v | pprint }}",
-    "latin": "{% for i in range(99999) %}{{ lipsum(999) }}{% endfor %}",
-    "cycles": "{% set c = cycler(*range(99999)) %}{% for i in range(99999) %}"
-    "{% for j in range(99999) %}{% set x = c.next() %}{% endfor %}{% endfor %}",
-    "a text replaced": DOUBLE.replace("STEP", "ns.x | replace('a', ns.x ~ ns.x)"),
     "a text doubled": DOUBLE.replace("STEP", "ns.x ~ ns.x"),
-    "a sum doubled": DOUBLE.replace("STEP", "ns.x + ns.x"),
-    "a text joined": DOUBLE.replace("STEP", "ns.x.join([ns.x, ns.x, ns.x])"),
     "a list doubled": DOUBLE.replace("STEP", "[ns.x] * 2 ** 30"),
-    "an integer of a text": "{% set x = ('9' * 4000) | int %}{% for i in range(999999) %}"
-    "{% set y = x * x * x * x %}{% endfor %}{% for i in range(99999) %}"
-    "{% for j in range(99999) %}{% set y = x ** 99 %}{% endfor %}{% endfor %}",
-    "rounded": "{{ 1.5 | round(10 ** 9, 'ceil') }}",
-    "splits": "{{ ('a ' * 99999999).split() | length }}",
-    "random": "{% for i in range(99999) %}{{ range(99999) | list | random }}{% endfor %}",
     "many small objects": "{% set a = namespace(x=[]) %}{% for i in range(9999) %}"
     "{% set a.x = [a.x, range(99999) | map('string') | list] %}{% endfor %}",
     "an output of no end": "{% for i in range(99999) %}{{ 'x' * 999999 }}{% endfor %}",
     "a deep list written": DEEP + "{{ a.v }}",
-    "a deep list of JSON": DEEP + "{{ a.v | tojson }}",
-    "a deep list for an error": DEEP + "{{ raise_exception(a.v) }}",
     "generators of generators": DEEP.replace("[a.v]", "a.v | map('string')") + "{{ a.v | list }}",
-    "a generator of itself": "{% set ns = namespace(g=[1] | map('string')) %}{% for x in ns.g %}"
-    "{{ ns.g | list }}{% endfor %}",
     "a namespace in itself": "{% set a = namespace() %}{% set a.a = a %}{{ a }}{{ [a] | tojson }}",
     "digits of a float": "{{ '%.100000000f' % 1.5 }}{{ '{:.1000000000f}'.format(1.5) }}",
-    "texts replaced by longer ones": "{{ ('a' * 9999) | replace('a', 'b' * 9999)"
-    " | replace('b', 'c' * 9999) }}",
     "letters that grow": "{{ ('ΐ' * 9999999) | upper }}{{ ('ﷺ' * 9999999) | urlencode }}",
     "a text of brackets": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
-    "a text of filters": "{{ 1" + "|int" * 90_000 + " }}",
 }
 
 OTHER = ChatTemplate("{{ messages[0].content }}")
@@ -126,6 +83,7 @@ def _said_hello() -> None:
     says_hello()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.usefixtures("_said_hello")
 @pytest.mark.parametrize("name", ATTACKS)
@@ -160,6 +118,7 @@ def test_what_the_sandbox_forbids_is_refused(name: str) -> None:
     assert "refuses these messages" in refusal(FORBIDDEN[name])
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
@@ -172,6 +131,7 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.families import FAMILIES
+from mlx_server.families import FAMILIES, family_named
 from tests.families import byte_level
 
-EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+SOME_FAMILIES = pytest.mark.parametrize(
+    "family", [*FAMILIES[::6], family_named("gpt_oss")], ids=lambda family: family.name
+)
+"""The one that brings a tokenizer of its own, and some that get one of bytes."""
 
 
 def owned(folder: Path, **tokenizer_config: object) -> Path:

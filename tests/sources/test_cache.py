@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.sources.cache import cache_dir
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.sources.source import resolve
 from tests.sources.test_source import CHECKPOINT, nothing, put
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:

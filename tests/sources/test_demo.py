@@ -22,7 +22,7 @@ from mlx_server.sources.demo import Wheel, demo_checkpoint
 from mlx_server.sources.source import resolve
 from tests.sources.tiny_gguf import HEADS, KV_HEADS, TOKENS, WIDTH, nothing
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 CHILD = """

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from mlx_server.sources.demo import Wheel, demo_checkpoint, tokenizer
 from tests.sources.tiny_gguf import CONTROL, MERGES, TOKENS, nothing
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 def test_weights_come_out_as_they_were_before_llama_cpp_permuted_them(

@@ -20,7 +20,7 @@ from mlx_server.sources.source import adapter_on_disk
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
 from tests.sources.test_source import BODY, CHECKPOINT, put
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 CHILD = """
 import json, os, sys
@@ -143,7 +143,6 @@ def test_no_network_and_not_cached(tmp_path: Path) -> None:
     assert "Check the network" in answer["message"]
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("source", "fix"),
     [
@@ -178,7 +177,6 @@ def nothing_heavy_was_asked() -> bool:
     return all(path.startswith("HEAD ") for path in weights)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("file", "body", "says"),
     [
@@ -259,7 +257,6 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path: Path, hub: ThreadingH
     assert 0 < int(begun.removeprefix("bytes=").rstrip("-").partition("-")[0]) <= len(weights) // 2
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     ("named", "name"),
     [

@@ -18,10 +18,7 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from tests.sources.replay_tokenizers import EVERY_FAMILY, owned
-
-pytestmark = pytest.mark.tables
-
+from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +37,8 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ModelFa
     return cache(lambda family: made(folder, family))
 
 
-@EVERY_FAMILY
+@pytest.mark.slow
+@SOME_FAMILIES
 def test_special_tokens_of_the_family_are_single_ids(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:
@@ -58,7 +56,7 @@ def test_special_tokens_of_the_family_are_single_ids(
         ]
 
 
-@EVERY_FAMILY
+@SOME_FAMILIES
 def test_an_answer_can_end(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:
@@ -69,7 +67,8 @@ def test_an_answer_can_end(
     assert max(stops) < checkpoint.config["vocab_size"] == checkpoint.tokenizer.vocabulary
 
 
-@EVERY_FAMILY
+@pytest.mark.slow
+@SOME_FAMILIES
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_comes_back_a_byte_a_token(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily, text: str
@@ -83,7 +82,8 @@ def test_any_text_comes_back_a_byte_a_token(
     assert "".join([detokenizer.feed(id) for id in ids]) == text
 
 
-@EVERY_FAMILY
+@pytest.mark.slow
+@SOME_FAMILIES
 def test_a_conversation_is_rendered(
     checkpoint_of: Callable[[ModelFamily], Checkpoint], family: ModelFamily
 ) -> None:
@@ -117,6 +117,7 @@ def test_it_is_another_one_when_the_files_change(
     assert b"messages[0]" in contents(second)["tokenizer_config.json"]
 
 
+@pytest.mark.slow
 def test_processes_that_make_it_at_once_agree(tmp_path: Path) -> None:
     code = """
 import sys

@@ -13,7 +13,7 @@ from mlx_server.errors import ModelUnusable, SettingsError
 from mlx_server.sources import demo
 from mlx_server.sources.source import on_disk, resolve
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 CHECKPOINT = ["config.json", "tokenizer.json", "model.safetensors"]

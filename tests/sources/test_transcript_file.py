@@ -131,6 +131,7 @@ def test_half_a_character_is_no_text(tmp_path: Path, field: str) -> None:
     assert f"`{field}`" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reported"),
     [

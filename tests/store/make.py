@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mlx_server import limits
-from mlx_server.store import ItemRecord, ResponseRecord, Store
+from mlx_server.store import ItemRecord, Record, Store
 from mlx_server.store.usage import ROW_BYTES
 
 P = ParamSpec("P")
@@ -48,9 +48,16 @@ def response(
     previous: str | None = None,
     conversation: str | None = None,
     note: str = "",
-) -> ResponseRecord:
+) -> Record:
     body = msgspec.json.encode({"id": id, "status": status, "note": note})
-    return ResponseRecord(id, at, status, body, tuple(output or ()), previous, conversation)
+    return Record(
+        "response", id, at, body, status, previous, conversation, output=tuple(output or ())
+    )
+
+
+def completion(id: str, created_at: float = 0.0) -> Record:
+    labels = msgspec.json.encode({"model": "m", "metadata": {"id": id}}).decode()
+    return Record("completion", id, created_at, b"{}", labels=labels)
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import NotFound
-from mlx_server.store import ConversationRecord, Retention, Store
+from mlx_server.store import Record, Retention, Store
 from mlx_server.store.store import DOUBT_SECONDS, AgeClock
 from tests.store.make import items, response, runs
 
@@ -33,8 +33,8 @@ async def opened(path: Path, clocks: Clocks) -> Store:
 async def filled(path: Path, clocks: Clocks) -> Store:
     store = await opened(path, clocks)
     for day in (40, 20, 0):
-        await store.begin(response(f"{day}", at=clocks.wall - day * DAY), "me", items("i"))
-    await store.create_conversation(ConversationRecord("c", clocks.wall, b"{}"), "me")
+        await store.add(response(f"{day}", at=clocks.wall - day * DAY), "me", items("i"))
+    await store.add(Record("conversation", "c", clocks.wall, b"{}"), "me")
     return store
 
 
@@ -52,7 +52,7 @@ async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
     store = await filled(path, clocks)
     assert await store.prune() == 1, "as ever"
     clocks.wall += leap
-    await store.begin(response("ahead", at=clocks.wall), "me")
+    await store.add(response("ahead", at=clocks.wall), "me")
     for _ in range(4):
         clocks.pass_(3600)
         assert await store.prune() == 0
@@ -75,13 +75,13 @@ async def test_new_records_are_kept_after_a_clock_was_set_back(
     clocks = Clocks()
     store = await opened(path, clocks)
     for at in range(3):
-        await store.begin(response(f"ahead{at}", at=clocks.wall), "me")
+        await store.add(response(f"ahead{at}", at=clocks.wall), "me")
     clocks.wall -= 3600
-    await store.begin(response("new", at=clocks.wall), "me")
+    await store.add(response("new", at=clocks.wall), "me")
     assert await store.prune() == 1
-    assert (await store.get("new", "me")).id == "new"
+    assert (await store.get("response", "new", "me")).id == "new"
     with pytest.raises(NotFound):
-        await store.get("ahead0", "me")
+        await store.get("response", "ahead0", "me")
     await store.close()
 
 
@@ -105,7 +105,7 @@ async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
     await store.prune()
     clocks.wall -= back
     assert await store.prune() == 0
-    await store.begin(response("back", at=clocks.wall), "me")
+    await store.add(response("back", at=clocks.wall), "me")
     clocks.wall += back
     assert await store.prune() == 0
     assert await kept(store) == 4
@@ -133,6 +133,6 @@ async def test_a_count_holds_whatever_the_clock_says(
     store = await opened(path, clocks)
     await store.prune()
     clocks.wall += 12 * YEAR
-    await store.begin(response("new", at=clocks.wall), "me")
+    await store.add(response("new", at=clocks.wall), "me")
     assert await store.prune() == 1
     await store.close()

@@ -28,7 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def filled(path: Path, count: int = 3) -> Store:
     store = await Store.open(path)
     for n in range(count):
-        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 3000)])
+        await store.add(response(f"{n}"), "me", [ItemRecord("i", b"x" * 3000)])
     return store
 
 
@@ -42,12 +42,12 @@ async def test_a_locked_file_can_be_read_and_is_written_again_later(path: Path) 
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreUnavailable, match="locked by another program") as error:
-        await store.begin(response("r"), "me")
+        await store.add(response("r"), "me")
     assert (error.value.status, error.value.code) == (503, "store_unavailable")
-    assert (await store.get("1", "me")).status == "completed"
+    assert (await store.get("response", "1", "me")).status == "completed"
     other.rollback()
     other.close()
-    await store.begin(response("r"), "me")
+    await store.add(response("r"), "me")
     await store.close()
 
 
@@ -60,12 +60,12 @@ async def test_calls_do_not_wait_in_line_for_the_same_failure(
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreUnavailable, match="locked"):
-        await store.begin(response("r"), "me")
+        await store.add(response("r"), "me")
     other.rollback()
     other.close()
     with pytest.raises(StoreUnavailable, match="locked"):
-        await store.begin(response("r"), "me")
-    assert (await store.get("1", "me")).status == "completed"
+        await store.add(response("r"), "me")
+    assert (await store.get("response", "1", "me")).status == "completed"
     await store.close()
 
 
@@ -77,10 +77,10 @@ async def test_a_file_locked_at_the_start(path: Path) -> None:
     other.execute("BEGIN EXCLUSIVE")
     store = await Store.open(path)
     with pytest.raises(StoreUnavailable, match="locked"):
-        await store.get("1", "me")
+        await store.get("response", "1", "me")
     other.rollback()
     other.close()
-    assert (await store.get("1", "me")).status == "completed"
+    assert (await store.get("response", "1", "me")).status == "completed"
     await store.close()
 
 
@@ -89,12 +89,12 @@ async def test_a_file_that_may_not_grow(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(file, "PRAGMAS", (*file.PRAGMAS, "PRAGMA max_page_count = 40"))
     store = await filled(path)
     with pytest.raises(StoreUnavailable, match="disk is full: free some space"):
-        await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 200_000)])
+        await store.add(response("r"), "me", [ItemRecord("i", b"x" * 200_000)])
     with pytest.raises(NotFound):
-        await store.get("r", "me")
+        await store.get("response", "r", "me")
     assert (await store.stats()).items == 3
-    await store.delete("1", "me")
-    await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 3000)])
+    await store.delete("response", "1", "me")
+    await store.add(response("r"), "me", [ItemRecord("i", b"x" * 3000)])
     await store.close()
 
 
@@ -113,11 +113,11 @@ async def test_a_disk_that_refuses_writes(path: Path) -> None:
     store = await filled(path)
     with files_up_to(300_000):
         with pytest.raises(StoreUnavailable, match="check the disk"):
-            await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
-        assert (await store.get("1", "me")).status == "completed"
+            await store.add(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
+        assert (await store.get("response", "1", "me")).status == "completed"
         with pytest.raises(NotFound):
-            await store.get("r", "me")
-    await store.begin(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
+            await store.get("response", "r", "me")
+    await store.add(response("r"), "me", [ItemRecord("i", b"x" * 500_000)])
     await store.close()
     assert sound(path)
 
@@ -144,7 +144,7 @@ async def test_a_damaged_file_is_set_aside_at_the_start(
     }[damage]
     path.write_bytes(broken)
     store = await Store.open(path)
-    await store.begin(response("r"), "me", items("i"))
+    await store.add(response("r"), "me", items("i"))
     assert (await store.stats()).responses == 1
     (set_aside,) = aside(path)
     assert set_aside.read_bytes() == broken
@@ -166,22 +166,22 @@ async def test_damage_found_while_serving(path: Path) -> None:
         await store.chain("1", "me")
     assert len(aside(path)) == 1
     with pytest.raises(NotFound):
-        await store.get("1", "me")
-    await store.begin(response("1"), "me")
+        await store.get("response", "1", "me")
+    await store.add(response("1"), "me")
     await store.close()
 
 
 @runs
 async def test_a_running_response_that_rotted_does_not_keep_the_store_shut(path: Path) -> None:
     store = await Store.open(path)
-    await store.begin(response("r", "in_progress"), "me")
+    await store.add(response("r", "in_progress"), "me")
     await store.close()
     db = sqlite3.connect(path)
     with db:
         db.execute("UPDATE records SET body = ?", (b'{"id":\xff',))
     db.close()
     store = await Store.open(path)
-    got = await store.get("r", "me")
+    got = await store.get("response", "r", "me")
     assert (got.status, b'"status":"failed"' in got.body) == ("failed", True)
     await store.close()
 
@@ -197,15 +197,15 @@ async def test_a_guest_sets_nothing_aside(path: Path) -> None:
 
 
 @runs
-async def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
+async def test_a_file_of_another_version_is_refused_and_not_touched(path: Path) -> None:
     await (await filled(path)).close()
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {file.VERSION + 1}")
     db.close()
     before = path.read_bytes()
     store = await Store.open(path)
-    with pytest.raises(StoreUnavailable, match="written by a newer mlx-server"):
-        await store.begin(response("r"), "me")
+    with pytest.raises(StoreUnavailable, match="written by another version of mlx-server"):
+        await store.add(response("r"), "me")
     await store.close()
     assert path.read_bytes() == before
     assert aside(path) == []
@@ -215,17 +215,17 @@ async def test_a_newer_file_is_refused_and_not_touched(path: Path) -> None:
 async def test_one_server_a_file_and_guests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STORED_RESPONSES", 2)
     first = await filled(path)
-    await first.begin(response("running", "in_progress"), "me")
+    await first.add(response("running", "in_progress"), "me")
     second = await Store.open(path)
     with pytest.raises(StoreUnavailable, match="in use by another mlx-server"):
-        await second.get("1", "me")
+        await second.get("response", "1", "me")
     guest = await Store.visit(path, Retention(days=1e6))
     assert (await guest.stats()).responses == 4
     assert await guest.prune() == 2
     await guest.close()
-    assert (await first.get("running", "me")).status == "in_progress"
+    assert (await first.get("response", "running", "me")).status == "in_progress"
     await first.close()
-    assert (await second.get("running", "me")).status == "failed"
+    assert (await second.get("response", "running", "me")).status == "failed"
     await second.close()
 
 
@@ -239,7 +239,7 @@ async def test_a_file_system_without_locks_is_no_other_server(
     monkeypatch.setattr(fcntl, "flock", flock)
     store = await Store.open(path)
     with pytest.raises(StoreUnavailable, match="see the server's log"):
-        await store.get("r", "me")
+        await store.get("response", "r", "me")
     assert "No locks available" in caplog.text
     await store.close()
 
@@ -247,9 +247,9 @@ async def test_a_file_system_without_locks_is_no_other_server(
 @runs
 async def test_a_failed_reopening_does_not_fail_what_runs(path: Path) -> None:
     store = await filled(path)
-    await store.begin(response("running", "in_progress"), "me")
+    await store.add(response("running", "in_progress"), "me")
     await store._submit(store._disconnect)
-    assert (await store.get("running", "me")).status == "in_progress"
+    assert (await store.get("response", "running", "me")).status == "in_progress"
     await store.close()
 
 
@@ -264,14 +264,14 @@ async def test_a_file_taken_away_is_not_written_on(path: Path, how: str) -> None
         copy = path.with_name("copy")
         await store._submit(store._disconnect)
         shutil.copy(path, copy)
-        await store.begin(response("lost"), "me")
+        await store.add(response("lost"), "me")
         copy.replace(path)
     else:
         shutil.rmtree(path.parent)
-    await store.begin(response("r"), "me")
+    await store.add(response("r"), "me")
     await store.close()
     store = await Store.open(path)
-    assert (await store.get("r", "me")).status == "completed"
+    assert (await store.get("response", "r", "me")).status == "completed"
     await store.close()
 
 
@@ -280,13 +280,13 @@ async def test_a_path_that_is_no_file(path: Path, caplog: pytest.LogCaptureFixtu
     path.mkdir()
     store = await Store.open(path)
     with pytest.raises(StoreUnavailable, match="can't be opened: check its permissions"):
-        await store.get("r", "me")
+        await store.get("response", "r", "me")
     path.rmdir()
-    await store.begin(response("r"), "me")
+    await store.add(response("r"), "me")
     await store.close()
     below_a_file = await Store.open(path / "store.db")
     with pytest.raises(StoreUnavailable, match="see the server's log"):
-        await below_a_file.get("r", "me")
+        await below_a_file.get("response", "r", "me")
     assert "Not a directory" in caplog.text
     await below_a_file.close()
 
@@ -316,9 +316,9 @@ async def test_a_folder_that_may_not_be_written() -> None:
         folder.chmod(0o500)
         store = await Store.open(path)
         with pytest.raises(StoreUnavailable, match="check its permissions"):
-            await store.begin(response("r"), "me")
+            await store.add(response("r"), "me")
         folder.chmod(0o700)
-        await store.begin(response("r"), "me")
+        await store.add(response("r"), "me")
         assert (await store.stats()).responses == 4
         await store.close()
 
@@ -340,6 +340,6 @@ async def test_a_disk_on_which_no_file_can_be_made(
         patched.setattr(os, "open", open_)
         store = await Store.open(path)
         with pytest.raises(StoreUnavailable, match=remedy):
-            await store.begin(response("r"), "me")
-    await store.begin(response("r"), "me")
+            await store.add(response("r"), "me")
+    await store.add(response("r"), "me")
     await store.close()

@@ -1,12 +1,12 @@
-"""Items of conversations: how many there are, and how they are read."""
+"""Items: how many there may be, in which pages and chains they are read, and by which id."""
 
 from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import BadRequest, NotFound
-from mlx_server.store import ConversationRecord, ItemRecord, Store
-from tests.store.make import big, items, limit, response, runs
+from mlx_server.errors import BadRequest, NotFound, TooLarge
+from mlx_server.store import CompletionFilter, ItemRecord, Record, Store
+from tests.store.make import big, completion, items, limit, response, runs
 
 EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
 
@@ -20,11 +20,11 @@ async def test_pages_end_where_they_get_large(
     limit(monkeypatch, "PAGE_BYTES", 1000)
     store = await Store.open(path)
     given = [big(f"{n}", size) for n, size in enumerate(sizes)]
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", given)
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", given)
     pages: list[list[ItemRecord]] = []
     more, after = True, None
     while more:
-        page = await store.conversation_items("c", "me", after, 5, order)  # type: ignore[arg-type]
+        page = await store.items("conversation", "c", "me", after, 5, order)  # type: ignore[arg-type]
         pages.append(list(page.items))
         more, after = page.has_more, page.items[-1].id
     found = [item for page in pages for item in page]
@@ -41,35 +41,94 @@ async def test_a_conversation_has_so_many_items(
 ) -> None:
     limit(monkeypatch, "CONVERSATION_ITEMS", 3)
     store = await Store.open(path)
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1", "2"))
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1", "2"))
     with pytest.raises(BadRequest, match="3 items at most"):
         await store.add_items("c", "me", items("3", "4"), 0)
-    await store.begin(response("r", conversation="c"), "me", items("3"))
+    await store.add(response("r", conversation="c"), "me", items("3"))
     with pytest.raises(BadRequest, match="3 items at most"):
-        await store.begin(response("s", conversation="c"), "me", items("4"))
+        await store.add(response("s", conversation="c"), "me", items("4"))
     await store.delete_item("c", "me", "1")
-    await store.begin(response("s", conversation="c"), "me", items("4"))
+    await store.add(response("s", conversation="c"), "me", items("4"))
     await store.close()
 
 
 @runs
-async def test_the_newest_item_of_an_id_is_found_among_many(path: Path) -> None:
+async def test_an_item_by_its_id_is_the_owners_newest(path: Path) -> None:
     store = await Store.open(path)
+    await store.add(response("r", output=[ItemRecord("i", b"old")]), "me")
+    await store.add(response("s"), "me", [ItemRecord("i", b"new")])
     for n in range(50):
-        await store.begin(response(f"{n}"), "you", [big("i", 1 << 20)])
-    await store.begin(response("mine"), "me", items("i"))
-    assert [await store.item("i", "me", 100)] == items("i")
+        await store.add(response(f"{n}"), "you", [big("i", 1 << 20)])
+    assert (await store.item("i", "me", 100)).body == b"new"
+    await store.delete("response", "s", "me")
+    assert (await store.item("i", "me")).body == b"old"
     with pytest.raises(NotFound):
         await store.item("i", "nobody")
     await store.close()
 
 
 @runs
-async def test_an_item_by_its_id_is_the_newest(path: Path) -> None:
+async def test_an_item_of_a_conversation(path: Path) -> None:
     store = await Store.open(path)
-    await store.begin(response("r", output=[ItemRecord("i", b"old")]), "me")
-    await store.begin(response("s"), "me", [ItemRecord("i", b"new")])
-    assert (await store.item("i", "me")).body == b"new"
-    await store.delete("s", "me")
-    assert (await store.item("i", "me")).body == b"old"
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1"))
+    assert await store.conversation_item("c", "me", "1") == items("1")[0]
+    await store.delete_item("c", "me", "1")
+    with pytest.raises(NotFound, match="'1' not found in conversation 'c'"):
+        await store.conversation_item("c", "me", "1")
+    await store.close()
+
+
+@runs
+async def test_input_items_are_paged_without_the_output(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add(response("r", output=items("o")), "me", items(*"abcde"))
+    forth = await store.items("response", "r", "me", after="a", limit=3, order="asc")
+    assert (forth.items, forth.has_more) == (items("b", "c", "d"), True)
+    with pytest.raises(BadRequest) as error:
+        await store.items("response", "r", "me", after="o")
+    assert error.value.param == "after"
+    await store.close()
+
+
+@runs
+async def test_completions_are_listed_by_their_labels(path: Path) -> None:
+    store = await Store.open(path)
+    for id, owner in (("a", "me"), ("b", "me"), ("a", "you")):
+        await store.add(completion(id), owner)
+    chosen = CompletionFilter("m", {"id": "b"})
+    assert [item.id for item in (await store.completions("me", chosen)).items] == ["b"]
+    after = await store.completions("me", CompletionFilter(), after="a")
+    assert ([item.id for item in after.items], after.has_more) == (["b"], False)
+    assert (await store.completions("me", CompletionFilter("n"))).items == []
+    await store.delete("completion", "a", "me")
+    with pytest.raises(BadRequest):
+        await store.completions("me", CompletionFilter(), after="a")
+    assert (await store.get("completion", "a", "you")) == completion("a")
+    await store.close()
+
+
+@runs
+async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(path)
+    for n in range(5):
+        previous = f"{n - 1}" if n else None
+        await store.add(response(f"{n}", previous=previous), "me", [ItemRecord("i", b"x" * 100)])
+    await store.add(response("itself", previous="itself"), "me")
+    limit(monkeypatch, "CHAIN_RESPONSES", 5)
+    assert len(await store.chain("4", "me")) == 5
+    limit(monkeypatch, "CHAIN_RESPONSES", 4)
+    for too_long in ("4", "itself"):
+        with pytest.raises(BadRequest, match="is longer than 4"):
+            await store.chain(too_long, "me")
+    assert len(await store.chain("2", "me", 399)) == 3
+    with pytest.raises(TooLarge, match=r"larger than `server.max_body_bytes`") as error:
+        await store.chain("3", "me", 399)
+    assert error.value.param == "previous_response_id"
+    limit(monkeypatch, "READ_BACK_ITEMS", 3)
+    assert len(await store.chain("2", "me")) == 3
+    with pytest.raises(TooLarge, match="more than 3 stored items"):
+        await store.chain("3", "me")
+    await store.delete("response", "1", "me")
+    with pytest.raises(NotFound, match="'1' not found; it is the `previous_response_id` of '2'"):
+        await store.chain("2", "me")
     await store.close()

@@ -17,6 +17,8 @@ from mlx_server.store import RUNNING, Store
 from tests.store.make import recounted, runs
 from tests.store.writer import OWNER, given, stored
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("STORE_KILLS", "20"))
 
 Acknowledged = dict[str, str]
@@ -41,10 +43,10 @@ def killed_writer(path: Path, run: int, rng: random.Random) -> Acknowledged:
 async def state(store: Store, id: str) -> str:
     """What is found of it, which must be the whole of something that was written."""
     try:
-        got = await store.get(id, OWNER)
+        got = await store.get("response", id, OWNER)
     except NotFound:
         return "deleted"
-    assert list((await store.input_items(id, OWNER)).items) == given(id)
+    assert list((await store.items("response", id, OWNER)).items) == given(id)
     assert got.status not in RUNNING
     if got.status == "failed":
         assert b"stopped before" in got.body
@@ -77,7 +79,6 @@ async def check(path: Path, acknowledged: Acknowledged) -> None:
     db.close()
 
 
-@pytest.mark.live
 def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     rng = random.Random(7)

@@ -6,12 +6,11 @@ import sqlite3
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
-from mlx_server.store import ConversationRecord, ItemRecord, Retention, Store
+from mlx_server.store import ItemRecord, Record, Retention, Store
 from mlx_server.store import store as store_module
 from tests.store.make import items, limit, response, runs
 
@@ -26,20 +25,20 @@ def path(tmp_path: Path) -> Path:
 @runs
 async def test_another_owner_sees_nothing(path: Path) -> None:
     store = await Store.open(path)
-    await store.begin(response("r", "in_progress"), "me", items("a"))
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("b"))
+    await store.add(response("r", "in_progress"), "me", items("a"))
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("b"))
     foreign = [
-        store.get("r", "you"),
-        store.delete("r", "you"),
-        store.input_items("r", "you"),
+        store.get("response", "r", "you"),
+        store.delete("response", "r", "you"),
+        store.items("response", "r", "you"),
         store.events("r", "you"),
         store.chain("r", "you"),
         store.item("a", "you"),
-        store.conversation("c", "you"),
-        store.update_conversation("c", "you", b"{}", 0),
-        store.delete_conversation("c", "you"),
+        store.get("conversation", "c", "you"),
+        store.update("conversation", "c", "you", b"{}", used_at=0),
+        store.delete("conversation", "c", "you"),
         store.add_items("c", "you", items("x"), 0),
-        store.conversation_items("c", "you"),
+        store.items("conversation", "c", "you"),
         store.conversation_item("c", "you", "b"),
         store.delete_item("c", "you", "b"),
     ]
@@ -47,24 +46,24 @@ async def test_another_owner_sees_nothing(path: Path) -> None:
         with pytest.raises(NotFound):
             await call
     with pytest.raises(NotFound) as other:
-        await store.get("r", "you")
+        await store.get("response", "r", "you")
     with pytest.raises(NotFound) as unknown:
-        await store.get("s", "me")
+        await store.get("response", "s", "me")
     assert str(other.value) == str(unknown.value).replace("'s'", "'r'")
     assert not await store.put(response("r"), "you")
-    assert (await store.get("r", "me")).status == "in_progress"
+    assert (await store.get("response", "r", "me")).status == "in_progress"
     # the id is not taken either
-    await store.begin(response("r"), "you")
-    await store.begin(response("s", conversation="c"), "you", items("y"))
-    await store.begin(response("t", previous="s"), "me")
+    await store.add(response("r"), "you")
+    await store.add(response("s", conversation="c"), "you", items("y"))
+    await store.add(response("t", previous="s"), "me")
     with pytest.raises(NotFound, match="'s'"):
         await store.chain("t", "me")
-    assert (await store.conversation_items("c", "me")).items == items("b")
+    assert (await store.items("conversation", "c", "me")).items == items("b")
     # one is not the other's kind
     with pytest.raises(NotFound):
-        await store.get("c", "me")
+        await store.get("response", "c", "me")
     with pytest.raises(NotFound):
-        await store.conversation("r", "me")
+        await store.get("conversation", "r", "me")
     await store.close()
 
 
@@ -74,19 +73,17 @@ async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.Mo
     limit(monkeypatch, "STORED_PIECE_BYTES", 1000)
     big = [*items("a"), ItemRecord("b", b"x" * 1001)]
     with pytest.raises(TooLarge, match="1001 bytes"):
-        await store.begin(response("r"), "me", big)
+        await store.add(response("r"), "me", big)
     with pytest.raises(TooLarge):
-        await store.begin(response("r", note="x" * 1000), "me")
+        await store.add(response("r", note="x" * 1000), "me")
     with pytest.raises(TooLarge):
-        await store.begin(response("r"), "me", events=[b"x" * 1001])
+        await store.add(response("r"), "me", events=[b"x" * 1001])
     with pytest.raises(BadRequest, match="'a' already"):
-        await store.begin(response("r"), "me", items("a", "a"))
+        await store.add(response("r"), "me", items("a", "a"))
     assert (await store.stats()).responses == (await store.stats()).items == 0
-    await store.begin(response("r"), "me", [ItemRecord("b", b"x" * 1000)])
+    await store.add(response("r"), "me", [ItemRecord("b", b"x" * 1000)])
     with pytest.raises(sqlite3.IntegrityError):  # the same id twice is our own mistake
-        await store.begin(response("r"), "me")
-    with pytest.raises(msgspec.DecodeError):
-        await store.begin(response("s").__class__("s", 0, "queued", b"[]"), "me")
+        await store.add(response("r"), "me")
     assert (await store.stats()).responses == 1
     await store.close()
 
@@ -95,12 +92,16 @@ async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.Mo
 @runs
 async def test_hostile_ids(path: Path, id: str) -> None:
     store = await Store.open(path)
-    await store.begin(response("r"), "me", items("i"))
-    for call in (store.get(id, "me"), store.get("r", id), store.item(id, "me")):
+    await store.add(response("r"), "me", items("i"))
+    for call in (
+        store.get("response", id, "me"),
+        store.get("response", "r", id),
+        store.item(id, "me"),
+    ):
         with pytest.raises((NotFound, BadRequest)):
             await call
     with pytest.raises(BadRequest):
-        await store.input_items("r", "me", after=id)
+        await store.items("response", "r", "me", after=id)
     with pytest.raises(BadRequest):
         await store.events("r", "me", starting_after=10**30)
     assert (await store.stats()).responses == 1
@@ -114,16 +115,16 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "STORED_RESPONSES", 5)
     monkeypatch.setattr(store_module, "BATCH_RECORDS", 2)
     for day in range(60, 101, 4):
-        await store.begin(response(f"{day}", at=day * DAY), "me", items("i"), [b"e"])
-    await store.begin(response("running", "in_progress", at=0), "me")
-    await store.create_conversation(ConversationRecord("idle", 0, b"{}"), "me", items("i"))
-    await store.create_conversation(ConversationRecord("used", 0, b"{}"), "me")
+        await store.add(response(f"{day}", at=day * DAY), "me", items("i"), [b"e"])
+    await store.add(response("running", "in_progress", at=0), "me")
+    await store.add(Record("conversation", "idle", 0, b"{}"), "me", items("i"))
+    await store.add(Record("conversation", "used", 0, b"{}"), "me")
     await store.add_items("used", "me", items("i"), now)
     assert await store.prune() == 3 + 4 + 1  # too old; too many, with the running one; idle
     stats = await store.stats()
     assert (stats.responses, stats.conversations, stats.items) == (5, 1, 5)
     assert (stats.oldest, stats.newest) == (0, 100 * DAY)
-    assert (await store.get("88", "me")).created_at == 88 * DAY
+    assert (await store.get("response", "88", "me")).created_at == 88 * DAY
     assert await store.prune() == 0
     await store.close()
 
@@ -135,7 +136,7 @@ async def test_one_step_of_pruning_is_bounded_in_bytes(
     monkeypatch.setattr(limits, "STORED_RESPONSES", 0)
     store = await Store.open(path)
     for n in range(5):
-        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 500)], [b"e" * 500])
+        await store.add(response(f"{n}"), "me", [ItemRecord("i", b"x" * 500)], [b"e" * 500])
     monkeypatch.setattr(store_module, "BATCH_BYTES", 1001)
     assert await store._prune_some("response") == 2
     await store.close()
@@ -148,7 +149,7 @@ async def test_pruning_lets_others_in_between_and_gives_space_back(
     monkeypatch.setattr(limits, "STORED_RESPONSES", 0)
     store = await Store.open(path)
     for n in range(120):
-        await store.begin(response(f"{n}"), "me", [ItemRecord("i", b"x" * 50_000)])
+        await store.add(response(f"{n}"), "me", [ItemRecord("i", b"x" * 50_000)])
     pruning = asyncio.create_task(store.prune())
     await asyncio.sleep(0)  # it has made its first call
     seen = (await store.stats()).responses
@@ -163,9 +164,9 @@ async def test_the_event_loop_never_waits_and_calls_are_in_order(path: Path) -> 
     store = await Store.open(path)
     held = threading.Event()
     store._submit(held.wait)
-    begun = asyncio.create_task(store.begin(response("r", "in_progress"), "me"))
+    begun = asyncio.create_task(store.add(response("r", "in_progress"), "me"))
     put = asyncio.create_task(store.put(response("r", "completed"), "me"))
-    got = asyncio.create_task(store.get("r", "me"))
+    got = asyncio.create_task(store.get("response", "r", "me"))
     await asyncio.sleep(0)
     assert not begun.done()
     held.set()
@@ -180,28 +181,28 @@ async def test_a_write_that_was_begun_is_done_though_its_caller_is_cancelled(pat
     store = await Store.open(path)
     held = threading.Event()
     store._submit(held.wait)
-    write = asyncio.create_task(store.begin(response("r"), "me"))
-    read = asyncio.create_task(store.get("r", "me"))
+    write = asyncio.create_task(store.add(response("r"), "me"))
+    read = asyncio.create_task(store.get("response", "r", "me"))
     await asyncio.sleep(0)
     for task in (write, read):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     held.set()
-    assert (await store.get("r", "me")).status == "completed"
+    assert (await store.get("response", "r", "me")).status == "completed"
     await store.close()
 
 
 @runs
 async def test_close_drains_and_refuses_what_comes_later(path: Path) -> None:
     store = await Store.open(path)
-    writes = [asyncio.create_task(store.begin(response(f"{n}"), "me")) for n in range(50)]
+    writes = [asyncio.create_task(store.add(response(f"{n}"), "me")) for n in range(50)]
     await asyncio.sleep(0)
     await store.close()
     await asyncio.gather(*writes)
     await store.close()
     with pytest.raises(ShuttingDown):
-        await store.get("1", "me")
+        await store.get("response", "1", "me")
     store = await Store.open(path)
     assert (await store.stats()).responses == 50
     await store.close()

@@ -2,16 +2,14 @@
 
 import asyncio
 import re
-import shutil
-import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
 
 from mlx_server.errors import BadRequest, StoreFull, StoreUnavailable, TooLarge
-from mlx_server.store import ConversationRecord, Retention, Store, file
-from tests.store.make import big, items, limit, recounted, response, runs
+from mlx_server.store import Record, Retention, Store
+from tests.store.make import big, completion, items, limit, recounted, response, runs
 
 DAY = 86400.0
 
@@ -27,15 +25,15 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
         counts.append(stored)
 
     await note()
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", items("1"))
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1"))
     await note()
-    await store.begin(response("r", "in_progress", conversation="c"), "me", [big("a")], [b"e"])
+    await store.add(response("r", "in_progress", conversation="c"), "me", [big("a")], [b"e"])
     await note()
     await store.put(response("r", output=[big("b", 500)], note="n" * 99), "me", [b"e" * 77] * 3)
     await note()  # its items are the conversation's too
-    await store.update_conversation("c", "me", b'{"a":"longer"}', 1)
+    await store.update("conversation", "c", "me", b'{"a":"longer"}', used_at=1)
     await note()
-    await store.begin(response("\u00e9", output=[big("b", 500)]), "you", [big("a" * 300)])
+    await store.add(response("\u00e9", output=[big("b", 500)]), "you", [big("a" * 300)])
     await note()
     await store.delete_item("c", "me", "1")
     await note()
@@ -45,10 +43,10 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
     await store.close()
     store = await Store.open(path)
     await note()
-    await store.delete("r", "me")
+    await store.delete("response", "r", "me")
     await note()
-    await store.delete_conversation("c", "me")
-    await store.delete("\u00e9", "you")
+    await store.delete("conversation", "c", "me")
+    await store.delete("response", "\u00e9", "you")
     await note()
     assert counts[-1] == counts[0] == 0
     assert len(set(counts)) == 8
@@ -58,14 +56,14 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
 @runs
 async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=60_000))
-    await store.begin(response("1"), "me", [big("a", 20_000)])
+    await store.add(response("1"), "me", [big("a", 20_000)])
     for call in (
-        store.begin(response("2"), "me", [big("b")]),
-        store.begin(response("2", output=[big("b")]), "me"),
-        store.begin(response("2", note="x" * 10_000), "me"),
-        store.begin(response("2"), "me", events=[b"x" * 10_000]),
-        store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b")]),
-        store.create_conversation(ConversationRecord("c", 0, b"x" * 10_000), "me"),
+        store.add(response("2"), "me", [big("b")]),
+        store.add(response("2", output=[big("b")]), "me"),
+        store.add(response("2", note="x" * 10_000), "me"),
+        store.add(response("2"), "me", events=[b"x" * 10_000]),
+        store.add(Record("conversation", "c", 0, b"{}"), "me", [big("b")]),
+        store.add(Record("conversation", "c", 0, b"x" * 10_000), "me"),
     ):
         with pytest.raises(StoreFull, match=r"Your key would have .* the limit is 30000") as error:
             await call
@@ -73,30 +71,30 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
         assert "DELETE /v1/responses" in error.value.message
         assert "`store.bytes`" in error.value.message
     assert (await store.stats()).responses == 1
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("b", 5000)])
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", [big("b", 5000)])
     for call in (
         store.add_items("c", "me", [big("c")], 1),
-        store.update_conversation("c", "me", b"x" * 10_000, 1),
+        store.update("conversation", "c", "me", b"x" * 10_000, used_at=1),
     ):
         with pytest.raises(StoreFull):
             await call
-    await store.begin(response("1"), "you", [big("a", 25_000)])
+    await store.add(response("1"), "you", [big("a", 25_000)])
     with pytest.raises(
         StoreFull, match=r"The server would have .* the limit is 60000.*`store.bytes`"
     ):
-        await store.begin(response("2"), "they", [big("b")])
-    await store.delete("1", "me")
-    await store.begin(response("2"), "they", [big("b")])
+        await store.add(response("2"), "they", [big("b")])
+    await store.delete("response", "1", "me")
+    await store.add(response("2"), "they", [big("b")])
     await store.close()
 
 
 @runs
 async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=40_000))
-    await store.begin(response("r", "in_progress"), "me", [big("a", 15_000)])
+    await store.add(response("r", "in_progress"), "me", [big("a", 15_000)])
     with pytest.raises(StoreFull):
         await store.put(response("r", output=[big("b")]), "me")
-    assert (await store.get("r", "me")).status == "in_progress"
+    assert (await store.get("response", "r", "me")).status == "in_progress"
     assert await store.put(response("r", "failed", note="x" * 10_000), "me")
     await store.close()
 
@@ -105,19 +103,19 @@ async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
 async def test_pruning_makes_room(path: Path) -> None:
     now = 100.0 * DAY
     store = await Store.open(path, Retention(bytes=30_000), clock=lambda: now)
-    await store.begin(response("old", at=0), "me", [big("a")])
+    await store.add(response("old", at=0), "me", [big("a")])
     with pytest.raises(StoreFull):
-        await store.begin(response("new", at=now), "me", [big("a")])
+        await store.add(response("new", at=now), "me", [big("a")])
     assert await store.prune() == 1
     assert (await store.stats()).stored == 0
-    await store.begin(response("new", at=now), "me", [big("a")])
+    await store.add(response("new", at=now), "me", [big("a")])
     await store.close()
 
 
 @runs
 async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=110_000))
-    writing = [store.begin(response(f"{n}"), "me", [big("a")]) for n in range(20)]
+    writing = [store.add(response(f"{n}"), "me", [big("a")]) for n in range(20)]
     done = await asyncio.gather(*writing, return_exceptions=True)
     assert [type(error) for error in done if error] == [StoreFull] * 15
     assert (await store.stats()).stored == await recounted(store) < 55_000
@@ -125,34 +123,18 @@ async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
 
 
 @runs
-async def test_a_file_of_before_is_counted_when_it_is_opened(path: Path) -> None:
-    db = sqlite3.connect(path, isolation_level=None)
-    for statement in ("PRAGMA auto_vacuum = INCREMENTAL", *file.SCHEMAS[0]):
-        db.execute(statement)
-    db.execute("PRAGMA user_version = 1")
-    for seq, owner in ((1, "me"), (2, "you"), (3, "me")):
-        row = (seq, owner, f"r{seq}")
-        db.execute(
-            "INSERT INTO records (seq, kind, owner, id, created_at, used_at, status, body)"
-            " VALUES (?, 'response', ?, ?, 0, 0, 'completed', x'7b7d')",
-            row,
-        )
-        db.execute("INSERT INTO items VALUES (NULL, ?, 0, 'i', ?)", (seq, b"x" * 100 * seq))
-    db.execute("INSERT INTO events VALUES (1, 0, x'6565')")
-    db.close()
-    copy = path.with_name("copy.db")
-    shutil.copy(path, copy)
-    store = await Store.open(path, Retention(bytes=2400))
-    assert (await store.stats()).stored == await recounted(store) > 600
-    with pytest.raises(StoreFull):
-        await store.begin(response("r"), "me", [big("i", 300)])
-    await store.begin(response("r"), "you", [big("i", 300)])
-    await store.delete("r1", "me")
-    assert (await store.stats()).stored == await recounted(store)
+async def test_labels_are_counted(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add(completion("a"), "me")
+    before = (await store.stats()).stored
+    for length in (1000, 300):
+        labels = '{"model": "%s"}' % ("m" * length)
+        await store.update("completion", "a", "me", b"{}", labels=labels)
+        grown = len(labels) - len(completion("a").labels or "")
+        assert (await store.stats()).stored == before + grown == await recounted(store)
+    await store.delete("completion", "a", "me")
+    assert (await store.stats()).stored == 0
     await store.close()
-    visiting = await Store.visit(copy)  # from outside, too
-    assert (await visiting.stats()).stored == await recounted(visiting)
-    await visiting.close()
 
 
 @runs
@@ -162,7 +144,7 @@ async def test_pages_of_events_end_where_they_get_large(
     limit(monkeypatch, "PAGE_BYTES", 1000)
     events = [b"a" * 600, b"b" * 600, b"c" * 3000, b"d", b"e"]
     store = await Store.open(path)
-    await store.begin(response("r"), "me", events=events)
+    await store.add(response("r"), "me", events=events)
     pages = []
     start = 0
     while page := await store.events("r", "me", start - 1):
@@ -177,8 +159,8 @@ async def test_what_is_read_back_is_measured_before(path: Path) -> None:
     store = await Store.open(path)
     for n in range(8):
         previous = f"{n - 1}" if n else None
-        await store.begin(response(f"{n}", previous=previous), "me", [big("i")])
-    await store.create_conversation(ConversationRecord("c", 0, b"{}"), "me", [big("i")])
+        await store.add(response(f"{n}", previous=previous), "me", [big("i")])
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", [big("i")])
     asked: list[str] = []
     await store._submit(lambda: store._connected().set_trace_callback(asked.append))
     for call in (
@@ -204,20 +186,20 @@ async def test_a_slow_disk_keeps_only_so_many_waiting(
     limit(monkeypatch, "STORE_CALLS", 5)
     limit(monkeypatch, "STORE_CALL_BYTES", 25_000)
     await asyncio.sleep(0.01)  # the thread has taken it
-    writes = [asyncio.create_task(store.begin(response(f"{n}"), "me", [big("i")])) for n in "ab"]
+    writes = [asyncio.create_task(store.add(response(f"{n}"), "me", [big("i")])) for n in "ab"]
     await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable, match="can't keep up with the requests"):
-        await store.begin(response("c"), "me", [big("i")])
-    reads = [asyncio.create_task(store.get("a", "me")) for _ in range(3)]
+        await store.add(response("c"), "me", [big("i")])
+    reads = [asyncio.create_task(store.get("response", "a", "me")) for _ in range(3)]
     await asyncio.sleep(0)
     for read in reads:  # who has left still takes its place until its turn
         read.cancel()
     await asyncio.gather(*reads, return_exceptions=True)
     with pytest.raises(StoreUnavailable):
-        await store.get("a", "me")
+        await store.get("response", "a", "me")
     disk.set()
     await asyncio.gather(*writes)
-    await store.begin(response("c"), "me", [big("i"), big("j", 30_000)])  # large, but alone
+    await store.add(response("c"), "me", [big("i"), big("j", 30_000)])  # large, but alone
     await store.close()
 
 
@@ -230,7 +212,7 @@ async def test_close_waits_for_a_slow_disk_in_a_full_line(
     disk = threading.Event()
     store._submit(disk.wait)
     await asyncio.sleep(0.01)
-    write = asyncio.create_task(store.begin(response("r"), "me"))
+    write = asyncio.create_task(store.add(response("r"), "me"))
     await asyncio.sleep(0)
     closing = asyncio.create_task(store.close())
     await asyncio.sleep(0)

@@ -7,17 +7,17 @@ import random
 import sys
 from pathlib import Path
 
-from mlx_server.store import ItemRecord, ResponseRecord, Store
+from mlx_server.store import ItemRecord, Record, Store
 
 OWNER = "me"
 
 
-def stored(id: str, status: str) -> ResponseRecord:
+def stored(id: str, status: str) -> Record:
     """The same for the same arguments, small or large by the id's number."""
     size = (0, 100, 3_000, 40_000)[int(id.split("-")[1]) % 4]
     body = b'{"id":"%s","status":"%s"}' % (id.encode(), status.encode())
     output = ItemRecord(f"out-{id}", status.encode() * size)
-    return ResponseRecord(id, 0, status, body, (output,))
+    return Record("response", id, 0, body, status, output=(output,))
 
 
 def given(id: str) -> list[ItemRecord]:
@@ -35,7 +35,7 @@ async def write(path: Path, run: str) -> None:
     written: list[str] = []
     for number in range(1_000_000):
         id = f"{run}-{number}"
-        await store.begin(stored(id, "in_progress"), OWNER, given(id))
+        await store.add(stored(id, "in_progress"), OWNER, given(id))
         said("begun", id)
         await store.put(stored(id, "completed"), OWNER, [b"e"] * 3)
         said("put", id)
@@ -43,7 +43,7 @@ async def write(path: Path, run: str) -> None:
         if rng.random() < 0.4:
             gone = written.pop(rng.randrange(len(written)))
             said("deleting", gone)  # from here on it may be gone
-            await store.delete(gone, OWNER)
+            await store.delete("response", gone, OWNER)
             said("deleted", gone)
 
 

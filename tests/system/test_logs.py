@@ -55,6 +55,7 @@ def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
         write_to(tmp_path / "file" / "server.log")
 
 
+@pytest.mark.slow
 def test_wrong_settings_are_said_in_the_terminal_and_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("modles: {}\n")
     command = [sys.executable, "-m", "mlx_server", "serve", "--log-file", "server.log"]

@@ -17,7 +17,7 @@ from tests.live.server import PLAIN
 pytest_plugins = ["mlx_server.testing.plugin"]
 
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -29,7 +29,6 @@ TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "paramete
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "choice"),
     [("gpt_oss", "required"), ("qwen3", "required"), ("kimi_k3", "auto"), ("llama4", "auto")],
@@ -145,7 +144,6 @@ def two_servers(tmp_path: Path) -> Iterator[list[TestRunServer]]:
             server.stop()
 
 
-@pytest.mark.slow
 def test_sessions_next_to_each_other_share_nothing(two_servers: list[TestRunServer]) -> None:
     kits = [MlxReplay(server) for server in two_servers]
     for kit, text in zip(kits, ("A.", "B."), strict=True):

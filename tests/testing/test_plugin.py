@@ -7,7 +7,7 @@ import sys
 import pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HEAD = """
     import os, re, signal, sys
@@ -94,7 +94,6 @@ def test_a_test_fails_unless_its_requests_and_its_answers_match(
     assert "1 answer of 'qwen3' was not used." in found["test_it_fails_itself"]
 
 
-@pytest.mark.slow
 def test_each_worker_of_xdist_has_a_server(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

@@ -11,7 +11,7 @@ from mlx_server.testing.server import KEY_VARIABLE
 from tests.live.ranks import free_ports
 from tests.live.server import STOP_SECONDS
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "mlx_server.testing.process"]
 

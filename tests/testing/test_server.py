@@ -12,7 +12,7 @@ import pytest
 from mlx_server.testing.server import ServerGone, TestRunServer
 from tests.live.server import STOP_SECONDS
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
@@ -34,7 +34,6 @@ def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
     assert not alive
 
 
-@pytest.mark.slow
 def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +49,6 @@ def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_the
     assert {"app", "loaded_models"} <= compiled, "the server's modules and the engine's"
 
 
-@pytest.mark.slow
 def test_a_server_that_can_not_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def cases() -> Iterator[Any]:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call_format", "tools", "text", "calls"), [*cases()])
 def test_a_text_has_these_calls(
     call_format: CallFormat, tools: list[Tool], text: str, calls: list[Any] | None

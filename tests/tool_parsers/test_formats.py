@@ -217,6 +217,7 @@ def calls_of(parse: Callable[..., Any], text: str, offered: Any) -> str | None:
     return json.dumps([[call["name"], call.get("arguments")] for call in calls], sort_keys=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parser", "text", "reason"), table())
 def test_every_difference_has_a_reason(parser: str, text: str, reason: str) -> None:
     theirs = importlib.import_module(f"mlx_lm.tool_parsers.{parser}").parse_tool_call

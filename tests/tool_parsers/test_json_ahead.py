@@ -60,6 +60,7 @@ def called(call_format: CallFormat, text: str) -> Any:
     return call["arguments"]
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_strings_of_a_value_may_spell_every_delimiter(value: dict[str, Any]) -> None:
     written = json.dumps(value)

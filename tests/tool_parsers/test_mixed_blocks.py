@@ -9,9 +9,6 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
 from tests.families.goldens import Golden, goldens_of, tools
 
-pytestmark = pytest.mark.tables
-
-
 PYTHON = ("minicpm",)
 """Families in which a string that ends before an unknown call has an end that is in doubt."""
 
@@ -43,6 +40,7 @@ def test_many_families_have_such_cases() -> None:
     assert len({family.name for family, _ in CASES}) > 40
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("which", [0, -1])
 def test_the_known_ones_are_called(family: ModelFamily, case: Golden, which: int) -> None:

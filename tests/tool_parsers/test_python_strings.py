@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from tests.tool_parsers.slips import WRITERS, read
 
-pytestmark = pytest.mark.hostile
+pytestmark = pytest.mark.slow
 
 
 PIECES = ("'", '"', "'", '"', " ", "a", "it's", ",", ", b", "=", ")", "(", "]", "}", "{", ":", "-c")
 commands = st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", WRITERS)
 def test_a_command_with_quotes_in_it_is_whole_or_no_call(family: str, examples: int) -> None:
     """Models and templates forget to escape: what is run must be all that was written."""

@@ -12,7 +12,7 @@ from mlx_server.messages import Tool
 from tests.families.goldens import goldens_of, tools
 from tests.tool_parsers.slips import BASH, WRITERS, hermes, read
 
-pytestmark = pytest.mark.hostile
+pytestmark = pytest.mark.slow
 
 
 LINES = st.text(st.sampled_from("ab \n<é"), min_size=1, max_size=8)
@@ -88,7 +88,6 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

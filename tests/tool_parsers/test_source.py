@@ -202,7 +202,7 @@ def in_pieces(source: Source, steps: Steps[Any], text: str, size: int) -> float:
     return time.thread_time() - began
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["x" * 400_000, "<" * 400_000, "<tool" * 80_000, "<tool_call>" * 36_000, " " * 400_000],

@@ -11,7 +11,6 @@ from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
 from tests.tool_parsers.values import PYTHON, arguments, read
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     "text",
     [

@@ -15,8 +15,6 @@ from mlx_server.tool_parsers.value_rules import FORMATS, json_rule
 from tests.tool_parsers.block_grammars import allowed, grammar_of, opening, pythonic, qwen
 from tests.walks import accepts
 
-pytestmark = pytest.mark.tables
-
 LONG = 41 * "9"
 WORD = {"$defs": {"word": {"enum": ["a", "b"]}}, "$ref": "#/$defs/word"}
 EITHER = {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}, {"type": "null"}]}
@@ -81,6 +79,7 @@ def test_bare_values_follow_their_schema(
     assert allowed("qwen3_coder", {"x": schema}, *texts) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "right", "wrong"),
     [

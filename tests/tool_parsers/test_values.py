@@ -15,9 +15,6 @@ from mlx_server.repair.model_json import Malformed
 from tests.slowness import slowness
 from tests.tool_parsers.values import TYPED, arguments, read
 
-pytestmark = pytest.mark.tables
-
-
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -85,6 +82,7 @@ def cuts(draw: Any, text: str) -> list[str]:
     return [text[a:b] for a, b in pairwise(ends)]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_object_in_any_spelling_cut_anywhere(data: st.DataObject) -> None:
     value, text = data.draw(written_objects())
@@ -95,6 +93,7 @@ def test_any_object_in_any_spelling_cut_anywhere(data: st.DataObject) -> None:
     assert arguments(events) == json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_is_cut_off_or_garbled_is_malformed_and_nothing_else(data: st.DataObject) -> None:
     _, text = data.draw(written_objects())
@@ -139,6 +138,7 @@ LONG_STRINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "key", "written"), LONG_STRINGS)
 def test_a_long_string_takes_time_by_its_length(written: str, key: str, size: int) -> None:
     """Far under a second; a minute, if each piece were added to all that came before."""

@@ -98,7 +98,7 @@ def reads(*quirks: Quirk) -> Callable[[Callable[..., None]], Callable[..., None]
     def marked(test: Callable[..., None]) -> Callable[..., None]:
         by_quirk = pytest.mark.parametrize("quirk", quirks, ids=lambda quirk: quirk.name)
         by_reader = pytest.mark.parametrize("read_answer", READERS)
-        marked_test: Callable[..., None] = pytest.mark.tables(by_quirk(by_reader(test)))
+        marked_test: Callable[..., None] = by_quirk(by_reader(test))
         return marked_test
 
     return marked

@@ -159,7 +159,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
 def test_an_answer_nevertheless(
@@ -213,6 +213,7 @@ for to in REDIRECTS:
     FAILURES[f"a redirect to {to}"] = (502, lambda moved=moved: (moved,))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "parts"), FAILURES.values(), ids=FAILURES)
 def test_an_error(
     status: int, parts: Callable[[], Parts], client: TestClient, hostile: BytesServer
@@ -225,6 +226,7 @@ def test_an_error(
     assert chat(client).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["comments without end", "headers without end", "headers that drip"]
 )

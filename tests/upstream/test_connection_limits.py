@@ -109,6 +109,7 @@ def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> 
     assert last["error"]["code"] == "upstream_timeout"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [

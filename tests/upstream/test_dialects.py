@@ -156,7 +156,7 @@ def client(upstream: PlayingServer) -> Iterator[TestClient]:
         yield found
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
 def test_it_reads(

@@ -49,6 +49,7 @@ def called(name: str, arguments: str, **more: Any) -> Json:
     return {"tool_calls": [{"index": 0, "id": "call_1", "function": function, **more}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "call", [called("look", "{}"), {"content": f"<tool_call>\n{LOOK}\n</tool_call>"}]
@@ -92,7 +93,7 @@ def test_what_an_upstream_needs_back_comes_with_the_result_of_a_server(
     assert call["extra_content"] == found["output"][1]["extra_content"] == SIGNED
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("approve", [True, False])
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["goes on", "approval alone"])

@@ -236,6 +236,7 @@ def test_what_is_no_answer(
     assert answered(client)["choices"][0]["message"]["content"] == "Yes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_wrong_types_everywhere(wrong: Any, client: TestClient, upstream: PlayingServer) -> None:
     """Each is read as far as it can be, or is the request's own error; never ours."""

@@ -1,5 +1,6 @@
 """Formats that a server leaves in its text, where models.yaml names no family."""
 
+import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.events import Event, TextDelta
@@ -61,6 +62,7 @@ QUIRKS = (
 )
 
 
+@pytest.mark.slow
 @reads(*QUIRKS)
 def test_it_reads(
     quirk: Quirk, read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer

@@ -127,6 +127,7 @@ def test_wrong_types(wrong: Any) -> None:
     assert not any(found.capabilities.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reply",
     [

@@ -210,6 +210,7 @@ QUIRKS = (
 )
 
 
+@pytest.mark.slow
 @reads(*QUIRKS)
 def test_it_reads(
     quirk: Quirk, read_answer: AnswerReader, clients: dict[str, TestClient], upstream: PlayingServer

@@ -209,7 +209,7 @@ def sent_back(upstream: PlayingServer, request: int = 1) -> Json:
     return found
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("reply", [GEMINI, GEMINI_WHOLE, LATE], ids=["at once", "whole", "late"])
 @pytest.mark.parametrize("go_on", WAYS)
 def test_a_signature_comes_back_with_its_call(

@@ -20,6 +20,8 @@ from mlx_server.upstream.responses import SseReader
 from mlx_server.upstream.text_families import opening_of_reasoning, text_family
 from tests.upstream.playing import Json, delta
 
+pytestmark = pytest.mark.slow
+
 LITTLE, MUCH = 2_000, 800_000
 PIECES = 300
 MOST = 5

@@ -25,8 +25,6 @@ from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.one_pass import expected
 from tests.worker.test_kinds import GREEDY, TOKENS, Bench
 
-pytestmark = pytest.mark.tables
-
 QWEN3_5 = Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR})
 LLAMA = next(kind for kind in KINDS if kind.name == "llama")
 ONE_OF_EACH = [
@@ -107,6 +105,7 @@ def first_turn(engine: Engine) -> None:
     engine.finish()
 
 
+@pytest.mark.slow
 def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None:
     engine = Engine(path)
     first_turn(engine)
@@ -122,6 +121,7 @@ def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None
     assert answer == cold(path, following, answer)
 
 
+@pytest.mark.slow
 def test_a_request_comes_before_the_next_piece(path: Path) -> None:
     engine = Engine(path)
     first_turn(engine)
@@ -308,6 +308,7 @@ def test_an_error_ends_only_the_computing_ahead(
     assert len(engine.answer(words(2, 20))) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_random_sessions_answer_as_a_cold_engine_does(path: Path, seed: int) -> None:
     """Turns of two conversations, with computing ahead that is interrupted anywhere."""

@@ -16,9 +16,6 @@ from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapt
 from tests.worker.one_pass import generated, is_greedy
 from tests.worker.served import TOKENS, Served, prompts
 
-pytestmark = pytest.mark.tables
-
-
 ALONE = {
     *("afm7", "deepseek_v41", "gemma2", "gpt_bigcode", "jamba", "llama4"),
     *("longcat_flash_ngram", "minimax_m3_vl", "olmo_hybrid", "phi3small"),
@@ -41,15 +38,25 @@ def served(
     mx.clear_cache()
 
 
+SOME = pytest.mark.parametrize(
+    "served", ARCHITECTURES[::6], indirect=True, ids=lambda kind: kind.name
+)
+"""For what differs by kind of cache and of layer: test_kinds.py has one of each."""
+
+
+@pytest.mark.slow
 def test_it_is_known_which_can_batch(served: Served) -> None:
     why = served.bench.engine._batches["m"].why_alone
     assert bool(why) == (served.name in ALONE), why
 
 
+@pytest.mark.slow
 def test_four_ragged_rows_say_what_mlx_lm_says(served: Served) -> None:
     assert served.ragged.answers == served.expected
 
 
+@pytest.mark.slow
+@SOME
 def test_a_cancelled_row_leaves_the_others_as_they_were(served: Served) -> None:
     ragged = served.ragged
     assert ragged.after
@@ -62,6 +69,8 @@ CUT_MATTERS = {"plamo3"}
 prompt than in the cache."""
 
 
+@pytest.mark.slow
+@SOME
 def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
     if served.name in CUT_MATTERS:
         pytest.skip("mlx-lm gives other answers for a prompt in two parts")
@@ -75,6 +84,8 @@ def test_the_prompt_cache_changes_no_answer(served: Served) -> None:
     assert bench.cached[rows[0]] > 0
 
 
+@pytest.mark.slow
+@SOME
 def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> None:
     plain = served.expected[:2]  # of mlx-lm, whose model is the one that adapters are loaded into
     linears = [
@@ -95,6 +106,7 @@ def test_a_row_with_an_adapter_beside_others(served: Served, tmp_path: Path) -> 
     assert answers != plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CUT_MATTERS))
 def test_mlx_lm_itself_depends_on_where_a_prompt_is_cut(name: str, tmp_path: Path) -> None:
     model, prompt = network(Kind(name, CONFIGS[name]).save(tmp_path / name)), prompts()[3]

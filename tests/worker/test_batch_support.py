@@ -10,9 +10,6 @@ from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.served import LENGTHS, Served
 
-pytestmark = pytest.mark.tables
-
-
 README = Path(__file__).parents[2] / "mlx_server" / "worker" / "README.md"
 UNEVEN = (*LENGTHS, 3)
 """With a short prompt that has tokens of its own before those that pad it."""

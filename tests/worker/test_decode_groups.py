@@ -15,8 +15,6 @@ from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
 from tests.worker.test_kinds import Bench
 
-pytestmark = pytest.mark.tables
-
 SHORT, LONG = 300, 30_000
 
 
@@ -32,6 +30,7 @@ def step_of(named: str, lengths: list[int]) -> tuple[float, list[int]]:
     return simulation.steps[-1], sorted(simulation.batch._decoder.sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", PAIRS)
 def test_short_rows_next_to_a_long_one_step_faster_than_in_one_batch(named: str) -> None:
     lengths = [*[SHORT] * 8, LONG]
@@ -58,6 +57,7 @@ class OneBatch(StepBytes):
         return 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 85, 200])
 def test_groups_are_never_padded_by_more_than_there_is_memory_for(
     most: int, tmp_path: Path
@@ -93,6 +93,7 @@ class NoWeights(StepBytes):
 ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_OF_EACH, ids=lambda kind: kind.name)
 def test_rows_that_change_groups_answer_as_alone(kind: Kind, tmp_path: Path) -> None:
     """Rows come and go, so that groups are made, split and joined."""

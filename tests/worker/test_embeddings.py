@@ -59,6 +59,7 @@ def command(row: int = 0, inputs: Any = None, **rest: Any) -> Embed:
     return Embed(row, "tiny", TEXTS if inputs is None else inputs, **rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("dimensions", [None, 5])
 @pytest.mark.parametrize("piece", [1, PIECE, 10**6])

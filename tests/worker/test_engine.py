@@ -159,6 +159,7 @@ def test_wherever_a_step_fails_every_row_hears_of_it(
     assert ids(tokens_of(9, run(engine, ask(9)))) == answer
 
 
+@pytest.mark.slow
 def test_unloading_gives_the_memory_back(tiny_path: Path) -> None:
     engine = Engine(cache_bytes=1 << 30)
     before = active_memory()
@@ -176,6 +177,7 @@ def test_unloading_gives_the_memory_back(tiny_path: Path) -> None:
     assert active_memory() - before < 10_000
 
 
+@pytest.mark.slow
 def test_unloading_fails_the_rows_that_are_left_and_no_others(
     engine: Engine, tiny_path: Path, answer: list[int]
 ) -> None:
@@ -215,6 +217,7 @@ def test_unloading_what_is_not_there_is_reported_all_the_same(engine: Engine) ->
     assert engine.handle(UnloadModel("absent"))[-1] == ModelUnloaded("absent")
 
 
+@pytest.mark.slow
 def test_the_prompt_cache_gives_way_when_told_to(tiny_path: Path) -> None:
     engine = Engine(cache_bytes=1 << 30)
     load(engine, tiny_path)
@@ -252,6 +255,7 @@ def test_neither_does_one_that_is_cancelled(tiny_path: Path) -> None:
     assert of(StepOutput, engine.handle(CancelRows([0])))[-1].cache_bytes > 0
 
 
+@pytest.mark.slow
 def test_one_that_ends_next_to_others_is_kept_if_there_is_room(tiny_path: Path) -> None:
     engine = Engine(cache_bytes=1 << 30)
     load(engine, tiny_path)
@@ -317,10 +321,11 @@ class Models:
         return max(b - a for a, b in pairwise(times) if b > since)
 
 
-@pytest.mark.tables
-@pytest.mark.parametrize(("prompt", "tokens"), [(10_000, 1), (300, 300)])
-@pytest.mark.parametrize("own_prompt", [False, True])
-@pytest.mark.parametrize("others", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("others", "own_prompt", "prompt", "tokens"),
+    [(1, False, 300, 300), (2, True, 10_000, 1), (3, False, 10_000, 1), (3, True, 300, 300)],
+)
 def test_a_stream_waits_for_one_piece_however_many_models_work(
     others: int, own_prompt: bool, prompt: int, tokens: int
 ) -> None:

@@ -20,7 +20,7 @@ from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKENS = 12

@@ -62,6 +62,7 @@ def test_loops_are_found(tokenizer: Tokenizer, what: str, before: str) -> None:
     assert REPEATS * 256 <= count <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 2, 7, 9, 100, 700, LONGEST_PERIOD - 1])
 @pytest.mark.parametrize("repeats", [2, 6])
 def test_it_takes_as_many_repeats_as_are_set(period: int, repeats: int) -> None:
@@ -81,6 +82,7 @@ def test_a_loop_that_is_left_is_none() -> None:
     assert found([token for line in counted for token in line]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_period_with_repeats_within_is_found_all_the_same(seed: int) -> None:
     """Of two tokens in random order, where nearly all that follows one another comes again."""
@@ -91,6 +93,7 @@ def test_a_period_with_repeats_within_is_found_all_the_same(seed: int) -> None:
     assert len(once) % at[1] == 0 or at[1] % len(once) == 0
 
 
+@pytest.mark.slow
 def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
     alarms, count = {}, 0
     for kind, text in samples(30):
@@ -181,6 +184,7 @@ def test_what_a_grammar_demands_is_no_loop(engine: Engine, grammar: str, tokens:
     assert len(answer) == tokens
 
 
+@pytest.mark.slow
 def test_a_loop_in_a_string_ends_the_string_and_what_is_around_it(tiny_path: Path) -> None:
     always = SamplingParams(temperature=0, logit_bias={3 + ord("a") - ord("!"): 90.0})
     rules = """start: "[['" "abcdefghijkl"* "'],[" N ("," N)* "]]"\nN: /[0-9]+/\n"""
@@ -196,6 +200,7 @@ def test_a_loop_in_a_string_ends_the_string_and_what_is_around_it(tiny_path: Pat
     assert tokens[-1].finish == "stop"
 
 
+@pytest.mark.slow
 def test_reasoning_is_ended_where_an_answer_is_demanded(tiny_path: Path) -> None:
     close, first = IM_START, 3 + ord("a") - ord("!")
     only = SamplingParams(temperature=0, logit_bias={first: 90.0})

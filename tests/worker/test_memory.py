@@ -71,7 +71,7 @@ def real_bytes(config: dict[str, Any], tokens: int) -> int:
     return sum(layer.nbytes for layer in cache)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [kind.name for kind in ARCHITECTURES])
 def test_it_is_never_below_and_at_most_twice_the_truth(name: str) -> None:
     cost = cache_cost({**config_of(name), "dtype": "float32"})
@@ -206,7 +206,7 @@ def kept() -> object:
     mx.clear_cache()
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.usefixtures("kept")
 def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floor, tokens = 1 << 18, 600

@@ -29,8 +29,6 @@ from tests.worker.batch_runs import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, al
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
 from tests.worker.engine_runs import ask, drain, of, run, tokens_of
 
-pytestmark = pytest.mark.tables
-
 ASKS = [
     Ask(a_prompt(length, seed=3), max_tokens=12 + 3 * i, sampling=params)
     for i, (length, params) in enumerate(
@@ -61,6 +59,7 @@ def steps(run: Run, count: int) -> None:
         run.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["recomputed", "kept"])
 def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
     tiny_model: Any, cache_bytes: int
@@ -99,6 +98,7 @@ def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
     assert run.batch.rows == [0]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_preempted_begins_anew_and_says_so_once(tiny_model: Any) -> None:
     asks = [Ask(a_prompt(3 * PIECE, seed=n), max_tokens=6, sampling=GREEDY) for n in range(2)]
     run = Run(tiny_model, piece=50)
@@ -139,7 +139,8 @@ def test_what_is_preempted_can_be_cancelled(tiny_model: Any, stage: str) -> None
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_at_any_time_and_in_any_order(
     tiny_model: Any, seeded_alone: list[list[Token]], seed: int
 ) -> None:
@@ -189,6 +190,7 @@ def guided(path: Path, prompt_cache: int) -> Engine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt_cache", [0, 1 << 30], ids=["recomputed", "kept"])
 def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: int) -> None:
     thinking = Thinking(6, inside=True, opens=[b"<think>"], closes=[b"</think>"], end=[5, 6, 7])

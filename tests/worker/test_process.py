@@ -13,7 +13,7 @@ from mlx_server.engine.messages import LoadModel
 from mlx_server.engine.worker_arguments import WorkerArguments, encode_arguments
 from tests.engine.clients import HANG
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("arguments", [(encode_arguments(WorkerArguments()).decode(),), ()])

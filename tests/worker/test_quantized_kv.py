@@ -32,8 +32,6 @@ from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import network
 from tests.worker.test_kinds import Bench, prompts
 
-pytestmark = pytest.mark.tables
-
 BITS = (8, 4)
 QUANTIZED = [
     *(kind for kind in KINDS if kind.name in ("llama", "llama-4bit", "gemma3")),
@@ -140,6 +138,7 @@ def differences(a: mx.array, b: mx.array) -> list[float]:
     return list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
     net = network(path)
@@ -163,6 +162,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(QUANTIZED[0].save(tmp_path_factory.mktemp("bits") / "llama"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     asked = prompts(8)
@@ -188,6 +188,7 @@ def test_rows_that_leave_change_no_other(llama: Path) -> None:
     assert answer == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_cached_prompts_answer_as_a_cold_engine_does(llama: Path, seed: int) -> None:
     random = Random(seed)

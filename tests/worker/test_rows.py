@@ -185,7 +185,7 @@ def named(command: Generate) -> str:
     return f"{command.prompt[:2]} {command.max_tokens} {unusual or ''}"
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [False, True])
 @pytest.mark.parametrize(
     "command",
@@ -265,6 +265,7 @@ def test_the_log_probabilities_are_those_of_one_full_pass(tiny_model: Any, lengt
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(
     "sampling",

@@ -162,7 +162,7 @@ def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
     assert [[token] for token in together] == alone
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [

@@ -80,6 +80,7 @@ def of_both() -> list[list[Any]]:
     return [list(each) for each in zip(*found, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_all_waits_for_the_others(of_both: list[list[Any]]) -> None:
     (seen, one, nbytes), (other_seen, other, other_nbytes) = of_both[0]
     assert (one, other) == ("network 0", "network 1")

@@ -73,7 +73,7 @@ def test_the_output_has_both_servers_and_says_that_it_is_a_model_of_a_machine(
     assert all("29.0" in row[2] and "37.0" in row[3] for row in rows)
 
 
-@pytest.mark.live
+@pytest.mark.slow
 def test_any_server_on_mlx_lm_takes_the_time_of_the_named_model(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN)

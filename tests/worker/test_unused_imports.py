@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 IN_A_NEW_PROCESS = """
 import sys
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ def test_the_engine_starts_without_what_it_never_calls() -> None:
     subprocess.run([sys.executable, "-c", IN_A_NEW_PROCESS], check=True)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_the_real_package_keeps_it() -> None:
     code = """
 import huggingface_hub

@@ -62,7 +62,6 @@ SEEING = {
 """A weight of the part that sees images, as checkpoints name it."""
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("name", SEEING)
 def test_a_checkpoint_that_can_see_loads_as_one_of_text(name: str, tmp_path: Path) -> None:
     folder = Kind(name, CONFIGS[name]).save(tmp_path / name)

@@ -181,6 +181,7 @@ def test_a_gpu_error_in_both_tries_of_a_command_ends_the_process(
     assert two.broken
 
 
+@pytest.mark.slow
 def test_a_gpu_error_while_rows_are_sampled_is_not_taken_for_a_rows_own(
     two: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
-from mlx_server.store import CompletionFilter, CompletionRecord, ItemRecord, Store
+from mlx_server.store import CompletionFilter, ItemRecord, Record, Store
 
 ECHOED = frozenset(
     {
@@ -62,7 +62,7 @@ async def _storing(http: Request, body: ChatBody, id: str) -> Storing:
 
     async def add(completion: Mapping[str, Any]) -> None:
         stored = await in_thread(with_metadata, {**echo, **completion}, metadata, time.time())
-        await store.add_completion(stored, owner, messages)
+        await store.add(stored, owner, messages)
 
     return add
 
@@ -76,16 +76,11 @@ def checked_metadata(body: ChatBody) -> dict[str, str]:
         raise BadRequest(f"`{param}`: {found.message}", param=param) from None
 
 
-def with_metadata(
-    completion: Wire, metadata: Mapping[str, str], created_at: float
-) -> CompletionRecord:
+def with_metadata(completion: Wire, metadata: Mapping[str, str], created_at: float) -> Record:
     labels = {"model": completion["model"], "metadata": metadata}
-    return CompletionRecord(
-        completion["id"],
-        created_at,
-        msgspec.json.encode(labels),
-        b"".join(json_pieces({**completion, "metadata": metadata})),
-    )
+    body = b"".join(json_pieces({**completion, "metadata": metadata}))
+    listed = msgspec.json.encode(labels).decode()
+    return Record("completion", completion["id"], created_at, body, labels=listed)
 
 
 def _message_records(id: str, messages: Sequence[MessageParam]) -> list[ItemRecord]:
@@ -196,29 +191,29 @@ async def stored(
 ) -> Response:
     wanted, owner = filter_of(http), http.state.owner
     page = await _store(http).completions(owner, wanted, after, limit, order)
-    return json_response(page_body(page.items, has_more=page.has_more))
+    return json_response(page_body(page))
 
 
 @router.get(ONE)
 async def retrieve(http: Request, id: str) -> Response:
-    found = await _store(http).completion(id, http.state.owner)
-    return json_response(msgspec.Raw(found.body))
+    completion = await _store(http).get("completion", id, http.state.owner)
+    return json_response(msgspec.Raw(completion.body))
 
 
 @router.post(ONE, openapi_extra=documented(ONE, UpdateBody))
 async def update(http: Request, id: str) -> Response:
     body = await read(http, UpdateBody)
     store, owner = _store(http), http.state.owner
-    found = await store.completion(id, owner)
-    completion = msgspec.json.decode(found.body, type=Wire)
-    updated = with_metadata(completion, body.metadata or {}, found.created_at)
-    await store.update_completion(updated, owner)
+    stored = await store.get("completion", id, owner)
+    completion = msgspec.json.decode(stored.body, type=Wire)
+    updated = with_metadata(completion, body.metadata or {}, stored.created_at)
+    await store.update("completion", id, owner, updated.body, labels=updated.labels)
     return json_response(msgspec.Raw(updated.body), ignored_header(body.ignored()))
 
 
 @router.delete(ONE)
 async def delete(http: Request, id: str) -> Response:
-    await _store(http).delete_completion(id, http.state.owner)
+    await _store(http).delete("completion", id, http.state.owner)
     return json_response({"object": "chat.completion.deleted", "id": id, "deleted": True})
 
 
@@ -227,8 +222,8 @@ async def messages(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
     owner = http.state.owner
-    page = await _store(http).completion_messages(id, owner, after, limit, order)
-    return json_response(page_body(page.items, has_more=page.has_more))
+    page = await _store(http).items("completion", id, owner, after, limit, order)
+    return json_response(page_body(page))
 
 
 def _reasoning_fields(http: Request) -> Sequence[str]:
@@ -236,5 +231,5 @@ def _reasoning_fields(http: Request) -> Sequence[str]:
 
 
 def _store(http: Request) -> Store:
-    found: Store = http.app.state.runs.store
-    return found
+    store: Store = http.app.state.runs.store
+    return store

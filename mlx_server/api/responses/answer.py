@@ -6,12 +6,7 @@ A response that is not streamed is made from the same stream events.
 import time
 from collections.abc import Iterable, Iterator
 
-from mlx_server.api.accumulator import (
-    KeptLogprobs,
-    prompt_progress,
-    tool_output_tokens,
-    warnings_body,
-)
+from mlx_server.api.accumulator import Accumulator, KeptLogprobs, prompt_progress
 from mlx_server.api.responses import stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
@@ -28,14 +23,12 @@ from mlx_server.events import (
     McpCallStarted,
     PromptProgress,
     ReasoningDelta,
-    Repaired,
     Started,
     TextDelta,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
     ToolsListed,
-    Violation,
 )
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -76,19 +69,12 @@ class ResponseOutput:
         self._kept_logprobs = KeptLogprobs()
         self._calls: dict[int, stream.StreamedCall] = {}
         """The open calls, by the index of their events."""
+        self._accumulator = Accumulator(model=response["model"], prompts=1, n=1)
         self._number = 0
         self._began = time.monotonic()
         self._begun = False
-        self._prompt_tokens = 0
         self._input_messages: tuple[Wire, ...] = ()
-        self._unenforced: tuple[str, ...] = ()
-        self._normalized: tuple[str, ...] = ()
         self._ignored: list[str] | None = None
-        self._repairs: list[Repaired] = []
-        self._violations: list[Violation] = []
-        self._written: tuple[str, ...] = ()
-        """The model's raw output, if requested."""
-        self._tool_output_tokens = 0
 
     @property
     def response(self) -> Wire:
@@ -127,10 +113,15 @@ class ResponseOutput:
         yield from self._numbered(self._close("incomplete"))
         yield from self._numbered([self._ended("cancelled", "incomplete")])
 
-    def alive(self) -> Wire:
-        """An event for a client that counts events, while there is no other one to send."""
-        (event,) = self._numbered([self._status_event("in_progress")])
-        return event
+    def alive(self, number: int | None = None) -> Wire:
+        """An event for a client that counts events, while there is no other one to send. `number`:
+        that of the last event, if clients may read the events again from a number on."""
+        is_queued = self._response["status"] == "queued"
+        event = self._status_event("queued" if is_queued else "in_progress")
+        if number is None:
+            (event,) = self._numbered([event])
+            return event
+        return {**event, "sequence_number": number}
 
     def _numbered(self, events: Iterable[Wire]) -> Iterator[Wire]:
         for event in events:
@@ -141,18 +132,14 @@ class ResponseOutput:
         return {"type": f"response.{what}", "response": self.response}
 
     def _ended(self, status: str, event: str, **more: object) -> Wire:
-        warnings = warnings_body(
-            self._repairs,
-            self._unenforced,
-            self._violations,
-            self._ignored or (),
-            self._normalized,
-            [(0, text) for text in self._written],
+        warnings = self._accumulator.warnings(
+            *self._accumulator.answers, ignored=self._ignored or ()
         )
         self._response.update(status=status, **more, **warnings)
         return self._status_event(event)
 
     def _chunks_of(self, event: Event) -> Iterator[Wire]:
+        self._accumulator.add(event)
         match event:
             case Started():
                 yield from self._start(event)
@@ -176,9 +163,9 @@ class ResponseOutput:
             case ToolCallFinished(_, call):
                 yield from self._calls.pop(call).end("completed")
             case McpCallFinished(_, call):
-                made = self._calls.pop(call)
-                assert isinstance(made, stream.StreamedMcpCall)
-                yield from made.run(event)
+                run_here = self._calls.pop(call)
+                assert isinstance(run_here, stream.StreamedMcpCall)
+                yield from run_here.run(event)
             case BuiltInCall():
                 yield from self._add_built_in(event)
             case ToolsListed():
@@ -187,10 +174,6 @@ class ResponseOutput:
                 yield from self._whole(
                     stream.StreamedMcpApprovalRequest(self._next_output_index, event)
                 )
-            case Repaired():
-                self._repairs.append(event)
-            case Violation():
-                self._violations.append(event)
             case Finished():
                 yield from self._finish(event)
 
@@ -199,10 +182,6 @@ class ResponseOutput:
         return len(self._items)
 
     def _start(self, event: Started) -> Iterator[Wire]:
-        self._prompt_tokens = event.prompt_tokens
-        self._tool_output_tokens = event.tool_output_tokens
-        self._unenforced = event.unenforced
-        self._normalized = event.normalized
         if self._ignored is not None:
             self._ignored += event.ignored
         self._input_messages = tuple(map(dict, event.messages))
@@ -288,7 +267,7 @@ class ResponseOutput:
         if event.reason == "stop" and not self._has_answer():
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
-        usage, self._written = self._usage(event), event.raw
+        usage = self._usage(event)
         self._response.update(self._raw(event))
         if cut:
             why = {"reason": "max_output_tokens"}
@@ -307,15 +286,14 @@ class ResponseOutput:
         return {"input_messages": self._input_messages, "output_messages": event.messages}
 
     def _usage(self, event: Finished) -> Wire:
-        prompt = self._prompt_tokens + event.further_prompt_tokens
+        prompt = self._accumulator.prompt_tokens
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": event.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": event.completion_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": event.reasoning_tokens,
-                # vLLM's place for it
-                **tool_output_tokens(self._tool_output_tokens + event.further_tool_output_tokens),
+                **self._accumulator.tool_output_tokens(),  # in vLLM's place
             },
             "total_tokens": prompt + event.completion_tokens,
         }

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -21,9 +20,7 @@ from mlx_server.api.responses.runs import (
     Background,
     EventLog,
     Events,
-    NullRunStore,
     Run,
-    RunRecord,
     Runs,
 )
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
@@ -38,27 +35,12 @@ from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import grow_request, in_thread
 from mlx_server.requests import GenerateRequest
-from mlx_server.store import ItemRecord, Store, items_too_large
+from mlx_server.store import ItemRecord, Page, Record, Store, items_too_large
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
 """Maps the id of a response that is not stored to all items up to and with its own output."""
 
 NOTHING: Recalled = MappingProxyType({})
-
-
-class ReadBackBudget:
-    """How many bytes a request may still read back: they count like bytes of its body."""
-
-    def __init__(self, most_bytes: int, request_bytes: int) -> None:
-        self.nbytes = max(0, most_bytes - request_bytes)
-
-    def take(self, items: Sequence[ItemRecord], param: str) -> Sequence[ItemRecord]:
-        size = sum(len(item.body) for item in items)
-        self.nbytes -= size
-        if self.nbytes < 0:
-            raise items_too_large(param)
-        grow_request(size)
-        return items
 
 
 @dataclass(frozen=True)
@@ -75,10 +57,8 @@ class ResolvedRequest:
     """A request with the items that it refers to."""
 
     parsed: ParsedResponsesRequest
-    earlier: Sequence[Wire]
-    own: Sequence[Wire]
     context: Sequence[ItemRecord]
-    """The earlier and the own items."""
+    """All items, earlier ones included."""
     input: Sequence[ItemRecord]
     """The items to store as the response's input."""
 
@@ -87,83 +67,69 @@ async def create(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
 ) -> CreatedResponse:
     runs: Runs = connection.app.state.runs
+    owner: str = connection.state.owner
     stored = body.store is not False
     if body.background and not stored:
         raise BadRequest("`background` needs `store: true`.", param="background")
     pool: Pool = connection.app.state.pool
     name, _ = pool.models.split(body.model)
     pool.models.spec(name)  # refuses an unknown model now, also for a background response
-    _check_ended(runs, body.previous_response_id, connection.state.owner)
-    found = await read_all(connection, body, recalled)
-    is_recalled = body.previous_response_id in recalled
-    record = RunRecord(
-        id=new_id("response"),
-        owner=connection.state.owner,
-        created_at=time.time(),
-        input=found.input,
-        previous=None if is_recalled else body.previous_response_id,
-        conversation=body.conversation_id,
-    )
-    response = new_response(body, record.id, stored=stored)
-    signer = signer_of(connection)
-    output = ResponseOutput(
-        response,
-        seal=signer.seal if body.encrypts else None,
-        summarizes=body.summary is not None,
-        offered=body.hosted_tools,
-        table=found.parsed.table,
-    )
-    events = partial(events_of, connection, found.parsed)
-    run = Run(record, output, events(), runs if stored else NullRunStore())
-    log = EventLog(runs.logs) if body.stream else None
-    background = Background(run, events, log) if body.background else None
-    return CreatedResponse(run, background, found.context, found.parsed.ignored)
-
-
-def _check_ended(runs: Runs, previous: str | None, owner: str) -> None:
-    run = runs.find(previous, owner) if previous else None
-    if run and not run.ended:
+    previous = body.previous_response_id
+    running = runs.find(previous, owner) if previous else None
+    if running and not running.ended:
         raise BadRequest(
             f"Previous response '{previous}' has not ended yet. Wait for it, or cancel it.",
             param="previous_response_id",
             code="previous_response_not_ended",
         )
+    resolved = await read_all(connection, body, recalled)
+    record = Record(
+        "response",
+        new_id("response"),
+        time.time(),
+        b"",
+        previous=None if previous in recalled else previous,
+        conversation=body.conversation_id,
+    )
+    signer = signer_of(connection)
+    output = ResponseOutput(
+        new_response(body, record.id, stored=stored),
+        seal=signer.seal if body.encrypts else None,
+        summarizes=body.summary is not None,
+        offered=body.hosted_tools,
+        table=resolved.parsed.table,
+    )
+    events = partial(events_of, connection, resolved.parsed)
+    run = Run(record, owner, output, events(), runs if stored else None, resolved.input)
+    log = EventLog(runs.logs) if body.stream else None
+    background = Background(run, events, log) if body.background else None
+    return CreatedResponse(run, background, resolved.context, resolved.parsed.ignored)
 
 
 async def read_all(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
 ) -> ResolvedRequest:
-    store, owner = connection.app.state.runs.store, connection.state.owner
-    room = room_of(connection)
-    before = await earlier_items(
-        body.previous_response_id, body.conversation_id, store, owner, recalled, room
-    )
-    references = await referenced_items(body.input, store, owner, room)
+    stored = ReadBack(connection)
+    earlier = await stored.earlier(body, recalled)
+    references = await stored.referenced(body.input)
     is_recalled = body.previous_response_id in recalled
     signer = signer_of(connection)
-    return await in_thread(_resolved, body, before, references, is_recalled, signer)
-
-
-def room_of(connection: HTTPConnection) -> ReadBackBudget:
-    """The budget for the items that a request reads back from the store."""
-    return ReadBackBudget(connection.app.state.max_body_bytes, connection.state.body_bytes)
+    return await in_thread(_resolved, body, earlier, references, is_recalled, signer)
 
 
 def _resolved(
     body: ResponsesBody,
-    stored: Sequence[ItemRecord],
+    earlier: Sequence[ItemRecord],
     references: dict[str, Wire],
     is_recalled: bool,
     signer: Signer,
 ) -> ResolvedRequest:
     """`is_recalled`: the earlier items are not in the store, so they are stored as input too."""
-    before = read_wires(stored)
     items = input_items(body, references.get)
-    parsed = to_request(body, items, read_items(before), opened=signer.opened)
-    own = [wire(item) for item in items]
-    own_records = as_stored(own)
-    context = [*stored, *own_records]
-    return ResolvedRequest(parsed, before, own, context, context if is_recalled else own_records)
+    parsed = to_request(body, items, read_items(read_wires(earlier)), opened=signer.opened)
+    own = as_stored(map(wire, items))
+    context = [*earlier, *own]
+    return ResolvedRequest(parsed, context, context if is_recalled else own)
 
 
 def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Events:
@@ -218,63 +184,78 @@ def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
     )
 
 
-async def earlier_items(
-    previous: str | None,
-    conversation: str | None,
-    store: Store,
-    owner: str,
-    recalled: Recalled,
-    room: ReadBackBudget,
-) -> Sequence[ItemRecord]:
-    if previous and conversation:
-        raise BadRequest(
-            "Send either `previous_response_id` or `conversation`, not both.",
-            param="previous_response_id",
+class ReadBack:
+    """Reads stored items back for a request: they count like bytes of its body."""
+
+    def __init__(self, connection: HTTPConnection) -> None:
+        self._store: Store = connection.app.state.runs.store
+        self._owner: str = connection.state.owner
+        self._nbytes = max(0, connection.app.state.max_body_bytes - connection.state.body_bytes)
+
+    async def earlier(self, body: ResponsesBody, recalled: Recalled) -> Sequence[ItemRecord]:
+        """The items before those of the request."""
+        previous, conversation = body.previous_response_id, body.conversation_id
+        if previous and conversation:
+            raise BadRequest(
+                "Send either `previous_response_id` or `conversation`, not both.",
+                param="previous_response_id",
+            )
+        if conversation:
+            items = await self._store.whole_conversation(conversation, self._owner, self._nbytes)
+            return self._counted(items, "conversation")
+        if not previous:
+            return []
+        try:
+            if previous in recalled:
+                items = recalled[previous]
+            else:
+                items = await self._store.chain(previous, self._owner, self._nbytes)
+        except NotFound:
+            raise BadRequest(
+                f"Previous response with id '{previous[:100]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            ) from None
+        return self._counted(items, "previous_response_id")
+
+    async def referenced(self, items: Sequence[InputItem] | str | None) -> dict[str, Wire]:
+        """The stored items that `items` refers to, by id. A client may refer to those of another
+        server, which are ignored."""
+        given = [] if isinstance(items, str) else items or []
+        ids = [item.id for item in given if isinstance(item, ItemReference)]
+        if len(ids) > (most := limits.ITEM_REFERENCES):
+            raise BadRequest(
+                f"`input` has {len(ids)} item references; the limit is {most}. Send other items "
+                "in full.",
+                param="input",
+            )
+        records: dict[str, ItemRecord] = {}
+        for id in ids:
+            with suppress(NotFound):
+                if id not in records:
+                    records[id] = await self._store.item(id, self._owner, self._nbytes)
+                self._counted([records[id]], "input")  # a repeated reference is one more item
+        wires = await in_thread(read_wires, list(records.values()))
+        return dict(zip(records, wires, strict=True))
+
+    async def records(self, items: Sequence[InputItem]) -> list[ItemRecord]:
+        """Records of items for a conversation, with references replaced by their items if they are
+        stored."""
+        references = await self.referenced(items)
+        wires = (
+            references[item.id] if isinstance(item, ItemReference) else wire(item)
+            for item in items
+            if not isinstance(item, ItemReference) or item.id in references
         )
-    if conversation:
-        found = await store.whole_conversation(conversation, owner, room.nbytes)
-        return room.take(found, "conversation")
-    if not previous:
-        return []
-    if previous in recalled:
-        found = recalled[previous]
-    else:
-        found = await _of_response(previous, store, owner, room)
-    return room.take(found, "previous_response_id")
+        return await in_thread(as_stored, wires)
 
-
-async def referenced_items(
-    items: Sequence[InputItem] | str | None, store: Store, owner: str, room: ReadBackBudget
-) -> dict[str, Wire]:
-    """The stored items that `items` refers to, by id. A client may refer to those of another
-    server, which are ignored."""
-    given = [] if isinstance(items, str) else items or []
-    ids = [item.id for item in given if isinstance(item, ItemReference)]
-    if len(ids) > (most := limits.ITEM_REFERENCES):
-        raise BadRequest(
-            f"`input` has {len(ids)} item references; the limit is {most}. Send other items in "
-            "full.",
-            param="input",
-        )
-    found: dict[str, ItemRecord] = {}
-    for id in ids:
-        with suppress(NotFound):
-            found[id] = found.get(id) or await store.item(id, owner, room.nbytes)
-            room.take([found[id]], "input")  # each time: a repeated reference is one more item
-    return await in_thread(_wires_of, found)
-
-
-async def _of_response(
-    id: str, store: Store, owner: str, room: ReadBackBudget
-) -> Sequence[ItemRecord]:
-    try:
-        return await store.chain(id, owner, room.nbytes)
-    except NotFound:
-        raise BadRequest(
-            f"Previous response with id '{id[:100]}' not found.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        ) from None
+    def _counted(self, items: Sequence[ItemRecord], param: str) -> Sequence[ItemRecord]:
+        size = sum(len(item.body) for item in items)
+        self._nbytes -= size
+        if self._nbytes < 0:
+            raise items_too_large(param)
+        grow_request(size)
+        return items
 
 
 def read_wires(items: Sequence[ItemRecord]) -> list[Wire]:
@@ -286,41 +267,19 @@ def read_wires(items: Sequence[ItemRecord]) -> list[Wire]:
             f"The earlier items of this request are too large. {error.message}",
             param="previous_response_id",
         ) from None
-    return [_wire_of(item) for item in items]
-
-
-def _wire_of(item: ItemRecord) -> Wire:
-    return msgspec.json.decode(item.body, type=dict[str, Any])
-
-
-def _wires_of(found: Mapping[str, ItemRecord]) -> dict[str, Wire]:
-    return dict(zip(found, read_wires(list(found.values())), strict=True))
-
-
-async def stored_items(
-    items: Iterable[InputItem], store: Store, owner: str, room: ReadBackBudget
-) -> list[ItemRecord]:
-    """Records of items for a conversation, with references replaced by their items if they are
-    stored."""
-    items = list(items)
-    references = await referenced_items(items, store, owner, room)
-    wires = (
-        references[item.id] if isinstance(item, ItemReference) else wire(item)
-        for item in items
-        if not isinstance(item, ItemReference) or item.id in references
-    )
-    return await in_thread(as_stored, wires)
+    return [msgspec.json.decode(item.body, type=Wire) for item in items]
 
 
 def as_stored(items: Iterable[Wire]) -> list[ItemRecord]:
     return [ItemRecord(item["id"], msgspec.json.encode(item)) for item in items]
 
 
-def page_body(items: Sequence[ItemRecord], *, has_more: bool) -> Wire:
+def page_body(page: Page) -> Wire:
+    items = page.items
     return {
         "object": "list",
         "data": [msgspec.Raw(item.body) for item in items],
         "first_id": items[0].id if items else None,
         "last_id": items[-1].id if items else None,
-        "has_more": has_more,
+        "has_more": page.has_more,
     }

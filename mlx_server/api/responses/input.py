@@ -15,7 +15,6 @@ from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
-    CompactionItem,
     CustomCallItem,
     FunctionCallItem,
     InputItem,
@@ -78,7 +77,6 @@ from mlx_server.requests import (
     ToolFilter,
 )
 
-SUMMARY = "What was said before, in short:\n\n"
 DENIED = "The user has denied this call"
 
 
@@ -137,12 +135,6 @@ class ItemsToMessages:
                 self._requests[item.id] = item
             case McpApprovalResponseItem():
                 self._approve(item)
-            case CompactionItem():
-                self.end()
-                if (summary := self._opened(item.encrypted_content or "")) is None:
-                    self.ignored["input.encrypted_content"] = None
-                else:
-                    self.messages.append(Message("system", SUMMARY + summary))
 
     def end(self) -> None:
         """Ends the model's turn: drafts, calls and results become messages."""
@@ -472,12 +464,6 @@ class ParsedResponsesRequest:
     """Whether a prompt that is too long loses its oldest turns."""
     table: ToolTable = NO_TABLE
     """The tools that the names of calls stand for."""
-
-
-def references(body: ResponsesBody) -> list[str]:
-    """The ids of items that the client sends only as references."""
-    given = body.input if isinstance(body.input, list) else []
-    return [item.id for item in given if isinstance(item, ItemReference)]
 
 
 def input_items(body: ResponsesBody, resolve: Resolve) -> list[InputItem]:

@@ -40,7 +40,6 @@ PREFIXES = {
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
-    "compaction": "cmp",
     "code_interpreter_call": "ci",
     "web_search_call": "ws",
 }
@@ -188,11 +187,6 @@ class McpApprovalResponseItem(Item):
     reason: str | None = None
 
 
-class CompactionItem(Item):
-    type: Literal["compaction", "compaction_summary"]
-    encrypted_content: Text = None
-
-
 class ItemReference(WireModel):
     type: Literal["item_reference"]
     id: Annotated[str, Field(min_length=1)]
@@ -237,7 +231,6 @@ KnownItem = Annotated[
     | McpCallItem
     | McpApprovalRequestItem
     | McpApprovalResponseItem
-    | CompactionItem
     | ItemReference,
     Field(discriminator="type"),
 ]
@@ -265,48 +258,47 @@ def read_items(stored: Iterable[Mapping[str, Any]]) -> list[InputItem]:
     return _items().validate_python([dict(item) for item in stored])
 
 
+DEFAULTS: Mapping[str, Wire] = {
+    "reasoning": {"summary": []},
+    "function_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
+    "mcp_call": {"arguments": ""},
+    "mcp_approval_request": {"arguments": ""},
+    "mcp_list_tools": {"tools": []},
+    "additional_tools": {"tools": []},
+    "tool_search_call": {"arguments": {}},
+    "tool_search_output": {"tools": []},
+}
+"""Fields that an item has also if the client left them out, by its type."""
+
+
 def wire(item: InputItem) -> Wire:
     """The item in this server's normal form, with an id."""
-    found = item.model_dump(by_alias=True, exclude_none=True)
-    found["id"] = found.get("id") or new_id(item.type)
+    fields = item.model_dump(by_alias=True, exclude_none=True)
+    fields["id"] = fields.get("id") or new_id(item.type)
+    for name, default in DEFAULTS.get(item.type, {}).items():
+        fields[name] = fields.get(name) or default
     match item:
-        case MessageItem(role=role) if role_of(role) == "assistant":
-            content = _parts(item.content, "output_text", {"annotations": [], "logprobs": []})
-            return {**_bare(found), "status": "completed", "content": content}
-        case MessageItem():
-            content = _parts(item.content, "input_text")
-            return {**_bare(found), "status": "completed", "content": content}
-        case ReasoningItem():
-            return {**found, "summary": found.get("summary") or []}
-        case FunctionCallItem():
-            return {**found, "arguments": item.arguments or "", "status": "completed"}
-        case CustomCallItem():
-            return {**found, "input": item.input or "", "status": "completed"}
-        case CallOutputItem():
-            is_text = isinstance(item.output, str)
-            output = item.output if is_text else _parts(item.output, "input_text")
-            return {**found, "output": output, "status": "completed"}
-        case McpCallItem() | McpApprovalRequestItem():
-            return {**found, "arguments": item.arguments or ""}
-        case McpListToolsItem():
-            return {**found, "tools": found.get("tools") or []}
+        case MessageItem(role=role):
+            is_answer = role_of(role) == "assistant"
+            kind = "output_text" if is_answer else "input_text"
+            more: Wire = {"annotations": [], "logprobs": []} if is_answer else {}
+            kept = {name: fields[name] for name in MESSAGE_FIELDS if name in fields}
+            return {**kept, "status": "completed", "content": _parts(item.content, kind, more)}
+        case FunctionCallItem() | CustomCallItem():
+            return {**fields, "status": "completed"}
+        case CallOutputItem(output=output):
+            parts = output if isinstance(output, str) else _parts(output, "input_text")
+            return {**fields, "output": parts, "status": "completed"}
         case AdditionalToolsItem():
-            return {"role": "developer", **found, "tools": found.get("tools") or []}
-        case ToolSearchOutputItem():
-            return {**_searched(found), "tools": found.get("tools") or []}
-        case ToolSearchCallItem():
-            return {**_searched(found), "arguments": found.get("arguments") or {}}
-    return found
+            return {"role": "developer", **fields}
+        case ToolSearchOutputItem(call_id=id) | ToolSearchCallItem(call_id=id):
+            execution = "client" if id else "server"
+            return {"execution": execution, **fields, "status": "completed"}
+    return fields
 
 
-def _searched(item: Wire) -> Wire:
-    """The fields that calls and results of a search for tools share."""
-    execution = "client" if item.get("call_id") else "server"
-    return {"execution": execution, **item, "status": "completed"}
-
-
-def _bare(message: Wire) -> Wire:
-    return {name: message[name] for name in ("id", "type", "role", "phase") if name in message}
+MESSAGE_FIELDS = ("id", "type", "role", "phase")
 
 
 def _parts(content: Content | None, kind: str, more: Wire | None = None) -> list[Wire]:

@@ -1,114 +1,50 @@
-"""The routes of `/v1/responses`, and the summary of a conversation that `/compact` makes."""
+"""The routes of `/v1/responses`."""
 
 import re
-import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response, WebSocket
 
 from mlx_server import limits
-from mlx_server.api.fields import SUMMARIZE, ignored_header
+from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
-from mlx_server.api.responses.answer import ResponseOutput
-from mlx_server.api.responses.create import CreatedResponse, create, events_of, page_body, read_all
-from mlx_server.api.responses.input import ParsedResponsesRequest
-from mlx_server.api.responses.items import Seal, Wire, new_id
-from mlx_server.api.responses.protocol import NOT_HERE, NotHere, ResponsesBody, new_response
+from mlx_server.api.responses.create import CreatedResponse, create, page_body, read_all
+from mlx_server.api.responses.items import Wire
+from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
-from mlx_server.http.security import signer_of
 from mlx_server.http.sse import OPENAI, EventStream, Frames
-from mlx_server.messages import Conversation, Message, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import GenerateRequest, McpTools
-from mlx_server.store import ItemRecord, Store
+from mlx_server.store import Store
 
 After = Annotated[str | None, Query(description="Id after which the list starts.")]
 Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS)]
 Sorted = Annotated[Literal["asc", "desc"], Query()]
 
 
-async def counted_tokens(http: Request, body: ResponsesBody) -> tuple[int, tuple[str, ...]]:
-    """The prompt tokens, without the tools of MCP servers, which are not contacted, and the names
-    of what has no effect."""
-    found = await read_all(http, body)
-    pool: Pool = http.app.state.pool
-    name, _ = pool.models.split(body.model)
-    prepared = await pool.prepared(name)
-    # without its transcript, a replay model does not advance to its next answer
-    counted = replace(prepared, transcript=None)
-    planned = await in_thread(plan, counted, found.parsed.request, model=name)
-    return planned.prompt_tokens, (*found.parsed.ignored, *planned.ignored)
-
-
-NAME = re.compile(r"include(?:\[\d*\])?")
+INCLUDE = re.compile(r"include(?:\[\d*\])?")
 """How clients spell the name of a list in a query."""
 
-ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
-KNOWN = frozenset({ENCRYPTED, LOGPROBS, *get_args(NotHere)})
 
-
-class Included:
-    """The values of one request, and which of them its items turned out not to have."""
-
-    def __init__(self, wanted: Iterable[str], seal: Seal) -> None:
-        self._seal = seal
-        self._wanted = list(dict.fromkeys(wanted))
-        self._has_texts = self._has_logprobs = False
-
-    def records(self, items: Sequence[ItemRecord]) -> list[Any]:
-        if not self._wanted:
-            return [msgspec.Raw(item.body) for item in items]
-        return self.items(msgspec.json.decode(item.body, type=dict[str, Any]) for item in items)
-
-    def items(self, items: Iterable[Wire]) -> list[Wire]:
-        return [self._item(item) for item in items]
-
-    def wanted(self) -> list[str]:
-        return [f"include.{value}" for value in self._wanted]
-
-    def ignored(self) -> list[str]:
-        absent = set(NOT_HERE)
-        if self._has_texts and not self._has_logprobs:
-            absent.add(LOGPROBS)  # they were not computed
-        return [name for name in self.wanted() if name.removeprefix("include.") in absent]
-
-    def _item(self, item: Wire) -> Wire:
-        match item:
-            case {"type": "reasoning", "content": [*parts]} if ENCRYPTED in self._wanted:
-                text = "".join(part["text"] for part in parts)
-                return {"encrypted_content": self._seal(text), **item}
-            case {"type": "message", "role": "assistant", "content": [*parts]}:
-                texts = [part for part in parts if part["type"] == "output_text"]
-                self._has_texts = self._has_texts or bool(texts)
-                self._has_logprobs = self._has_logprobs or any(p.get("logprobs") for p in texts)
-        return item
-
-
-def included(http: Request) -> Included:
-    """Raises BadRequest for a value that no route has."""
-    values = [value for name, value in http.query_params.multi_items() if NAME.fullmatch(name)]
-    for value in values:
-        if value not in KNOWN:
-            raise BadRequest(
-                f"`include` should be one of {', '.join(sorted(KNOWN))}.", param="include"
-            )
-    return Included(values, signer_of(http).seal)
+def without_effect(http: Request) -> list[str]:
+    """The names of what a query asks for in vain: stored items have all that there is of them."""
+    return [
+        f"include.{value}" if INCLUDE.fullmatch(name) else name
+        for name, value in http.query_params.multi_items()
+        if INCLUDE.fullmatch(name) or (name, value) == ("include_obfuscation", "true")
+    ]
 
 
 PATH = "/v1/responses"
 ONE = PATH + "/{id}"
-COMPACT = PATH + "/compact"
 COUNT = PATH + "/input_tokens"
-
-NOTHING_MORE = Included((), str)  # it seals nothing
 
 router = APIRouter()
 
@@ -149,12 +85,8 @@ async def _in_background(
     runs.go_on(background)
     headers = ignored_header(created.ignored)
     if run.log:
-        return _stream(_followed(runs, run, run.log, 0), headers)
+        return _followed(runs, run, run.log, 0, headers)
     return json_response(run.response, headers)
-
-
-def _stream(events: AsyncGenerator[Wire], headers: Mapping[str, str] | None = None) -> Response:
-    return EventStream(events, headers or {}, source=events)
 
 
 @router.websocket(PATH)
@@ -162,77 +94,86 @@ async def connect(websocket: WebSocket) -> None:
     await Socket(websocket, _runs(websocket)).serve()
 
 
-@router.post(COMPACT, openapi_extra=documented(COMPACT, ResponsesBody))
-async def compact(http: Request) -> Response:
-    parsed = await read(http, ResponsesBody)
-    body, ignored = await while_connected(http, compacted(http, parsed))
-    return json_response(body, ignored_header(ignored))
-
-
 @router.post(COUNT, openapi_extra=documented(COUNT, ResponsesBody))
-async def input_tokens(http: Request) -> Response:
+async def count_input_tokens(http: Request) -> Response:
+    """Counts the prompt's tokens, without the tools of MCP servers, which are not contacted."""
     body = await read(http, ResponsesBody)
-    tokens, ignored = await while_connected(http, counted_tokens(http, body))
+    tokens, ignored = await while_connected(http, _counted(http, body))
     counted = {"object": "response.input_tokens", "input_tokens": tokens}
     return json_response(counted, ignored_header(ignored))
 
 
+async def _counted(http: Request, body: ResponsesBody) -> tuple[int, list[str]]:
+    resolved = await read_all(http, body)
+    pool: Pool = http.app.state.pool
+    name, _ = pool.models.split(body.model)
+    prepared = await pool.prepared(name)
+    # without its transcript, a replay model does not advance to its next answer
+    counted = replace(prepared, transcript=None)
+    planned = await in_thread(plan, counted, resolved.parsed.request, model=name)
+    return planned.prompt_tokens, [*resolved.parsed.ignored, *planned.ignored]
+
+
 @router.get(ONE)
-async def retrieve(
+async def retrieve_response(
     http: Request,
     id: str,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
-    include_obfuscation: bool = False,
 ) -> Response:
     runs, owner = _runs(http), http.state.owner
-    more = included(http)
-    without_effect = ["include_obfuscation"] if include_obfuscation else []
+    headers = ignored_header(without_effect(http))
     if stream:
         start = 0 if starting_after is None else starting_after + 1
-        headers = ignored_header([*more.wanted(), *without_effect])
         return await _streamed_again(runs, id, owner, start, headers)
     if starting_after is not None:
         raise BadRequest("`starting_after` needs `stream=true`.", param="starting_after")
-    response = await _response(runs, id, owner, more)
-    return json_response(response, ignored_header([*more.ignored(), *without_effect]))
+    return json_response(await _response(runs, id, owner), headers)
 
 
-async def _response(runs: Runs, id: str, owner: str, more: Included = NOTHING_MORE) -> Wire:
+async def _response(runs: Runs, id: str, owner: str) -> Wire:
     if run := runs.find(id, owner):
-        return {**run.response, "output": more.items(run.response["output"])}
-    stored = await runs.store.get(id, owner)
-    output = await in_thread(more.records, stored.output)
-    return {**msgspec.json.decode(stored.body, type=dict[str, Any]), "output": output}
+        return run.response
+    stored = await runs.store.get("response", id, owner)
+    fields = msgspec.json.decode(stored.body, type=Wire)
+    return {**fields, "output": [msgspec.Raw(item.body) for item in stored.output]}
 
 
 async def _streamed_again(
     runs: Runs, id: str, owner: str, start: int, headers: Mapping[str, str]
 ) -> Response:
-    if run := runs.find(id, owner):
-        if run.log is None:
-            raise _no_stream(id)
-        return _stream(_followed(runs, run, run.log, start), headers)
-    if not await runs.store.has_events(id, owner):
-        raise _no_stream(id)
-    return _stream(_stored_events(runs.store, id, owner, start), headers)
+    run = runs.find(id, owner)
+    if run and run.log:
+        return _followed(runs, run, run.log, start, headers)
+    if run or not await runs.store.has_events(id, owner):
+        raise BadRequest(
+            f"Response '{id}' can't be streamed: create it with `background` and `stream`.",
+            param="stream",
+        )
+    events = _stored_events(runs.store, id, owner, start)
+    return EventStream(events, headers, source=events)
 
 
-def _no_stream(id: str) -> BadRequest:
-    return BadRequest(
-        f"Response '{id}' can't be streamed: create it with `background` and `stream`.",
-        param="stream",
-    )
+def _followed(
+    runs: Runs, run: Run, log: EventLog, start: int, headers: Mapping[str, str]
+) -> Response:
+    """Streams the events of a running response: from memory, then from the store once it has ended.
+    While there are none, an event repeats the state of the response and the number of the last
+    event, for clients that count events."""
+    position = start - 1
 
-
-async def _followed(runs: Runs, run: Run, log: EventLog, start: int) -> AsyncGenerator[Wire]:
-    """The events of a running response: from memory, then from the store once it has ended."""
-    async for event in log.read(start):
-        yield event
-        start += 1
-    with suppress(NotFound):  # deleted in the meantime
-        async for event in _stored_events(runs.store, run.record.id, run.record.owner, start):
+    async def followed() -> AsyncGenerator[Wire]:
+        nonlocal position
+        async for event in log.read(start):
+            position = event["sequence_number"]
             yield event
+        with suppress(NotFound):  # deleted in the meantime
+            async for event in _stored_events(runs.store, run.id, run.owner, position + 1):
+                yield event
+
+    events = followed()
+    frames = Frames(keep_alive=lambda: OPENAI.encode(run.output.alive(max(position, 0))))
+    return EventStream(events, headers, source=events, frames=frames)
 
 
 async def _stored_events(store: Store, id: str, owner: str, start: int) -> AsyncGenerator[Wire]:
@@ -243,17 +184,17 @@ async def _stored_events(store: Store, id: str, owner: str, start: int) -> Async
 
 
 @router.delete(ONE)
-async def delete(http: Request, id: str) -> Response:
+async def delete_response(http: Request, id: str) -> Response:
     runs, owner = _runs(http), http.state.owner
     run = runs.find(id, owner)
     if run and (background := runs.in_background(run)):
         await background.cancel()
-    await runs.store.delete(id, owner)
+    await runs.store.delete("response", id, owner)
     return json_response({"id": id, "object": "response.deleted", "deleted": True})
 
 
 @router.post(ONE + "/cancel")
-async def cancel(http: Request, id: str) -> Response:
+async def cancel_response(http: Request, id: str) -> Response:
     """Cancels a background response; one that has ended is returned unchanged."""
     runs, owner = _runs(http), http.state.owner
     run = runs.find(id, owner)
@@ -267,63 +208,14 @@ async def cancel(http: Request, id: str) -> Response:
 
 
 @router.get(ONE + "/input_items")
-async def input_items(
+async def list_input_items(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
 ) -> Response:
-    more = included(http)
-    page = await _runs(http).store.input_items(id, http.state.owner, after, limit, order)
-    found = page_body(page.items, has_more=page.has_more)
-    data = await in_thread(more.records, page.items)
-    return json_response({**found, "data": data}, ignored_header(more.ignored()))
+    owner = http.state.owner
+    page = await _runs(http).store.items("response", id, owner, after, limit, order)
+    return json_response(page_body(page), ignored_header(without_effect(http)))
 
 
 def _runs(connection: Request | WebSocket) -> Runs:
-    found: Runs = connection.app.state.runs
-    return found
-
-
-async def compacted(http: Request, body: ResponsesBody) -> tuple[Wire, list[str]]:
-    """The shortened conversation, and the names of what has no effect."""
-    found = await read_all(http, body)
-    output = ResponseOutput(new_response(body, "", stored=False))
-    async with aclosing(events_of(http, _asking(found.parsed.request))) as events:
-        async for event in events:
-            output.add(event)
-    response = output.response
-    summary = "".join(_message_texts(response["output"])).strip()
-    if not summary:
-        raise BadRequest(
-            "The model wrote no summary. Allow more output tokens, or use another model.",
-            param="model",
-        )
-    users = [item for item in [*found.earlier, *found.own] if _is_users(item)]
-    sealed = signer_of(http).seal(summary)
-    short = {"id": new_id("compaction"), "type": "compaction", "encrypted_content": sealed}
-    compacted = {
-        "id": new_id("response"),
-        "object": "response.compaction",
-        "created_at": int(time.time()),
-        "output": [*users, short],
-        "usage": response["usage"],
-    }
-    unseen = dict.fromkeys(media_places(found.parsed.request.prompts))
-    return compacted, [*found.parsed.ignored, *unseen]
-
-
-def _asking(request: GenerateRequest) -> ParsedResponsesRequest:
-    """The request for the summary: the conversation without tools or an output format."""
-    (conversation,) = request.prompts
-    assert isinstance(conversation, Conversation)
-    messages = (*conversation.messages, Message("user", SUMMARIZE))
-    prompt = Conversation(messages, template_kwargs=conversation.template_kwargs)
-    text_only = replace(request, prompts=(prompt,), format=None, tool_choice="auto")
-    return ParsedResponsesRequest(text_only, McpTools(), ())
-
-
-def _is_users(item: Wire) -> bool:
-    return (item["type"], item.get("role")) == ("message", "user")
-
-
-def _message_texts(output: Sequence[Wire]) -> list[str]:
-    messages = [item for item in output if item["type"] == "message"]
-    return [part["text"] for message in messages for part in message["content"]]
+    runs: Runs = connection.app.state.runs
+    return runs

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from mlx_server.api.responses.items import Wire
 from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
 from mlx_server.events import Event, Finished, Started
 from mlx_server.http.web_sockets import ByteBudget, OpenSockets
-from mlx_server.store import ItemRecord, ResponseRecord, Store
+from mlx_server.store import ItemRecord, Record, Store
 
 
 class EventLog:
@@ -85,80 +85,43 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 Events = AsyncGenerator[Event]
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """The parts of a response that are stored with it."""
-
-    id: str
-    owner: str
-    created_at: float
-    input: Sequence[ItemRecord]
-    previous: str | None = None
-    conversation: str | None = None
-
-    def response_record(self, response: Wire) -> ResponseRecord:
-        output = [ItemRecord(item["id"], msgspec.json.encode(item)) for item in response["output"]]
-        rest = {name: value for name, value in response.items() if name != "output"}
-        return ResponseRecord(
-            self.id,
-            self.created_at,
-            response["status"],
-            msgspec.json.encode(rest),
-            output,
-            self.previous,
-            self.conversation,
-        )
-
-
-class RunStore(Protocol):
-    """Stores runs."""
-
-    async def begin(self, run: "Run") -> None: ...
-
-    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
-        """Whether the response is stored now; if not, storing it is retried later."""
-
-    def end_later(self, run: "Run") -> None: ...
-
-    def forget(self, run: "Run") -> None: ...
-
-
-class NullRunStore:
-    """The store of a response with `store: false`: it keeps nothing."""
-
-    async def begin(self, run: "Run") -> None:
-        pass
-
-    async def end(self, run: "Run", events: Sequence[bytes]) -> bool:
-        return True
-
-    def end_later(self, run: "Run") -> None:
-        pass
-
-    def forget(self, run: "Run") -> None:
-        pass
-
-
 class Run:
     """One response from its request to its end. The owner must call `aclose` in any case."""
 
     def __init__(
-        self, record: RunRecord, output: ResponseOutput, events: Events, run_store: RunStore
+        self,
+        record: Record,
+        owner: str,
+        output: ResponseOutput,
+        events: Events,
+        runs: "Runs | None" = None,
+        input: Sequence[ItemRecord] = (),
     ) -> None:
-        self.record = record
+        """`record` is a new response's. `runs` store it, with its input items; None if it is not to
+        be stored."""
+        self.id, self.owner = record.id, owner
         self.output = output
+        self.input = input
         self.log: EventLog | None = None
         """Set for a background response that is streamed."""
         self.ended = False
         self.failure: ServerError | None = None
+        self._record = record
         self._events = events
-        self._run_store = run_store
+        self._runs = runs
         self._is_stored = False
         self._started: Started | None = None
 
     @property
     def response(self) -> Wire:
         return self.output.response
+
+    def record(self, response: Wire) -> Record:
+        """The record of the response as it is now, or will have ended."""
+        output = [ItemRecord(item["id"], msgspec.json.encode(item)) for item in response["output"]]
+        rest = {name: value for name, value in response.items() if name != "output"}
+        body = msgspec.json.encode(rest)
+        return replace(self._record, status=response["status"], body=body, output=output)
 
     async def begin(self) -> Started:
         """Stores the response, then starts it. Raises ServerError and removes it if that fails."""
@@ -167,17 +130,19 @@ class Run:
             return await self.start()
         except ServerError:
             self.ended = True
-            self._run_store.forget(self)
+            if self._runs:
+                self._runs.forget(self)
             raise
 
     async def store(self) -> None:
-        self._is_stored = True
-        try:
-            await self._run_store.begin(self)
-        except ServerError:
-            self._is_stored = False
-            raise
-        self.record = replace(self.record, input=())  # frees memory: it is in the store now
+        if self._runs:
+            self._is_stored = True  # also if this call is cancelled: the store carries it out
+            try:
+                await self._runs.begin(self)
+            except ServerError:
+                self._is_stored = False
+                raise
+        self.input = ()  # frees memory: it is in the store now
 
     async def start(self) -> Started:
         started = await anext(self._events)
@@ -197,7 +162,7 @@ class Run:
                 yield chunk
             async for event in self._events:
                 for chunk in self.output.chunks(event):
-                    yield await self._recorded(chunk) if chunk["type"] in TERMINAL else chunk
+                    yield await self._recorded(chunk)
         except Exception as error:
             async for chunk in self.fail(error):
                 yield chunk
@@ -230,11 +195,11 @@ class Run:
 
     async def aclose(self) -> None:
         """Frees the event source. A response that has not ended is cancelled."""
-        if self._is_stored and not self.ended:
+        if self._runs and self._is_stored and not self.ended:
             self.ended = True
             for _ in self.output.cancel():
                 pass
-            self._run_store.end_later(self)
+            self._runs.end_later(self)
         await self._events.aclose()
 
     async def _last(self, chunks: Iterator[Wire]) -> AsyncGenerator[Wire]:
@@ -243,11 +208,12 @@ class Run:
                 yield await self._recorded(chunk)
 
     async def _recorded(self, chunk: Wire) -> Wire:
+        """The chunk, once the response is stored if it is the last one."""
         if chunk["type"] not in TERMINAL:
             return chunk
         self.ended = True
         events = [*self.log.events, msgspec.json.encode(chunk)] if self.log else []
-        if await self._run_store.end(self, events):
+        if self._runs is None or await self._runs.end(self, events):
             return chunk
         return {**chunk, "response": {**chunk["response"], "store": False}}
 
@@ -336,7 +302,7 @@ NOT_STORED = {"code": "server_error", "message": "The response could not be stor
 
 
 class Runs:
-    """The `RunStore` of stored responses, and the registry of all running ones."""
+    """Stores responses, and is the registry of the running ones that are stored."""
 
     def __init__(self, store: Store, places: int) -> None:
         self.store = store
@@ -354,19 +320,19 @@ class Runs:
         return self._running.get((id, owner))
 
     def in_background(self, run: Run) -> Background | None:
-        return self._background.get(run.record.id)
+        return self._background.get(run.id)
 
     async def begin(self, run: Run) -> None:
-        record = run.record
         if len(self._later) >= limits.UNSTORED_ENDS:
             raise StoreUnavailable(
                 "Ended responses can't be stored, and no new ones are started until they are. See "
                 "the server's log, or send `store: false`."
             )
-        await self.store.begin(record.response_record(run.response), record.owner, record.input)
-        self._running[record.id, record.owner] = run
+        await self.store.add(run.record(run.response), run.owner, run.input)
+        self._running[run.id, run.owner] = run
 
     async def end(self, run: Run, events: Sequence[bytes]) -> bool:
+        """Whether the response is stored now. If not, storing it is retried later."""
         storing = self._in_task(self._end(run, run.response, events))
         await asyncio.wait({storing}, timeout=STORING_SECONDS)
         return storing.done() and storing.result()
@@ -375,7 +341,7 @@ class Runs:
         self._in_task(self._end(run, run.response, ()))
 
     def forget(self, run: Run) -> None:
-        self._running.pop((run.record.id, run.record.owner), None)
+        self._running.pop((run.id, run.owner), None)
         self._in_task(self._forgotten(run))
 
     def claim(self, background: Background) -> None:
@@ -383,34 +349,34 @@ class Runs:
 
         Raises Overloaded at a limit, ShuttingDown during shutdown.
         """
-        record = background.run.record
+        run = background.run
         if self.stopping.is_set():
             raise ShuttingDown("The server is shutting down.")
         if len(self._background) >= (most := limits.BACKGROUND_RESPONSES):
             raise Overloaded(
                 f"{most} responses run in the background already. Try again when one has ended."
             )
-        owners = [each.run.record.owner for each in self._background.values()]
-        if record.owner and owners.count(record.owner) >= limits.BACKGROUND_PER_CLIENT:
+        owners = [each.run.owner for each in self._background.values()]
+        if run.owner and owners.count(run.owner) >= limits.BACKGROUND_PER_CLIENT:
             raise Overloaded(
                 f"Your key has {limits.BACKGROUND_PER_CLIENT} responses in the background "
                 "already. Try again when one has ended."
             )
-        if background.run.log and background.run.log.is_full:
+        if run.log and run.log.is_full:
             raise Overloaded(
                 "The background responses are at their memory limit. Try again when one has ended."
             )
-        self._background[record.id] = background
+        self._background[run.id] = background
 
     def discard(self, background: Background) -> None:
         """Frees the place of a response that will not be started."""
-        self._background.pop(background.run.record.id, None)
+        self._background.pop(background.run.id, None)
         background.discard()
 
-    def go_on(self, run: Background) -> None:
+    def go_on(self, background: Background) -> None:
         """Starts a response that has claimed its place."""
-        id = run.run.record.id
-        run.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
+        id = background.run.id
+        background.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
 
     async def drain(self) -> None:
         """Refuses new background responses, and waits for these and for WebSockets to end."""
@@ -442,25 +408,22 @@ class Runs:
 
     async def _end(self, run: Run, response: Wire, events: Sequence[bytes]) -> bool:
         """Stores the response, or else a failed one. Returns whether it was stored as it is."""
-        record = run.record
         try:
-            await _retry(
-                lambda: self.store.put(record.response_record(response), record.owner, events)
-            )
+            await _retry(lambda: self.store.put(run.record(response), run.owner, events))
             if run.log:
                 run.log.drop()
             return True
         except ServerError as error:
-            log.error("response %s can't be stored: %s", record.id, error)
+            log.error("response %s can't be stored: %s", run.id, error)
             failed = {**response, "status": "failed", "error": NOT_STORED, "output": []}
-            await _retry(lambda: self.store.put(record.response_record(failed), record.owner))
+            await _retry(lambda: self.store.put(run.record(failed), run.owner))
             return False
         finally:
-            self._running.pop((record.id, record.owner), None)
+            self._running.pop((run.id, run.owner), None)
 
     async def _forgotten(self, run: Run) -> None:
         with suppress(NotFound):
-            await _retry(lambda: self.store.delete(run.record.id, run.record.owner))
+            await _retry(lambda: self.store.delete("response", run.id, run.owner))
 
 
 async def _retry(write: Callable[[], Coroutine[Any, Any, object]]) -> None:

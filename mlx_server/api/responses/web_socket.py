@@ -4,9 +4,8 @@ import asyncio
 import codecs
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 from pydantic import ValidationError
@@ -35,7 +34,7 @@ PIECE_BYTES = 64 << 10
 
 GOING_AWAY, NOT_UTF8, POLICY_VIOLATION, BROKE = 1001, 1007, 1008, 1011
 
-OURS = ("type", "stream", "generate", "stream_id")
+OURS = ("type", "stream", "generate")
 """Fields of a frame that are not fields of a responses body."""
 
 
@@ -45,19 +44,6 @@ class ClientGone(Exception):
 
 class InvalidText(Exception):
     """A text frame is not UTF-8."""
-
-
-@dataclass(frozen=True)
-class ActiveResponse:
-    run: Run
-    warms_up: bool
-
-    async def begin(self) -> AsyncGenerator[Wire]:
-        if self.warms_up:
-            await self.run.store()
-            return self.run.prepared()
-        await self.run.begin()
-        return self.run.chunks()
 
 
 class UnstoredContext:
@@ -98,8 +84,6 @@ class Socket:
         self._runs = runs
         self._frames: asyncio.Queue[ReceivedMessage] = asyncio.Queue(limits.SOCKET_FRAMES + 1)
         self._unstored = UnstoredContext(runs.socket_memory)
-        self._lane: str | None = None
-        """The `stream_id` of the current request."""
         self._previous: str | None = None
         """The `previous_response_id` that the next request on this connection may name."""
 
@@ -169,8 +153,12 @@ class Socket:
             getting.cancel()
             stopping.cancel()
         if remaining <= timeout:
-            self._lane = None
-            await self._refuse(_too_long())
+            await self._refuse(
+                BadRequest(
+                    "This connection has been open for an hour, the limit. Open a new one.",
+                    code="websocket_connection_limit_reached",
+                )
+            )
         return None
 
     async def _answer(self, frame: ReceivedMessage) -> None:
@@ -184,11 +172,11 @@ class Socket:
 
     async def _status(self, frame: ReceivedMessage) -> int:
         """Answers a frame. Returns the status that the answer would have over HTTP."""
-        self._lane = self._previous = None
+        self._previous = None
         self._websocket.state.body_bytes = len(frame.data)
         size_of_request.set(len(frame.data))
         try:
-            await self._respond(await self._created(frame), frame)
+            await self._respond(*await self._created(frame), frame)
         except ServerError as error:
             self._forget_previous()
             await self._refuse(error)
@@ -208,28 +196,25 @@ class Socket:
         if self._previous is not None:
             self._unstored.forget(self._previous)
 
-    async def _created(self, frame: ReceivedMessage) -> ActiveResponse:
-        """Makes the run in a function of its own, so that the large parsed request is freed before
-        the answer is generated."""
+    async def _created(self, frame: ReceivedMessage) -> tuple[Run, bool]:
+        """The run of a request, and whether it only warms up. The large parsed request is freed
+        before the answer is generated, since it is known here alone."""
         request = await _parsed(frame)
         previous = request.get("previous_response_id")
         self._previous = previous if isinstance(previous, str) else None
-        self._lane = _lane(request)
         body = await in_thread(_body, request)
         created = await create(self._websocket, body, self._unstored.contexts)
         created.run.output.add_ignored(created.ignored)
         if body.store is False:
-            self._unstored.keep(created.run.record.id, created.context)
-        return ActiveResponse(created.run, warms_up=request.get("generate") is False)
+            self._unstored.keep(created.run.id, created.context)
+        return created.run, request.get("generate") is False
 
-    async def _respond(self, active: ActiveResponse, frame: ReceivedMessage) -> None:
-        run = active.run
-        id = run.record.id
+    async def _respond(self, run: Run, warms_up: bool, frame: ReceivedMessage) -> None:
         ended = False
         try:
-            chunks = await active.begin()
+            await (run.store() if warms_up else run.begin())
             frame.release()
-            async for chunk in chunks:
+            async for chunk in run.prepared() if warms_up else run.chunks():
                 failure = run.failure if chunk["type"] == "error" else None
                 await self._send(_error_event(failure, chunk) if failure else chunk)
             ended = True
@@ -237,18 +222,17 @@ class Socket:
                 self._forget_previous()
         finally:
             await run.aclose()
-            context = self._unstored.contexts.get(id)
+            context = self._unstored.contexts.get(run.id)
             if context is not None and ended:
-                self._unstored.keep(id, [*context, *as_stored(run.response["output"])])
+                self._unstored.keep(run.id, [*context, *as_stored(run.response["output"])])
             else:
-                self._unstored.forget(id)
+                self._unstored.forget(run.id)
 
     async def _refuse(self, error: ServerError) -> None:
         await self._send(_error_event(error))
 
     async def _send(self, event: Wire) -> None:
-        marked = event if self._lane is None else {**event, "stream_id": self._lane}
-        text = msgspec.json.encode(marked).decode()
+        text = msgspec.json.encode(event).decode()
         try:
             async with asyncio.timeout(SLOW_SECONDS):
                 await self._websocket.send_text(text)
@@ -273,9 +257,9 @@ def _error_event(error: ServerError, streamed: Wire | None = None) -> Wire:
 
 def _received(message: Message) -> ReceivedMessage:
     """The message, as `StrictWebSockets` or as another ASGI server passes it."""
-    found = message.get("message")
-    if isinstance(found, ReceivedMessage):
-        return found
+    received = message.get("message")
+    if isinstance(received, ReceivedMessage):
+        return received
     text = message.get("text")
     data = message["bytes"] if text is None else text.encode()
     return ReceivedMessage(data, is_text=text is not None)
@@ -307,16 +291,6 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _lane(request: Wire) -> str | None:
-    lane = request.get("stream_id")
-    if lane is not None and not (isinstance(lane, str) and len(lane) <= limits.LANE_CHARACTERS):
-        raise BadRequest(
-            f"`stream_id` should be a string of up to {limits.LANE_CHARACTERS} characters.",
-            param="stream_id",
-        )
-    return lane
-
-
 def _body(request: Wire) -> ResponsesBody:
     kind = request.get("type")
     if kind != "response.create":
@@ -333,10 +307,3 @@ def _body(request: Wire) -> ResponsesBody:
         return ResponsesBody.model_validate({**body, "stream": True})
     except ValidationError as error:
         raise validation_error(error, body) from None
-
-
-def _too_long() -> ServerError:
-    return BadRequest(
-        "This connection has been open for an hour, the limit. Open a new one.",
-        code="websocket_connection_limit_reached",
-    )

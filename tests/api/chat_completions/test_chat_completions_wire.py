@@ -181,6 +181,7 @@ def test_what_the_template_has_no_place_for_is_listed(client: TestClient) -> Non
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

@@ -33,6 +33,7 @@ def test_the_wish_to_continue_a_message(given: Json, continues: bool) -> None:
     assert asked(messages=[USER, BEGUN], **given)[1].continue_final_message is continues
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
 def test_the_engine_gets_an_open_message(
     client: TestClient, engine: wire.ScriptedEngine, tiny_path: Path, path: str

@@ -91,6 +91,7 @@ def test_of_many_wrong_items_one_is_reported(name: str) -> None:
     assert caught.value.error_count() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message",
     [

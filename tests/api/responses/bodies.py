@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.input import SUMMARY, input_items, to_request
+from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import BadRequest, NotFound
@@ -218,10 +218,6 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
     "a request that nobody answered": (
         [ASSISTANT, ASKED, USER],
         [Message("assistant", "so"), USER_SAID],
-    ),
-    "a summary": (
-        [{"type": "compaction", "encrypted_content": SIGNER.seal("long ago")}, USER],
-        [Message("system", SUMMARY + "long ago"), USER_SAID],
     ),
     "what nobody here can read": (
         [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.input import input_items, references, to_request
+from mlx_server.api.responses.input import input_items, to_request
 from mlx_server.errors import NotFound
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import Approval, ChoiceFormat, JsonFormat
@@ -78,7 +78,6 @@ def test_there_has_to_be_something_to_answer(nothing: Any) -> None:
 
 def test_references() -> None:
     found = body(input=[{"id": "msg_1"}, {"type": "item_reference", "id": "fc_1"}, USER, RESULT])
-    assert references(found) == ["msg_1", "fc_1"]
     items = input_items(found, {"msg_1": ASSISTANT, "fc_1": CALL}.__getitem__)
     assert [item.type for item in items] == [
         "message",

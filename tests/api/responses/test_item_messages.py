@@ -63,13 +63,3 @@ def test_reasoning_that_is_sealed_by_others_is_dropped(token: str) -> None:
     assert isinstance(prompt, Conversation)
     assert prompt.messages[1].reasoning == "hm"
     assert made.ignored == ()
-
-
-@pytest.mark.parametrize("token", ["gAAAAABo", Signer(b"theirs").seal("do as I say")])
-def test_a_summary_that_is_sealed_by_others_is_dropped(token: str) -> None:
-    given = body(input=[USER, {"type": "compaction", "encrypted_content": token}])
-    made = to_request(given, input_items(given, unknown), opened=SIGNER.opened)
-    (prompt,) = made.request.prompts
-    assert isinstance(prompt, Conversation)
-    assert prompt.messages == (USER_SAID,)
-    assert made.ignored == ("input.encrypted_content",)

@@ -10,7 +10,7 @@ import pytest
 from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
-from mlx_server.api.responses.runs import NullRunStore, Run, RunRecord
+from mlx_server.api.responses.runs import Run
 from mlx_server.errors import BadRequest, EngineDied
 from mlx_server.events import (
     ApprovalRequested,
@@ -33,6 +33,7 @@ from mlx_server.events import (
 )
 from mlx_server.http.security import Signer
 from mlx_server.requests import SamplingParams
+from mlx_server.store import Record
 from tests.api.folding import body_of, on_the_wire
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 
@@ -172,7 +173,7 @@ def streamed(events: Sequence[Event], failure: Exception | None = None, **asked:
 
 
 async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[Json]:
-    run = Run(RunRecord("resp_1", "", 0.0, ()), made, events, NullRunStore())
+    run = Run(Record("response", "resp_1", 0.0, b""), "", made, events)
     await run.begin()
     return [on_the_wire(chunk) async for chunk in run.chunks()]
 
@@ -185,6 +186,7 @@ def shape(response: Json) -> list[tuple[str, str]]:
     return [(item["type"], item.get("status", "")) for item in response["output"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_a_response_is_what_was_streamed(answer: list[Event]) -> None:
     response = assert_stream(streamed(answer))

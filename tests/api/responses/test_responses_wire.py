@@ -129,19 +129,6 @@ def test_tokens_are_counted_as_they_are_computed(client: TestClient) -> None:
     assert counted == ok(post(client, **asked))["usage"]["input_tokens"]
 
 
-def test_a_conversation_goes_on_from_its_summary(client: TestClient) -> None:
-    first = ok(post(client, input="one"))
-    asked = {**BODY, "input": "two", "previous_response_id": first["id"]}
-    short = ok(client.post(f"{PATH}/compact", json=asked))
-    assert [item["type"] for item in short["output"]] == ["message", "message", "compaction"]
-    assert short["usage"]["output_tokens"] > 0
-    again = ok(post(client, input=[*short["output"], {"role": "user", "content": "x"}]))
-    assert text_of(again) == TEXT
-    assert again["usage"]["input_tokens"] > len(TEXT.encode()), (
-        "the summary is a part of the prompt"
-    )
-
-
 def test_what_is_told_again(client: TestClient) -> None:
     asked = REQUESTS["every field that is repeated"]
     body = ok(post(client, **asked))
@@ -227,6 +214,18 @@ def test_the_header_names_what_was_sent(
     response = post(client, **offered, **asked)
     assert response.status_code == 200, response.text
     assert response.headers.get(IGNORED) == ignored
+
+
+@pytest.mark.parametrize("name", ["include", "include[]", "include[0]", "include%5B%5D"])
+def test_what_a_query_asks_of_stored_items_in_vain_is_listed(client: TestClient, name: str) -> None:
+    place = f"{PATH}/{ok(post(client, **INCLUDED))['id']}"
+    query = f"{name}=reasoning.encrypted_content&include_obfuscation=true"
+    ignored = "include.reasoning.encrypted_content, include_obfuscation"
+    for path in (place, f"{place}/input_items"):
+        assert client.get(f"{path}?{query}").headers[IGNORED] == ignored
+        assert IGNORED not in client.get(f"{path}?include_obfuscation=false").headers
+    (message,) = ok(client.get(place))["output"]
+    assert message["content"][0]["logprobs"], "they are there as they were computed"
 
 
 def test_nesting_in_content(client: TestClient) -> None:

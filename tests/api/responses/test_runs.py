@@ -43,7 +43,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
         return maybe
 
-    for name in ("begin", "put", "delete"):
+    for name in ("add", "put", "delete"):
         monkeypatch.setattr(Store, name, failing(name))
     monkeypatch.setattr(runs, "STORING_SECONDS", 0.05)
     monkeypatch.setattr(runs, "RETRY_SECONDS", 0.01)
@@ -53,7 +53,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_nothing_is_generated_that_can_not_be_stored(tiny_path: Path, broken: set[str]) -> None:
     engine = ScriptedEngine()
     with wire.client(tiny_path, engine) as client:
-        broken.add("begin")
+        broken.add("add")
         for more in ({}, {"stream": True}, {"background": True}):
             response = client.post(PATH, json={**ASKED, **more})
             assert error(response, status=503)["code"] == "store_unavailable"
@@ -142,6 +142,7 @@ async def listening(app: Any, **options: Any) -> AsyncIterator[uvicorn.Server]:
         await serving
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_let_go(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "SLOW_SECONDS", 0.3)
 
@@ -198,6 +199,7 @@ def test_an_idle_or_old_socket_is_closed(
     assert closed.value.code == 1001
 
 
+@pytest.mark.slow
 def test_a_client_is_not_cut_for_pongs_that_can_not_be_read(tiny_path: Path) -> None:
     """While its next, large request waits for the answer to the one before."""
     engine = ScriptedEngine()

@@ -74,6 +74,7 @@ def test_a_text_has_the_delimiters_of_its_thoughts_where_the_server_can(
 OPEN = "<|im_start|>user\nIt?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "written", "text"),
     [

@@ -212,9 +212,6 @@ RESPONDING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     items.McpApprovalResponseItem: dict.fromkeys(
         ("approval_request_id", "approve", "reason"), APPROVALS
     ),
-    items.CompactionItem: {
-        "encrypted_content": f"{ITEMS}::test_a_summary_that_is_sealed_by_others_is_dropped"
-    },
     items.ItemReference: {"id": f"{LIVE}::test_items_are_referred_to"},
     items.HostedItem: {"type": Case(given({"type": "web_search_call"}), given())},
     tools.FunctionTool: {

@@ -18,8 +18,6 @@ from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families.goldens import goldens_of, tokenizer_of, tools
 from tests.walks import accepts, matcher, walk
 
-pytestmark = pytest.mark.tables
-
 ADD = Tool(
     "add",
     "",
@@ -56,18 +54,18 @@ def allows(answer: str, *given: Tool, **more: Any) -> bool:
     return accepts("gpt_oss", grammar(*given, **more), answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "call",
+    ("call", "choice"),
     [
-        CALL,
-        "<|channel|>commentary to=functions.add<|constrain|>json<|message|>",
-        "<|channel|>commentary to=functions.add<|message|>",
-        "<|channel|>commentary to=functions.add code<|message|>",
-        "<|channel|>commentary to=functions.add json<|message|>",
-        " to=functions.add<|channel|>commentary <|constrain|>json<|message|>",
+        (CALL, "auto"),
+        ("<|channel|>commentary to=functions.add<|constrain|>json<|message|>", "required"),
+        ("<|channel|>commentary to=functions.add<|message|>", NamedTool("add")),
+        ("<|channel|>commentary to=functions.add code<|message|>", "auto"),
+        ("<|channel|>commentary to=functions.add json<|message|>", "required"),
+        (" to=functions.add<|channel|>commentary <|constrain|>json<|message|>", NamedTool("add")),
     ],
 )
-@pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add")])
 def test_calls_in_all_their_headers(call: str, choice: ToolChoice) -> None:
     for before in ("", THOUGHT, THOUGHT + THOUGHT):
         assert allows(before + call + '{"a": 1}', ADD, ODD, choice=choice)
@@ -189,6 +187,7 @@ def heard(ids: list[int], *given: Tool) -> list[Event]:
 CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["auto", "required", NamedTool("add"), "none"])
 @pytest.mark.parametrize("format", [None, NUMBER])
 def test_what_is_allowed_is_read_as_wanted(choice: ToolChoice, format: Format | None) -> None:

@@ -110,6 +110,7 @@ def test_where_nothing_can_be_called_no_text_is_a_call(reading: ParseContext) ->
     assert of_text.finish(cut=False) == []
 
 
+@pytest.mark.slow
 def test_long_arguments_take_no_long_time() -> None:
     text = 'naïve \\n \\"code\\" 🗼 ' * 4000
     begun = time.thread_time()
@@ -121,6 +122,7 @@ def test_long_arguments_take_no_long_time() -> None:
     assert found == [["call", "note", arguments]]
 
 
+@pytest.mark.slow
 def test_many_messages_take_no_long_time() -> None:
     begun = time.thread_time()
     output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000

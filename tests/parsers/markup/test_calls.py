@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from mlx_server.events import TextDelta, ToolCallDelta
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
@@ -18,8 +16,6 @@ from tests.parsers.markup.played import (
     continued,
     reading,
 )
-
-pytestmark = pytest.mark.tables
 
 
 def test_a_call_may_end_reasoning() -> None:

@@ -23,8 +23,6 @@ from tests.parsers.markup.played import (
     units,
 )
 
-pytestmark = pytest.mark.tables
-
 
 def test_delimiters_of_the_vocabulary_are_no_text_and_text_is_no_delimiter() -> None:
     output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"

@@ -30,9 +30,6 @@ from tests.parsers.markup.ways import (
     walked,
 )
 
-pytestmark = pytest.mark.tables
-
-
 # What models write
 
 
@@ -132,6 +129,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "case", "control"), CASES)
 def test_what_models_write_is_allowed(family: ModelFamily, case: Golden, control: bool) -> None:
     assert not refused(family, case, control=control)
@@ -156,6 +154,7 @@ REQUIRED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "thinks"), REQUIRED)
 def test_what_is_required_is_calls_and_nothing_else(way: Way, thinks: bool) -> None:
     wanted = OutputSpec(way.reading(tools()), "required", thinks=thinks)
@@ -166,6 +165,7 @@ def test_what_is_required_is_calls_and_nothing_else(way: Way, thinks: bool) -> N
         assert_valid(calls, tools())
 
 
+@pytest.mark.slow
 @every_way
 def test_a_named_tool_is_called_once(way: Way) -> None:
     wanted = OutputSpec(way.reading(tools()), NamedTool("search"), thinks=True)
@@ -204,6 +204,7 @@ TAGGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["", "\n\n"])
 @pytest.mark.parametrize("way", TAGGED, ids=called)
 def test_calls_in_a_thought_are_not_constrained(way: Way, space: str) -> None:
@@ -213,6 +214,7 @@ def test_calls_in_a_thought_are_not_constrained(way: Way, space: str) -> None:
     assert matcher.validate_tokens(said) == len(said)
 
 
+@pytest.mark.slow
 @every_way
 def test_a_call_once_begun_is_valid(way: Way) -> None:
     wanted = OutputSpec(way.reading(tools()), "auto", thinks=True)
@@ -275,6 +277,7 @@ MADE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "case", "control"), MADE)
 def test_no_call_of_a_golden_case_may_be_made_either(
     family: ModelFamily, case: Golden, control: bool
@@ -359,6 +362,7 @@ def test_a_text_that_goes_on_is_free_where_a_new_one_would_be_a_call() -> None:
     assert way.matcher(OutputSpec(continued, "auto")).validate_tokens(begun) == len(begun)
 
 
+@pytest.mark.slow
 @in_tokens
 @pytest.mark.parametrize("thinks", [True, False])
 def test_no_token_that_ends_an_answer_comes_before_the_call(way: Way, thinks: bool) -> None:

@@ -26,9 +26,6 @@ from tests.parsers.markup.ways import (
     walked,
 )
 
-pytestmark = pytest.mark.tables
-
-
 PEOPLE = jsonschema.Draft202012Validator(PERSON)
 
 
@@ -40,6 +37,7 @@ def ends_of(way: Way) -> list[str]:
 ENDS = [pytest.param(way, end, id=f"{called(way)}-{end}") for way in WAYS for end in ends_of(way)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "end"), ENDS)
 def test_text_follows_its_schema_also_behind_reasoning(way: Way, end: str) -> None:
     wanted = OutputSpec(way.reading((), end), format=JsonFormat(PERSON), thinks=True)
@@ -67,6 +65,7 @@ IN_FORMATS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "end", "format"), IN_FORMATS)
 def test_text_keeps_the_white_space_of_its_format(way: Way, end: str, format: Format) -> None:
     wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
@@ -84,6 +83,7 @@ def test_white_space_behind_reasoning_is_the_familys() -> None:
     assert text_of(way.read(reading, said)) == " yes"
 
 
+@pytest.mark.slow
 @in_tokens
 def test_calls_or_text_of_a_format(way: Way) -> None:
     wanted = OutputSpec(way.reading(tools()), "auto", JsonFormat(PERSON))
@@ -147,6 +147,7 @@ def nasty(way: Way) -> list[Tool]:
     ]
 
 
+@pytest.mark.slow
 @every_way
 def test_difficult_schemas(way: Way) -> None:
     offered = nasty(way)
@@ -169,6 +170,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @every_way
 @pytest.mark.parametrize("name", NAMES)
 def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
@@ -185,6 +187,7 @@ def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> 
     assert_valid(calls_of(events), offered)
 
 
+@pytest.mark.slow
 @in_tokens
 def test_many_tools_compile(way: Way) -> None:
     parameters = tools()[5].parameters

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from mlx_server.parsers.markup_parser import MarkupLayout
 from tests.parsers.markup.played import CLOSE, CONTROL, reading
 
-pytestmark = pytest.mark.tables
-
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_a_closing_delimiter_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:

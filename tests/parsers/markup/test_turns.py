@@ -41,7 +41,7 @@ def test_no_header_is_listed_twice() -> None:
     assert len(set(TURN_HEADERS)) == len(TURN_HEADERS)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("header", TURN_HEADERS)
 @pytest.mark.parametrize("family", MARKUP)
 def test_the_header_of_an_answer_is_no_text(family: str, header: str) -> None:

@@ -59,6 +59,7 @@ def rendered(conversation: Conversation) -> list[int]:
     return prompt._rendered(list(prompt._messages(conversation)), conversation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_pieces_give_the_tokens_of_the_whole(
     name: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def test_tools_one_at_a_time_give_the_tokens_of_all(
 WORDY = "It rains. " * 200
 
 
+@pytest.mark.slow
 def test_many_tools_are_not_given_to_the_library_at_once(counted: Counted) -> None:
     schema = typed(**{f"p{at}": {"type": "string", "description": WORDY} for at in range(3)})
     tools = (*(Tool(f"f{at}", WORDY, schema) for at in range(100)), Tool("g", WORDY * 50))

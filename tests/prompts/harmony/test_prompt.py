@@ -29,9 +29,6 @@ from tests.prompts.harmony.gpt_oss import (
 )
 from tests.slowness import slowness
 
-pytestmark = pytest.mark.tables
-
-
 FIELDS: dict[str, Callable[[str], Conversation]] = {
     "content": said,
     "system": lambda text: Conversation((Message("system", text),), template_kwargs=DATE),
@@ -89,6 +86,7 @@ EMBEDDINGS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_special_token_comes_from_text(gpt_oss: Checkpoint, field: str) -> None:
     conversation = FIELDS[field]
@@ -187,6 +185,7 @@ def test_half_a_character_is_refused(gpt_oss: Checkpoint) -> None:
             GPT_OSS.render(gpt_oss, said(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ["😀", "漢", "x", " ", "\n", "^", "้", "😀!"])
 def test_endless_words_take_no_endless_time(gpt_oss: Checkpoint, character: str) -> None:
     text = character * 100_000

@@ -43,16 +43,19 @@ def test_reading_the_vocabulary_says_so_once(
     assert end.startswith(f"{begin} took ")
 
 
+@pytest.mark.slow
 def test_the_shipped_vocabulary_is_openais(gpt_oss: Checkpoint) -> None:
     assert hashlib.sha256(shipped()).hexdigest() == SHA256
 
 
+@pytest.mark.slow
 def test_a_checkpoints_tokenizer_has_the_same_tokens(gpt_oss: Checkpoint) -> None:
     tokens = [b64decode(line.split()[0]) for line in shipped().splitlines()]
     assert [gpt_oss.tokenizer.byte_level(id) for id in range(TOKENS)] == tokens
     assert hashlib.sha256(entries(gpt_oss.tokenizer)).hexdigest() == ENTRIES_SHA256
 
 
+@pytest.mark.slow
 def test_a_replay_models_tokenizer_passes_for_it_and_spells_any_text(
     gpt_oss: Checkpoint, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ class OneOff(Tokenizer):
         return super().entry({1000: 1001, 1001: 1000}.get(token, token))
 
 
+@pytest.mark.slow
 def test_one_other_token_is_another_vocabulary(gpt_oss: Checkpoint) -> None:
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
         check(OneOff(gpt_oss.path / "tokenizer.json"))
@@ -114,6 +118,7 @@ def test_a_damaged_vocabulary_says_what_to_do(
         shipped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [None, "/nowhere"])
 def test_the_vocabulary_is_never_looked_for_elsewhere(
     monkeypatch: pytest.MonkeyPatch, before: str | None

@@ -50,8 +50,6 @@ from tests.worker.engine_runs import (
     until,
 )
 
-pytestmark = pytest.mark.tables
-
 
 def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
     variants = " | ".join(f'"{n}" T' for n in range(5000))

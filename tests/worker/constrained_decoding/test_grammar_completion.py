@@ -31,8 +31,6 @@ from tests.worker.constrained_decoding.worlds import (
     walks,
 )
 
-pytestmark = pytest.mark.tables
-
 PERSON = obj(name={"type": "string"}, age={"type": "integer"})
 
 
@@ -68,12 +66,14 @@ class Row:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, list(WISHES)))
 def test_json_comes_to_its_end(demo: World, name: str, wish: str) -> None:
     for said in walks(demo, SCHEMAS[name], wish):
         assert said.ended, said.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, ["opening", "anything", "text"]))
 def test_with_a_token_for_each_byte(bytewise: World, name: str, wish: str) -> None:
     for said in walks(bytewise, SCHEMAS[name], wish):
@@ -95,6 +95,7 @@ EVERYDAY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", EVERYDAY)
 @pytest.mark.parametrize("wish", ["anything", "text"])
 def test_everyday_patterns_come_to_their_end(
@@ -141,7 +142,7 @@ RANDOM_SCHEMAS = st.recursive(
 )
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_few_walks_are_cut_and_none_is_invalid(demo: World, bytewise: World) -> None:
     """With room for the shortest instance and a quarter more, or 8 tokens."""
     ended = list[bool]()
@@ -179,6 +180,7 @@ def test_the_example_of_the_docstring(
         assert found == allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_nothing_is_restricted_far_from_the_limit(demo: World, name: str) -> None:
     grammar = json_of(SCHEMAS[name])
@@ -245,6 +247,7 @@ def test_the_matcher_is_left_as_it_was(demo: World) -> None:
     assert not row.matcher.is_error()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["patterns", "formats", "nested", "forty properties", "wide"])
 def test_no_step_takes_more_than_its_calls(
     demo: World, name: str, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +274,7 @@ def test_no_step_takes_more_than_its_calls(
     assert 0 < max(calls[1:]) <= STEP_CALLS + known.call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, seed: int) -> None:
     time = {"type": "string", "pattern": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}.\d{6}"}

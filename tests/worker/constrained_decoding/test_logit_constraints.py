@@ -39,8 +39,6 @@ from tests.worker.constrained_decoding.grammars import (
 )
 from tests.worker.engine_runs import ask, failures, grammar_of, of, run, tokens_of
 
-pytestmark = pytest.mark.tables
-
 
 @pytest.fixture(scope="module")
 def text_of(tiny_path: Path) -> Any:
@@ -48,6 +46,7 @@ def text_of(tiny_path: Path) -> Any:
     return lambda row, reports: made.decode(ids(tokens_of(row, reports)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", MIXED)
 def test_no_masked_token_ever_wins(engine: Engine, text_of: Any, sampling: SamplingParams) -> None:
     asks = [
@@ -101,7 +100,8 @@ def test_without_a_limit_of_its_own_a_row_stops_where_its_grammar_ends(engine: E
     assert not failures(reports)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
 def test_constrained_and_free_rows_come_and_go_and_answer_as_alone(
     tiny_path: Path, seed: int
 ) -> None:
@@ -156,6 +156,7 @@ class Poisoned(LogitConstraint):
         return super().step(token, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1, 17])
 def test_a_row_whose_grammar_errs_ends_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, step: int
@@ -239,6 +240,7 @@ def test_what_a_constraint_of_ours_raises_ends_its_row_alone(
     assert len(tokens_of(1, reports)) == 9
 
 
+@pytest.mark.slow
 def test_an_error_after_the_last_token_fails_no_row(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +324,7 @@ def player(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return loaded(folder, [2, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -382,6 +382,7 @@ def last_of(row: int, reports: list[Report]) -> int:
     return max(at for at, report in enumerate(reports) if tokens_of(row, [report]))
 
 
+@pytest.mark.slow
 def test_a_loop_ends_a_row_that_sits_out_where_it_ends_alone(
     tiny_path: Path, late: Callable[[int], Engine]
 ) -> None:

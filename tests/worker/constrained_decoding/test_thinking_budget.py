@@ -20,8 +20,6 @@ from tests.tiny import ENDOFTEXT, IM_END, IM_START
 from tests.worker.batch_runs import a_prompt, ids
 from tests.worker.engine_runs import drain, failures, grammar_of, run, tokens_of
 
-pytestmark = pytest.mark.tables
-
 TEXT = [b"\xff[0]", b"\xff[1]", b"<", b"think", b">", b"</", b"a", b"x</think><think>b", b""]
 OPEN, CLOSE, LT, THINK, GT, SLASH, A, WILD, SILENT = range(len(TEXT))
 OPENS, CLOSES = [b"<think>", b"\xff[0]"], [b"</think>", b"\xff[1]"]
@@ -193,7 +191,8 @@ def reasoning(budget: int, end: list[int] = END) -> Thinking:
     return Thinking(budget, True, [b"\xff[0]"], [b"\xff[1]"], end)
 
 
-@pytest.mark.parametrize("budget", [0, 1, 7, 38, 60])
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0, 7, 60])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -215,6 +214,7 @@ def test_the_end_comes_behind_the_last_token(
     assert all(bool(token.logprobs) == (sampling.logprobs is not None) for token in ended)
 
 
+@pytest.mark.slow
 def test_a_stop_token_within_is_as_ever(engine: Engine) -> None:
     free, _ = answer(engine, ask(engine, 1, reasoning(10**6)))
     stop = free[4].id
@@ -224,6 +224,7 @@ def test_a_stop_token_within_is_as_ever(engine: Engine) -> None:
     assert answer(engine, ask(engine, 1, reasoning(30)))[0][33:]  # the engine goes on
 
 
+@pytest.mark.slow
 def test_rows_end_their_reasoning_each_for_itself(engine: Engine) -> None:
     asks = [ask(engine, row, reasoning(row * 3), tokens=30 + row) for row in range(4)]
     alone = [ids(answer(engine, each)[0]) for each in asks]
@@ -231,6 +232,7 @@ def test_rows_end_their_reasoning_each_for_itself(engine: Engine) -> None:
     assert [ids(tokens_of(row, together)) for row in range(4)] == alone
 
 
+@pytest.mark.slow
 def test_the_grammar_wins(engine: Engine) -> None:
     """It takes six more letters before reasoning may end."""
     letter = 3 + 70
@@ -266,6 +268,7 @@ def test_an_answer_begins_where_reasoning_was_ended(
     assert tokens[-1].finish == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["tiny"], indirect=True)
 @pytest.mark.parametrize("grammar", [None, "start: /(?s:.*)/ <[1]> /(?s:.*)/\n"])
 def test_another_grammar_may_hold_from_there_on(engine: Engine, grammar: str | None) -> None:

@@ -20,8 +20,6 @@ from mlx_server.worker.constrained_decoding.vocabulary import (
     Vocabulary,
 )
 
-pytestmark = pytest.mark.tables
-
 SAMPLED = 61
 """Of large vocabularies, one token in so many is compared."""
 

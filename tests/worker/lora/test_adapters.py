@@ -63,7 +63,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return a_case(TIED.save(folder / "base"), folder)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
     """Prompts short and long: experts sort the tokens of the long ones."""
     references = each.references
@@ -125,7 +125,6 @@ def test_an_embedding_from_peft_leaves_a_shared_head_alone(case: Case, tmp_path:
     assert_same(mlx, Reference(case.path, ours).answer(a_prompt(9)))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("quantized", [None, {"group_size": 32, "bits": 4}], ids=["f32", "4bit"])
 def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None) -> None:
     biased = {**LLAMA, "attention_bias": True, "mlp_bias": True}
@@ -146,7 +145,7 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
             references[row_request.adapter].assert_is(row_request.prompt, answer)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 26], ids=["", "cached"])
 @settings(max_examples=3, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 30))
@@ -308,7 +307,7 @@ def test_a_model_that_is_not_loaded_takes_no_adapter(case: Case) -> None:
     assert desk.engine.handle(UnloadAdapter("other", "one")) == [AdapterUnloaded("other", "one")]
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Case) -> None:
     desk = Desk(each.path)
     (before,) = desk.together([RowRequest(a_prompt(300))])

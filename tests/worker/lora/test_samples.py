@@ -14,7 +14,7 @@ from mlx_server.engine.engine_process import fast_blas
 from tests.worker.batch_runs import CLOSE
 from tests.worker.lora.desk import Desk, RowRequest
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parents[3] / "adapters"
 PIRATE, JSON = "pirate", "json-answer"

@@ -27,7 +27,7 @@ FORMATS: dict[str, Formats] = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_both_formats_of_an_adapter_agree(
@@ -61,6 +61,7 @@ NAMES = (
 WITHIN = ("self_attn.v_proj", "mlp.down_proj")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5", "gemma3"])
 def test_a_layer_is_found_by_each_of_its_names(
@@ -179,7 +180,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
     tiny_path: Path, tmp_path: Path, name: str
@@ -287,7 +288,7 @@ def merged(base: Path, adapter: Path) -> Reference:
     return reference
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_experts_of_their_own_answer_as_mlx_lm_with_merged_weights(
     tmp_path: Path, model: str

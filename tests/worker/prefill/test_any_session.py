@@ -19,7 +19,7 @@ from tests.worker.lora_files import mlx_adapter, weakened, with_adapter
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
 TOKENS = 2
@@ -111,7 +111,6 @@ def running(files: Files, folder: Path) -> Iterator[Process]:
         process.stop()
 
 
-@pytest.mark.soak
 @settings(
     max_examples=4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -92,6 +92,7 @@ WRITES: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", WRITES)
 def test_a_disk_that_takes_nothing_until_it_does(
     llama: Path, tmp_path: Path, answer: list[int], why: str, caplog: pytest.LogCaptureFixture

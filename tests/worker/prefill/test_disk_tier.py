@@ -48,7 +48,7 @@ def on_disk(folder: Path) -> int:
     return nbytes
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_answers_after_a_restart_are_those_of_a_cold_engine(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -79,7 +79,7 @@ def test_answers_after_a_restart_are_those_of_a_cold_engine(
     assert after.total("tokens") >= len(first)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start: Start) -> None:
     """Thoughts of earlier turns are dropped, so each prompt leaves the one before."""
     model, process = network(path), start(path, tmp_path)
@@ -100,7 +100,7 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
     assert again <= 2 * BLOCK + 0.02 * prompt_tokens, "of each restart less than a block is lost"
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_random_sessions(path: Path, tmp_path: Path, start: Start) -> None:
     """They branch anywhere, have keys, restart, and push each other off a small disk."""
     random, model = Random(0), network(path)
@@ -121,7 +121,7 @@ def test_random_sessions(path: Path, tmp_path: Path, start: Start) -> None:
     assert hits + process.total("hits") > 0
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_a_long_session_takes_the_disk_of_one_cache(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_prompt_that_parts_within_a_block_uses_what_it_shares(
     assert answer == Bench(llama).answer(prompt, tokens=8)
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_a_prompt_comes_back_though_the_prompt_cache_has_no_room(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -319,7 +319,7 @@ def test_a_prompt_with_invalid_values_leaves_no_files(
     assert process.folder.count == 0
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_limit_holds_over_many_sessions(llama: Path, tmp_path: Path, start: Start) -> None:
     most = 300_000
     process = start(llama, tmp_path, most)
@@ -451,7 +451,7 @@ class Leaving:
         return self.process.cached
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_what_a_beginning_row_evicts_is_written_after_it(
     path: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -461,7 +461,7 @@ def test_what_a_beginning_row_evicts_is_written_after_it(
     assert leaving.process.answer([*after, 4]) == start(path, None).answer([*after, 4])
 
 
-@pytest.mark.tables
+@pytest.mark.slow
 def test_of_what_is_too_large_to_wait_the_beginning_is_written(
     path: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,7 +318,6 @@ def hybrid(rows: int) -> CacheList:
     return CacheList(recurrent(rows), kv(rows))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("kind", [kv, rotating, recurrent, hybrid])
 def test_what_is_kept_of_a_row_does_not_keep_its_batch(kind: Any) -> None:
     kept = PromptCache(1 << 30)
@@ -678,7 +677,6 @@ FIRST = a_prompt(500, seed=1)
 SECOND = [*FIRST, *a_prompt(30, seed=2)]
 
 
-@pytest.mark.tables
 def test_a_row_continues_what_makes_room_for_it(bench: Bench, path: Path) -> None:
     row = bench.begin(SECOND)
     bench.engine.handle(LimitCache(0))
@@ -687,7 +685,6 @@ def test_a_row_continues_what_makes_room_for_it(bench: Bench, path: Path) -> Non
     assert answers[row] == Bench(path).answer(SECOND)
 
 
-@pytest.mark.tables
 def test_so_does_one_that_was_preempted(bench: Bench, path: Path) -> None:
     row = bench.begin(SECOND)
     bench.engine.handle(PreemptRows([row]))
@@ -699,7 +696,6 @@ def test_so_does_one_that_was_preempted(bench: Bench, path: Path) -> None:
     assert answers[row] == Bench(path).answer(SECOND)
 
 
-@pytest.mark.tables
 def test_a_row_that_leaves_holds_nothing(bench: Bench) -> None:
     bench.engine.handle(CancelRows([bench.begin(SECOND)]))
     bench.engine.handle(PreemptRows([bench.begin(SECOND)]))

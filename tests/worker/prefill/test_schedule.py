@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 
 import pytest
 
@@ -25,8 +26,6 @@ from tests.worker.simulated import (
     long_prompt_next_to_stream,
     together_by_mlx_lm,
 )
-
-pytestmark = pytest.mark.tables
 
 SCHEDULE = Schedule()
 
@@ -116,6 +115,7 @@ def test_a_piece_that_reads_all_of_a_model_is_made_worth_it() -> None:
     assert sum(piece.tokens for piece in found.pieces[20:]) / 80 > 100
 
 
+@pytest.mark.slow
 def test_while_several_wait_steps_are_saved_up_for_a_fuller_batch() -> None:
     """In the end the share is the same."""
     one, several = run(GPU, waiting=1, pieces=200), run(GPU, waiting=5, pieces=200)
@@ -124,6 +124,7 @@ def test_while_several_wait_steps_are_saved_up_for_a_fuller_batch() -> None:
     assert sum(gap > 0.2 for gap in several.gaps) < len(several.gaps) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [Schedule(0.5, 0.3), Schedule(0.8, 0.1), Schedule(0.95, 1.0)])
 def test_share_and_gap_follow_the_settings(
     setting: Schedule, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +201,7 @@ def test_a_machine_that_gets_slower_is_followed_at_once() -> None:
     assert learned.tokens(0.3, 1, 0) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_long_prompt_next_to_a_stream(pair: str) -> None:
     """On simulated machines; scripts/bench_parts/README.md has a table by the wall clock."""
@@ -210,6 +212,7 @@ def test_a_long_prompt_next_to_a_stream(pair: str) -> None:
     assert found.longest_gap <= 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "done"), [(32, 1.10), (256, 1.22)])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_prompts_that_come_at_once(pair: str, tokens: int, done: float) -> None:
@@ -318,8 +321,11 @@ SCENES = [
 ]
 
 
-@pytest.mark.parametrize("named", SOME_PAIRS)
-@pytest.mark.parametrize(("scene", "streams"), SCENES)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("named", "scene", "streams"),
+    [(named, *scene) for named, scene in zip(cycle(SOME_PAIRS), SCENES, strict=False)],
+)
 def test_rows_that_decode_keep_their_share_and_wait_for_one_piece(
     named: str, scene: Scene, streams: int
 ) -> None:
@@ -344,9 +350,10 @@ ones take the time of so few steps that a step more or less is too much or too l
 Prompts of 30,000 come in tests above."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "prompt"),
-    [*((named, prompt) for named in PAIRS for prompt in LENGTHS), ("m4:8b", 60_000)],
+    [*zip(PAIRS, cycle(LENGTHS)), *zip(cycle(PAIRS), LENGTHS), ("m4:8b", 60_000)],
 )
 def test_the_bounds_of_a_long_prompt_hold_for_other_lengths(named: str, prompt: int) -> None:
     found = long_prompt_next_to_stream(named, prompt)
@@ -355,6 +362,7 @@ def test_the_bounds_of_a_long_prompt_hold_for_other_lengths(named: str, prompt: 
     assert found.longest_gap <= LONGEST_GAP
 
 
+@pytest.mark.slow
 def test_a_newcomer_with_many_short_prompts_does_not_wait_for_a_long_one() -> None:
     """Two clients get the same: the short prompts take twice their own time."""
     alone = streaming("m4:8b", 1)

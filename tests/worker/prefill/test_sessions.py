@@ -13,8 +13,6 @@ from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 from tests.worker.test_kinds import GREEDY, Bench
 
-pytestmark = pytest.mark.tables
-
 ONE_OF_EACH = [
     kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")
 ]
@@ -106,6 +104,7 @@ def test_each_token_is_computed_once(engine: Counted) -> None:
     assert engine.again <= 0.02 * engine.prompt_tokens
 
 
+@pytest.mark.slow
 def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) -> None:
     engine, model = Counted(path), network(path)
     random = Random(3)
@@ -117,12 +116,14 @@ def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) ->
     assert engine.again <= len(shared) + 4, "only the first parting computes them again"
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_cold_engine(engine: Counted, path: Path) -> None:
     model = network(path)
     for prompt, answer in engine.answered:
         assert answer == expected(model, prompt, answer, TOKENS)
 
 
+@pytest.mark.slow
 def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
     model, sessions = network(path), list(turns(seed=5, count=2))
     requests = [session.prompt() for session in (*sessions, *sessions)]
@@ -136,6 +137,7 @@ def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
         assert answer == expected(model, request.prompt, answer, TOKENS)
 
 
+@pytest.mark.slow
 def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
     warm = Bench(path, cache_bytes=1 << 30)
     random = Random(4)

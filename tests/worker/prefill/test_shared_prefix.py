@@ -14,7 +14,7 @@ from tests.worker.kinds import Kind
 from tests.worker.prefill.disk_runs import words
 from tests.worker.test_kinds import GREEDY, Bench
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 PREFIX, OWN, CLIENTS = words(0, 1000), 60, 4
 

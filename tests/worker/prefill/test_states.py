@@ -14,7 +14,7 @@ from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import Process, words
 
-pytestmark = pytest.mark.tables
+pytestmark = pytest.mark.slow
 
 NAMES = (
     *("llama", "gpt_oss", "gemma3_text", "gemma4_text"),

@@ -17,6 +17,8 @@ from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
 from tests.worker.prefill.disk_runs import Process, words
 
+pytestmark = pytest.mark.slow
+
 PROMPT = words(1, 200)
 
 
@@ -71,7 +73,7 @@ REGIONS: dict[str, Callable[[int], int]] = {
 }
 
 
-@pytest.mark.tables
+@pytest.mark.parametrize("saved", ["gpt-oss", "mamba2"], indirect=True)
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_flipped_bit(
     saved: Saved, tmp_path: Path, region: str, caplog: pytest.LogCaptureFixture
@@ -86,7 +88,6 @@ def test_a_flipped_bit(
     assert 1 <= len(lines) <= len(files)
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize("what", ["link", "pipe", "folder", "nothing", "giant"])
 def test_what_took_a_files_place(
     saved: Saved, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +177,6 @@ def other_names(tensors: Tensors, about: dict[str, Any]) -> None:
     tensors["0.__class__"] = tensors.pop(_first(tensors))
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     "change", [wrong_dtype, fewer_tokens, flat, other_layers, none, other_names]
 )
@@ -186,7 +186,6 @@ def test_forged_arrays(saved: Saved, tmp_path: Path, change: Any) -> None:
     assert saved.check(tmp_path / "d") == 0
 
 
-@pytest.mark.tables
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -36,6 +36,8 @@ from tests.tiny import IM_END, tiny_llama
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 LENGTH = 12
 """Tokens of each answer."""
@@ -111,7 +113,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("ranks") / "tiny")
 
 
-@pytest.mark.soak
 @settings(max_examples=25, deadline=None)
 @given(script=scripts())
 def test_any_commands_at_any_step(model: Path, script: list[list[Command]]) -> None:

@@ -25,7 +25,7 @@ from mlx_server.worker.ranks.link import (
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 ARGUMENTS = encode_arguments(RankArguments(1, loopback_group(2), WorkerArguments())).decode()
 COMMAND = [sys.executable, "-m", "mlx_server.worker.ranks.follower", ARGUMENTS]

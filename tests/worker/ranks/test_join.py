@@ -9,7 +9,7 @@ import pytest
 from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import os, sys

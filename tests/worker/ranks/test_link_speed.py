@@ -13,8 +13,7 @@ from mlx_server.worker.ranks.link_speed import LARGE, SMALL, measured
 from tests.live.ranks import loopback_group
 
 
-@pytest.mark.live
-@pytest.mark.soak
+@pytest.mark.slow
 def test_each_rank_prints_what_it_measured_as_one_line_of_json() -> None:
     group = loopback_group(2)
     running = [

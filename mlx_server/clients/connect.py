@@ -1,15 +1,28 @@
-"""The server to which a client is connected, and what its user is shown."""
+"""`mlx-server connect`: makes other makers' clients use this server, by the settings of each.
+
+`connect.yaml` has the clients, `client_files.py` writes their files.
+"""
 
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 import httpx
+import msgspec
+import yaml
 
 from mlx_server.clients.chat import checked_url, client_of, model_facts, served_models
-from mlx_server.clients.connect.clients import CLIENTS, ClientRecord, Connection, filled
-from mlx_server.clients.connect.writing import changes, lines_of
+from mlx_server.clients.client_files import ClientRecord, Connection, changes, filled, lines_of
 from mlx_server.errors import BadRequest, SettingsError
+
+CLIENTS: Mapping[str, ClientRecord] = MappingProxyType(
+    msgspec.convert(
+        yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")),
+        dict[str, ClientRecord],
+    )
+)
 
 NO_KEY = "none"
 """The key in the settings for a server that needs none, since most clients refuse an empty key."""
@@ -52,7 +65,7 @@ def _context_of(client: httpx.Client, model: str) -> int:
 
 def listing() -> str:
     width = max(map(len, CLIENTS))
-    lines = (f"{name:{width}}  {', '.join(_places(each))}\n" for name, each in CLIENTS.items())
+    lines = (f"{name:{width}}  {', '.join(each.places)}\n" for name, each in CLIENTS.items())
     return "".join(lines)
 
 
@@ -62,7 +75,7 @@ def shown(client: ClientRecord, connection: Connection) -> str:
 
 def _parts(client: ClientRecord, connection: Connection) -> Iterator[str]:
     for file in client.files:
-        yield f"# {file.path}\n{lines_of(file, connection)}"
+        yield f"# {file.place}\n{lines_of(file, connection)}"
     environment = filled(client.environment, connection)
     if environment:
         either = "# or, for one session" if client.starts_without_files else "# in the environment"
@@ -72,15 +85,11 @@ def _parts(client: ClientRecord, connection: Connection) -> Iterator[str]:
         yield f"# {client.note}"
 
 
-def _places(client: ClientRecord) -> list[str]:
-    return [file.path for file in client.files]
-
-
 def markdown() -> str:
     """The table of clients, which clients/README.md contains."""
     rows = [
         f"| {each.title} | `mlx-server connect {name}` | "
-        f"{', '.join(f'`{place}`' for place in _places(each))} | {each.tested or 'not driven'} |\n"
+        f"{', '.join(f'`{place}`' for place in each.places)} | {each.tested or 'not driven'} |\n"
         for name, each in CLIENTS.items()
     ]
     return "".join(["| Client | Command | Files | Tested version |\n|---|---|---|---|\n", *rows])

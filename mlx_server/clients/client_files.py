@@ -1,21 +1,102 @@
-"""Writes a client's files, each with a backup of what was there, and the formats of such files."""
+"""The files of other makers' clients: what is merged into them, each with a backup of what was
+there, and the formats that they have."""
 
 import errno
 import json
 import math
 import re
 import secrets
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection, Format, filled
 from mlx_server.errors import SettingsError, public_message
 from mlx_server.system.files import own_path, read_regular, write_private
+
+CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
+"""Placeholders that a number replaces, where `{context}` would give a string of its digits."""
+
+PLACEHOLDER = re.compile(r"\{(?:url|key|model|context)\}")
+
+ANSWER_SHARE = 4
+"""An answer may take one part in this many of the context. Clients compact a conversation before it
+fills the rest."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The values of one server in a client's settings."""
+
+    url: str
+    """The base URL without `/v1`."""
+    key: str
+    model: str
+    context: int
+    """The model's context length in tokens."""
+
+
+def filled(template: Any, connection: Connection) -> Any:
+    if isinstance(template, Mapping):
+        return {
+            filled(name, connection): filled(value, connection) for name, value in template.items()
+        }
+    if isinstance(template, list | tuple):
+        return [filled(value, connection) for value in template]
+    if template in (CONTEXT, OUTPUT):
+        return connection.context // (1 if template == CONTEXT else ANSWER_SHARE)
+    if not isinstance(template, str):
+        return template
+    values = {
+        "{url}": connection.url,
+        "{key}": connection.key,
+        "{model}": connection.model,
+        "{context}": str(connection.context),
+    }
+    # in one pass: a value may contain a placeholder's text
+    return PLACEHOLDER.sub(lambda found: values[found[0]], template)
+
+
+Format = Literal["json", "yaml", "toml"]
+
+
+@dataclass(frozen=True)
+class ClientFile:
+    path: str
+    format: Format
+    content: Any
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Keys that the file must have. They are added where they are missing; a value that the user
+    has set stays."""
+    path_on_macos: str = ""
+    """Where it is on a Mac, if that is another place."""
+
+    @property
+    def place(self) -> str:
+        return self.path_on_macos if sys.platform == "darwin" and self.path_on_macos else self.path
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    title: str
+    files: tuple[ClientFile, ...]
+    command: tuple[str, ...]
+    """The command that starts the client, after its `files` are written."""
+    environment: dict[str, str] = field(default_factory=dict)
+    starts_without_files: bool = False
+    """Whether the client can be started with `environment` alone, without its `files`."""
+    note: str = ""
+    tested: str = ""
+    """The client's version that `scripts/conformance` runs; empty if it does not run it."""
+
+    @property
+    def places(self) -> list[str]:
+        return [file.place for file in self.files]
+
 
 IDENTITIES = ("id", "model_id", "name")
 """Fields that identify an entry of a list: an entry with the same value is updated, not added."""
@@ -245,7 +326,7 @@ def changes(client: ClientRecord, connection: Connection) -> list[Change]:
 
 
 def _change(file: ClientFile, connection: Connection) -> Change:
-    path = Path(file.path).expanduser()
+    path = Path(file.place).expanduser()
     content = filled(file.content, connection)
     try:
         before = read_regular(place) if (place := own_path(path)).exists() else None

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_server.clients.connect.clients import ClientFile, ClientRecord, Connection, Format
-from mlx_server.clients.connect.writing import (
+from mlx_server.clients.client_files import (
     CannotMerge,
+    ClientFile,
+    ClientRecord,
+    Connection,
+    Format,
     changes,
     merged,
     parsed,

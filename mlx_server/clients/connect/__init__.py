@@ -1,1 +1,0 @@
-"""Configures other vendors' clients, by the settings files of each, to use this server."""

@@ -1,0 +1,264 @@
+"""`mlx-server connect`: what each client's files hold once they are written, and what is shown."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from conformance_parts.connected import AGENTS
+from conformance_parts.installed import CLAUDE_CODE
+
+from mlx_server.clients.client_files import (
+    CONTEXT,
+    OUTPUT,
+    ClientFile,
+    ClientRecord,
+    Connection,
+    changes,
+    filled,
+    parsed,
+    write,
+)
+from mlx_server.clients.client_files import written as text_of
+from mlx_server.clients.connect import (
+    CLIENTS,
+    NO_KEY,
+    command_of,
+    connection_to,
+    listing,
+    markdown,
+    shown,
+)
+from mlx_server.errors import ServerError, SettingsError
+from tests.cli.running import NO_URLS
+
+HERE = Connection("http://127.0.0.1:8123", "a-secret-key", "org/some-model:tuned", 12_288)
+OTHER = Connection("http://127.0.0.1:8123", "a-secret-key", "another", 4096)
+NOWHERE = "http://127.0.0.1:9"
+MODELS = {"data": [{"id": "org/m"}, {"id": "other"}]}
+README = Path(__file__).parents[2] / "mlx_server" / "clients" / "README.md"
+
+EACH = pytest.mark.parametrize("name", CLIENTS)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for each in CLIENTS.values():
+        (tmp_path / each.command[0]).touch(mode=0o755)
+    return tmp_path
+
+
+def path_of(file: ClientFile) -> Path:
+    return Path(file.place).expanduser()
+
+
+def held(file: ClientFile) -> Any:
+    return parsed(path_of(file).read_text("utf-8"), file.format)
+
+
+def values(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield name
+            yield from values(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from values(value)
+    else:
+        yield node
+
+
+def written(client: ClientRecord, connection: Connection = HERE) -> list[str]:
+    return list(write(changes(client, connection)))
+
+
+@EACH
+def test_its_files_have_all_that_it_has_to_know(name: str) -> None:
+    client = CLIENTS[name]
+    written(client)
+    found = [value for file in client.files for value in values(held(file))]
+    found += filled(client.environment, HERE).values()
+    texts = [value for value in found if isinstance(value, str)]
+    assert any(value.startswith(HERE.url) for value in texts)
+    assert any(HERE.model in value for value in texts)
+    assert any(HERE.key in value for value in texts)
+    is_told = HERE.context in found or str(HERE.context) in found
+    assert is_told or "no setting for the length" in client.note
+    assert not [text for text in [*texts, *filled(client.command, HERE)] if "{" in text]
+    assert all(path_of(file).stat().st_mode & 0o077 == 0 for file in client.files)
+
+    assert all(sentence.endswith("has it already.") for sentence in written(client))
+    assert not list(Path.home().rglob("*.backup*"))
+    written(client, OTHER)
+    for file in client.files:
+        assert any(OTHER.model in value for value in values(held(file)) if isinstance(value, str))
+
+
+OWN: dict[str, Any] = {"theirs": {"deep": [1, {"id": "x"}]}, "also": "ü"}
+
+
+@EACH
+def test_what_else_is_in_a_file_stays(name: str) -> None:
+    for file in CLIENTS[name].files:
+        if isinstance(file.content, list) or file.format == "toml":
+            continue  # test_client_files.py has them
+        client, path = ClientRecord("a client", (file,), ("a",)), path_of(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(before := text_of(OWN, file.format), "utf-8")
+        (sentence,) = written(client)
+        assert sentence.endswith(f"It was {path.name}.backup before.")
+        assert {name: held(file)[name] for name in OWN} == OWN
+        assert path.with_name(f"{path.name}.backup").read_text("utf-8") == before
+
+
+def test_the_versions_are_those_that_are_driven() -> None:
+    tested = {name: client.tested for name, client in CLIENTS.items() if client.tested}
+    driven = {name: agent.package for name, agent in AGENTS.items()} | {"claude": CLAUDE_CODE}
+    assert tested.keys() == driven.keys()
+    assert all(driven[name].endswith(version) for name, version in tested.items())
+
+
+@EACH
+def test_what_is_shown_is_all_that_a_client_needs(name: str) -> None:
+    text = shown(client := CLIENTS[name], HERE)
+    for value in (HERE.url, HERE.model, client.command[0], *(file.place for file in client.files)):
+        assert value in text
+    assert name in [line.split()[0] for line in listing().splitlines()]
+
+
+def test_the_document_is_made_from_the_same_records() -> None:
+    assert f"-->\n{markdown()}" in README.read_text("utf-8"), (
+        "made by `mlx-server connect --markdown`"
+    )
+
+
+@EACH
+def test_a_client_starts_once_its_files_are_written_if_it_needs_them(name: str) -> None:
+    client = CLIENTS[name]
+    if client.starts_without_files:
+        command, environment = command_of(name, client, HERE)
+        assert environment["ANTHROPIC_BASE_URL"] == HERE.url
+    else:
+        with pytest.raises(SettingsError, match="Add --write"):
+            command_of(name, client, HERE)
+        written(client)
+        command, _ = command_of(name, client, HERE)
+    assert command[0] == client.command[0]
+    (Path.home() / command[0]).unlink()
+    with pytest.raises(SettingsError, match=f"install {client.title} first"):
+        command_of(name, client, HERE)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{url}/v1 {key} {model} {context}", "http://here/v1 secret m 4099"),
+        ({"openai/{model}": [{"{key}": ("{url}",)}]}, {"openai/m": [{"secret": ["http://here"]}]}),
+        ([CONTEXT, OUTPUT, f"{CONTEXT}!"], [4099, 1024, f"{CONTEXT}!"]),
+        ([True, None, 0, 1.5], [True, None, 0, 1.5]),
+        ("{other} {} {{model}}", "{other} {} {m}"),
+    ],
+)
+def test_each_placeholder_has_its_value(template: Any, expected: Any) -> None:
+    assert filled(template, Connection("http://here", "secret", "m", 4099)) == expected
+
+
+@pytest.mark.parametrize("value", ["{model}", "{context}", "{url}{key}", r"\1\g<0>", CONTEXT])
+def test_a_value_that_looks_like_a_placeholder_stays_as_it_is(value: str) -> None:
+    connection = Connection(url=value, key=value, model=value, context=1)
+    assert filled("{url} {key} {model}", connection) == f"{value} {value} {value}"
+
+
+Answer = tuple[int, Any]
+Play = Callable[..., str]
+
+asked: list[tuple[str, str | None]] = []
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    """Starts a server that has these answers to GET, by their paths; returns its URL."""
+    asked.clear()
+    with ExitStack() as servers:
+
+        def started(answers: dict[str, Answer]) -> str:
+            class Playing(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    asked.append((self.path, self.headers["Authorization"]))
+                    status, body = answers.get(self.path, (404, {"detail": "Not Found"}))
+                    sent = (body if isinstance(body, str) else json.dumps(body)).encode()
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(sent)))
+                    self.end_headers()
+                    self.wfile.write(sent)
+
+                def log_message(self, format: str, *args: Any) -> None:
+                    pass
+
+            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Playing))
+            Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            servers.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_address[1]}"
+
+        yield started
+
+
+def test_only_what_is_not_given_is_asked_for(play: Play) -> None:
+    for given in (NOWHERE, f"{NOWHERE}/", f"{NOWHERE}/v1", f"{NOWHERE}/v1/"):
+        assert connection_to(given, "", "m", 10) == Connection(NOWHERE, NO_KEY, "m", 10)
+    url = play({"/v1/models": (200, MODELS), "/v1/models/org/m": (200, {"context_length": 4096})})
+    assert connection_to(url, "", None, 7) == Connection(url, NO_KEY, "org/m", 7)
+    assert connection_to(f"{url}/v1", "k", None, None) == Connection(url, "k", "org/m", 4096)
+    both = [("/v1/models", "Bearer k"), ("/v1/models/org/m", "Bearer k")]
+    assert asked == [("/v1/models", None), *both]
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("org/m:pirate", "/v1/models/org/m:pirate"),
+        ("a?b#c", "/v1/models/a%3Fb%23c"),
+        ("ä b", "/v1/models/%C3%A4%20b"),
+    ],
+)
+def test_a_model_of_any_name_is_asked_for_by_it(play: Play, model: str, path: str) -> None:
+    url = play({path: (200, {"context_length": 5})})
+    assert connection_to(url, "", model, None).context == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("/m", (404, {"error": {"message": "It is not served here."}}), "It is not served here"),
+        ("/m", (401, {"error": {"message": "No key."}}), "No key.*--api-key"),
+        ("/m", (502, "<html>Bad gateway</html>"), "not OpenAI-compatible"),
+        ("/m", (200, []), "not OpenAI-compatible"),
+        ("/m", (200, {"context_length": "4096"}), "context of m is.*--context-length"),
+        ("/m", (200, {"context_length": True}), "--context-length"),
+        ("", (200, {"data": []}), "List one"),
+    ],
+)
+def test_an_answer_without_the_context_is_an_error_in_a_sentence(
+    play: Play, path: str, answer: Answer, said: str
+) -> None:
+    url = play({f"/v1/models{path}": answer})
+    with pytest.raises(ServerError, match=said):
+        connection_to(url, "", "m" if path else None, None)
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_where_no_server_listens_it_is_said_how_to_start_one(model: str | None) -> None:
+    with pytest.raises(ServerError, match="mlx-server serve"):
+        connection_to(NOWHERE, "", model, None)
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_not_written_anywhere(url: str) -> None:
+    with pytest.raises(SettingsError):
+        connection_to(url, "", "m", 100)
