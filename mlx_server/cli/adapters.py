@@ -98,7 +98,7 @@ def _row_of(
 
 def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
     path = adapter_on_disk(entry.path)
-    return AdapterLocation(path, entry.pinned, entry.allow_other_base) if path else None
+    return AdapterLocation(path, entry.allow_other_base) if path else None
 
 
 def show(rows: list[AdapterRow], console: Console) -> bool:

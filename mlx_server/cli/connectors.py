@@ -13,6 +13,7 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import ConnectorSettings, credentials, stored_login
 from mlx_server.errors import SettingsError, served_names
 from mlx_server.mcp import StoredLogin
+from mlx_server.mcp.addresses import names_private_host
 
 app = command_app(help="Log in to MCP servers of models.yaml, or out.", no_args_is_help=True)
 
@@ -57,7 +58,7 @@ def login(
         client,
         show,
         port=port,
-        allow_private=connector.allow_private,
+        allow_private=names_private_host(connector.url),
     )
     try:
         tools = asyncio.run(login)

@@ -31,6 +31,7 @@ from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
+from mlx_server.mcp.addresses import names_private_host
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
 from mlx_server.repair import RepairPolicy
@@ -368,7 +369,6 @@ class SamplingDefaults(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     max_tokens: Annotated[int, Field(gt=0)] | None = None
 
     @property
@@ -402,8 +402,6 @@ class DistributedSettings(Strict):
     """Whether each machine has a part of every layer, or some of the layers."""
     port: Annotated[int, Field(ge=1024, le=65000)] | None = None
     """The first port of the ranks' connections; None: from 32323 on, as `mlx.launch`."""
-    memory: Bytes | None = None
-    """The model's share of each machine's memory; None stands for an equal part of the budget."""
     python: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[ -~]*$")] | None = None
     """Python on the other machines; None: the path that it has here."""
 
@@ -419,7 +417,6 @@ class DistributedSettings(Strict):
             backend=backend,
             python=self.python or "",
             variables=tuple(variables),
-            memory=self.memory,
         )
 
 
@@ -542,8 +539,6 @@ class ConnectorSettings(Strict):
     args: tuple[str, ...] = ()
     env: dict[str, SecretStr] = field(default_factory=dict)
     headers: dict[str, SecretStr] = field(default_factory=dict)
-    allow_private: bool = False
-    """Whether the URL may be on this machine or its network."""
     oauth: OAuthSettings | None = None
     """None: the authorization server registers clients by itself, or none is needed."""
     login: bool = False
@@ -557,7 +552,7 @@ def _one_way(connector: ConnectorSettings) -> ConnectorSettings:
         is_complete = client.issuer and client.client_secret
         if not is_complete and (client.client_secret or not connector.login):
             raise ValueError("`oauth` needs an `issuer` and a `client_secret`, or a `login`")
-    of_programs, of_urls = ("args", "env"), ("headers", "allow_private", "oauth", "login")
+    of_programs, of_urls = ("args", "env"), ("headers", "oauth", "login")
     for name in of_programs if connector.command is None else of_urls:
         if getattr(connector, name):
             raise ValueError(f"`{name}` needs a `{'command' if name in of_programs else 'url'}`")
@@ -652,7 +647,7 @@ def connector(name: str, settings: ConnectorSettings, data_dir: Path | None) -> 
         command=(settings.command, *settings.args) if settings.command else (),
         env={name: value.get_secret_value() for name, value in settings.env.items()},
         headers={name: value.get_secret_value() for name, value in settings.headers.items()},
-        allow_private=settings.allow_private,
+        allow_private=bool(settings.url and names_private_host(settings.url)),
         oauth=stored_login(data_dir, name) if settings.login else client,
     )
 

@@ -39,8 +39,6 @@ class RankGroup(msgspec.Struct, frozen=True):
     """The interpreter of the other machines; empty: the same path as here."""
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables that all ranks get."""
-    memory: int | None = None
-    """Bytes of each machine's memory that the model may take; None: see `group_budget`."""
 
     @property
     def ports(self) -> int:

@@ -5,6 +5,7 @@ import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from urllib.parse import urlsplit
 
 from mlx_server.mcp.limits import McpError
 
@@ -44,7 +45,7 @@ async def resolved(host: str, port: int, *, allow_private: bool) -> list[str]:
     if not allow_private and not all(is_public(address) for address in addresses):
         raise McpError(
             f"{host[:200]!r} is in a private network. To allow it, set `server.allow_private_urls` "
-            "or a connector's `allow_private` in models.yaml."
+            "in models.yaml, or name its address in a connector's `url`."
         )
     return addresses
 
@@ -59,6 +60,17 @@ def is_public(address: str) -> bool:
         return True
     # a scope id names an interface of this machine, and 6to4 leads to an IPv4 address
     return target.scope_id is None and target in GLOBAL_UNICAST and target.sixtofour is None
+
+
+def names_private_host(url: str) -> bool:
+    """Whether the URL itself says that its host is private, so that whoever wrote it knows."""
+    host = urlsplit(url).hostname or ""
+    if host.endswith((".local", ".internal", ".lan", ".localhost")):
+        return True
+    try:
+        return host == "localhost" or not is_public(host)
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -35,8 +35,6 @@ class AdapterLocation:
     """An adapter's folder and its settings."""
 
     path: Path
-    pinned: bool = False
-    """Whether it is never dropped from memory to make room."""
     allow_other_base: bool = False
     """Whether its config may name another base model; then only the shapes must fit."""
     by_client: bool = False

@@ -23,8 +23,6 @@ class LeasedAdapter:
     """An adapter as one request named it."""
 
     spec: AdapterSpec
-    pinned: bool = False
-    """Whether it stays in memory even when the memory is needed."""
     by_client: bool = False
     """Whether a client added it by the API, so that a client may also remove it while the request
     waits."""
@@ -47,17 +45,14 @@ class _LoadedAdapter:
 
     @property
     def evictable(self) -> bool:
-        return not self.leases and not self.adapter.pinned
+        return not self.leases
 
     @property
     def unreserved_bytes(self) -> int:
         """The bytes in use that no lease reserved.
 
-        A lease reserves the size of the file; in memory the weights may take more. A pinned adapter
-        is counted whole, since it stays after its leases.
+        A lease reserves the size of the file; in memory the weights may take more.
         """
-        if self.adapter.pinned:
-            return self.nbytes
         return max(0, self.nbytes - self.leases * self.adapter.spec.nbytes) if self.leases else 0
 
     def used_as(self, name: str) -> list[asyncio.Future[None]]:
@@ -74,7 +69,7 @@ def find_adapter(catalog: AdapterCatalog, name: str, allowed: Sequence[Path]) ->
     else:  # a single lookup, because a client may remove the name between two
         location = catalog.location(name)
         spec = catalog.read(name, location)
-    return LeasedAdapter(spec, location.pinned, location.by_client)
+    return LeasedAdapter(spec, location.by_client)
 
 
 def allowed_folder(path: str, allowed: Sequence[Path]) -> Path:

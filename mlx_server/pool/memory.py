@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -81,19 +80,19 @@ def size(nbytes: int) -> str:
 class MemoryParts:
     """The shares of the memory budget: of models on this machine and of models over several."""
 
-    groups: Sequence[int | None]
-    """The memory setting of each model over several machines, in bytes; None if it has none."""
+    groups: int
+    """The number of models over several machines."""
     has_own: bool
     """Whether there are models on this machine alone."""
 
-    def of_group(self, chosen: int | None, budget: int) -> int:
-        """The bytes for one model over several machines. Without a setting, each of these models
-        gets an equal part, and all models on this machine together get another."""
-        return min(budget, chosen or budget // (len(self.groups) + self.has_own))
+    def of_group(self, budget: int) -> int:
+        """The bytes for one model over several machines. Each of these models gets an equal part,
+        and all models on this machine together get another."""
+        return budget // (self.groups + self.has_own)
 
     def own(self, budget: int) -> int:
         """The bytes for the models on this machine."""
-        return max(0, budget - sum(self.of_group(chosen, budget) for chosen in self.groups))
+        return budget - self.groups * self.of_group(budget)
 
 
 RUSAGE_INFO_V0 = 0

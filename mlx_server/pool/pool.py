@@ -151,12 +151,11 @@ class Pool:
             events=self.events,
             memory_changed=self._memory_changed,
         )
-        memory = MemoryParts([group.memory for group in groups.values()], bool(own))
+        memory = MemoryParts(len(groups), bool(own))
         if own or not groups:
             yield make(own, part=memory.own)
         for id, group in groups.items():
-            part = partial(memory.of_group, group.memory)
-            yield make({id: self.models[id]}, part=part, group=group)
+            yield make({id: self.models[id]}, part=memory.of_group, group=group)
 
     def engine_of(self, id: str) -> EngineModels:
         """The engine of this model, whether the model is loaded or not."""

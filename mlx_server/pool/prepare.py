@@ -48,7 +48,6 @@ class AdapterSource:
 
     path: str
     """A folder or a Hugging Face hub id."""
-    pinned: bool = False
     allow_other_base: bool = False
     description: str | None = None
 
@@ -76,9 +75,6 @@ class ModelOptions:
     constrain_calls: bool | None = None
     """Whether a tool call that the model starts by itself is constrained to the tool's schema. None
     means yes, except for a replay model, which plays its recording as it is."""
-    tools_in_prompt: Literal["auto", "never"] = "auto"
-    """Whether tools are described in the system prompt if the chat template has no place for
-    them."""
     images: Literal["describe", "refuse"] = "describe"
     """Whether a question with images, or other media, that the model can't take is answered, with a
     line of text in their place, or refused. Those of the history are never refused."""
@@ -320,8 +316,7 @@ def _read(
 def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:
     """The family with the settings of models.yaml. Tools are described in the system prompt if the
     chat template has no place for them."""
-    if spec.tools_in_prompt == "auto":
-        family = fitted(family, checkpoint)
+    family = fitted(family, checkpoint)
     if spec.reasoning_tags is None:
         return family
     return replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
@@ -368,9 +363,7 @@ def catalog_on_disk(spec: ModelSpec) -> AdapterCatalog | None:
         return None
     folders = {name: adapter_on_disk(source.path) for name, source in spec.adapters.items()}
     listed = {
-        name: AdapterLocation(
-            path, spec.adapters[name].pinned, spec.adapters[name].allow_other_base
-        )
+        name: AdapterLocation(path, spec.adapters[name].allow_other_base)
         for name, path in folders.items()
         if path
     }
@@ -384,7 +377,7 @@ def _location(source: AdapterSource, progress: Progress) -> AdapterLocation:
     except AdapterInvalid as error:  # the model is usable without this adapter
         log.error("%s", error.message)
         folder = Path(source.path)
-    return AdapterLocation(folder, source.pinned, source.allow_other_base)
+    return AdapterLocation(folder, source.allow_other_base)
 
 
 def _replay_checkpoint(spec: ModelSpec) -> tuple[Path, Checkpoint, ModelFamily]:

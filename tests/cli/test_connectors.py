@@ -39,7 +39,7 @@ async def test_a_login_and_a_logout(
     monkeypatch.setattr(typer, "launch", visit)
     server = Authority()
     async with served(server) as server.url:
-        connector = f"{{url: '{server.url}/mcp', allow_private: true, login: true}}"
+        connector = f"{{url: '{server.url}/mcp', login: true}}"
         data = f"store: {{data_dir: {tmp_path}}}\n"
         write(config, f"{data}connectors:\n  wiki: {connector}\n")
         flags = ("wiki", "--config", str(config))

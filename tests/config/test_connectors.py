@@ -26,7 +26,6 @@ def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
         "{}": "should have either a `url` or a `command`",
         "{url: 'https://x', command: y}": "should have either a `url` or a `command`",
         "{url: 'https://x', args: [y]}": "`args` needs a `command`",
-        "{command: x, allow_private: true}": "`allow_private` needs a `url`",
         "{url: 'file:///etc/passwd'}": "should be an http or https URL",
         "{comand: x}": "unknown key: did you mean `command`?",
         "{command: x, oauth: {issuer: 'https://i', client_id: a, client_secret: b}}": (

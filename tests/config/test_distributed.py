@@ -30,7 +30,7 @@ def test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other(fo
     file = written(
         folder,
         f"  a: {{source: ./a, distributed: {{hosts: hosts.json}}}}\n"
-        f"  b: {{source: ./b, distributed: {{hosts: {listed}, mode: pipeline, memory: 8GB}}}}\n"
+        f"  b: {{source: ./b, distributed: {{hosts: {listed}, mode: pipeline}}}}\n"
         f"  c: {{source: ./c, distributed: {{hosts: hosts.json, port: 5000}}}}\n"
         f"  d: {{source: ./d}}\n",
     )
@@ -41,7 +41,7 @@ def test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other(fo
     assert d is None
     assert [host.ssh for host in a.hosts] == [host.ssh for host in b.hosts]
     assert (a.port, b.port, c.port) == (FIRST_PORT, FIRST_PORT + 2, 5000)
-    assert (a.mode, b.mode, a.memory, b.memory) == ("tensor", "pipeline", None, 8 * 10**9)
+    assert (a.mode, b.mode) == ("tensor", "pipeline")
 
 
 @pytest.mark.parametrize(

@@ -339,4 +339,4 @@ def test_all_settings_are_shown(folder: Path) -> None:
     assert replace(stated, stated=frozenset()) == UpstreamCapabilities()
     assert settings.models["fake"].tokenizer == str(folder / "models" / "qwen3")
     support = settings.models["qwen3"].adapters["support"]
-    assert (support.path, support.pinned) == (str(folder / "lora" / "support"), False)
+    assert (support.path, support.allow_other_base) == (str(folder / "lora" / "support"), False)

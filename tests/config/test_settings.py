@@ -26,7 +26,6 @@ SECRET = "sk-do-not-tell-4711"
         ("min_p", (0, 1), (-0.1, 1.1)),
         ("repetition_penalty", (0.1, 10), (0, 10.1)),
         ("presence_penalty", (-2, 2), (-2.1, 2.1)),
-        ("frequency_penalty", (-2, 2), (-2.1, 2.1)),
         ("max_tokens", (1, 9), (0, 1.5)),
     ],
 )
@@ -170,25 +169,23 @@ def test_adapters_lie_beside_the_file_unless_it_says_where(folder: Path) -> None
 
 
 def test_adapters_are_a_path_a_hub_id_or_more(folder: Path) -> None:
-    entries = "a: ./lora/a, b: org/b, c: {path: /c, pinned: true, allow_other_base: true}"
+    entries = "a: ./lora/a, b: org/b, c: {path: /c, allow_other_base: true}"
     written(f"models:\n  m: {{source: demo:smollm2, adapters: {{{entries}}}}}\n")
     a, b, c = load().models["m"].adapters.values()
     assert (a.path, b.path, c.path) == (str(folder / "lora" / "a"), "org/b", "/c")
-    assert (a.pinned, a.allow_other_base, c.pinned, c.allow_other_base) == (
-        False,
-        False,
-        True,
-        True,
-    )
+    assert (a.allow_other_base, c.allow_other_base) == (False, True)
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         ("a: {pth: x, path: y}", "models.m.adapters.a.pth: unknown key: did you mean `path`?"),
-        ("a: {pinned: true}", "models.m.adapters.a.path: is missing"),
+        ("a: {description: x}", "models.m.adapters.a.path: is missing"),
         ("a: 3", "models.m.adapters.a: should be a mapping"),
-        ("a: {path: x, pinned: 1}", "models.m.adapters.a.pinned: should be true or false"),
+        (
+            "a: {path: x, allow_other_base: 1}",
+            "models.m.adapters.a.allow_other_base: should be true or false",
+        ),
         ("'a:b': x", "models.m.adapters.a:b: should be letters, digits"),
         ("../a: x", "models.m.adapters.../a: should be letters, digits"),
     ],

@@ -104,7 +104,7 @@ def test_secrets_of_a_connector_reach_its_server_alone(folder: Path) -> None:
         written(
             "connectors:\n"
             "  here: {command: npx, args: [-y, x], env: {TOKEN: hush}}\n"
-            "  there: {url: 'https://x', headers: {X-Key: hush}, allow_private: true, "
+            "  there: {url: 'https://nas.local', headers: {X-Key: hush}, "
             "oauth: {issuer: 'https://i', client_id: a, client_secret: hush}}\n"
             "  mine/own: {url: 'https://x', login: true}\n"
         )

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.events import Started
-from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec
 from tests.generation.scripted import (
@@ -27,19 +27,18 @@ from tests.generation.scripted import (
 def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
     spec: ModelSpec, tokenizer: Tokenizer
 ) -> None:
-    tools = (Tool("f"),)
     asked = [
-        Conversation((Message("user", "Hi"),), tools, {"x": 1}),
-        Conversation((Message("user", "Ho"),), tools, {"y": 1}),
+        Conversation((Message("user", "Hi"),), (), {"x": 1}),
+        Conversation((Message("user", "Ho"),), (), {"y": 1}),
     ]
     events, engine = answered(
-        replace(spec, tools_in_prompt="never"),
+        spec,
         replace(ASKED, prompts=tuple(asked)),
         [*admitted(0, 1), *said(END, 0, "stop"), *said(END, 1, "stop")],
     )
     prompts = [tokenizer.encode(f"<|im_start|>{word}") for word in ("Hi", "Ho")]
     assert [row.prompt for row in engine.rows] == prompts
-    ignored = ("chat_template_kwargs.x", "tools", "chat_template_kwargs.y")
+    ignored = ("chat_template_kwargs.x", "chat_template_kwargs.y")
     expected = Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
     assert without_fingerprint(events[0]) == expected
 

@@ -244,7 +244,7 @@ def test_it_is_shown_with_its_model(
     )
 
 
-@pytest.mark.parametrize("setting", [None, "pinned", "allow_other_base"])
+@pytest.mark.parametrize("setting", [None, "allow_other_base"])
 def test_an_adapter_is_kept_as_its_owner_says(
     tmp_path: Path, tiny_path: Path, setting: str | None
 ) -> None:

@@ -38,7 +38,7 @@ def test_folders_are_adapters_and_listed_ones_win(tmp_path: Path) -> None:
     (adapters / "empty").mkdir()
     mlx_adapter(adapters / ".hidden")
     (adapters / "README.md").write_text("?")
-    listed = AdapterLocation(peft_adapter(tmp_path / "elsewhere"), pinned=True)
+    listed = AdapterLocation(peft_adapter(tmp_path / "elsewhere"), allow_other_base=True)
     catalog = AdapterCatalog(TINY, {"b": listed, "c": listed}, adapters)
     assert list(catalog.locations()) == ["a", "b", "c"]
     found = {name: catalog.find(name) for name in catalog.locations()}

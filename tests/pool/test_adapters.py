@@ -65,15 +65,12 @@ class Desk:
         return [name for name, *_ in self.adapters.loaded_for("m")]
 
 
-def an_adapter(name: str, *, digest: str | None = None, pinned: bool = False) -> LeasedAdapter:
+def an_adapter(name: str, *, digest: str | None = None) -> LeasedAdapter:
     spec = AdapterSpec(name, Path(name), digest or name, 8, FILE, "lora", None, "mlx")
-    return LeasedAdapter(spec, pinned)
+    return LeasedAdapter(spec)
 
 
 A, B, C = map(an_adapter, "abc")
-
-
-PINNED = an_adapter("p", pinned=True)
 
 
 async def turns(count: int = 10) -> None:
@@ -228,14 +225,13 @@ def test_a_load_that_everybody_left_is_counted_when_it_ends(fails: bool) -> None
     run(test)
 
 
-def test_bytes_that_are_idle_and_bytes_that_are_pinned() -> None:
+def test_bytes_that_are_idle_and_bytes_that_no_lease_reserved() -> None:
     async def test(desk: Desk) -> None:
         await desk.used(A)
-        await desk.used(PINNED)
         held = await desk.held(B)
         wider = LOADED - FILE
         assert desk.adapters.idle_bytes == LOADED
-        assert desk.adapters.unreserved_bytes("m") == LOADED + wider, "than its lease has reserved"
+        assert desk.adapters.unreserved_bytes("m") == wider, "than its lease has reserved"
         assert desk.adapters.unreserved_bytes("other") == 0
         changes = desk.changes
         await held.aclose()
@@ -245,23 +241,23 @@ def test_bytes_that_are_idle_and_bytes_that_are_pinned() -> None:
     run(test)
 
 
-def test_the_least_recently_used_gives_way_first_and_what_is_in_use_or_pinned_never() -> None:
+def test_the_least_recently_used_gives_way_first_and_what_is_in_use_never() -> None:
     async def test(desk: Desk) -> None:
-        for adapter in (A, PINNED, B, C, A):
+        for adapter in (A, B, C, A):
             await desk.used(adapter)
             await asyncio.sleep(0.001)
         held = await desk.held(C)
         desk.adapters.shrink(2 * LOADED)
-        assert desk.names == ["a", "p", "b", "c"], "so much may stay"
+        assert desk.names == ["a", "b", "c"], "so much may stay"
         desk.adapters.shrink(2 * LOADED - 1)
-        assert desk.names == ["a", "p", "c"]
+        assert desk.names == ["a", "c"]
         desk.adapters.shrink(0)
-        assert desk.names == ["p", "c"]
+        assert desk.names == ["c"]
         await turns()
-        assert desk.engine.log[4:] == ["unload m b", "unload m a"]
+        assert desk.engine.log[3:] == ["unload m b", "unload m a"]
         await held.aclose()
         desk.adapters.shrink(0)
-        assert desk.names == ["p"]
+        assert desk.names == []
 
     run(test)
 
@@ -332,7 +328,7 @@ def test_dropping_does_not_wait_for_those_who_came_later() -> None:
 @pytest.mark.parametrize("model", ["m", None])
 def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> None:
     async def test(desk: Desk) -> None:
-        await desk.used(PINNED, "other")
+        await desk.used(C, "other")
         held = await desk.held(A)
         dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
         await turns()
@@ -340,7 +336,7 @@ def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> N
         await turns()
         assert dropping.done()
         assert desk.names == []
-        assert desk.adapters.unreserved_bytes("other") == (LOADED if model else 0)
+        assert desk.adapters.loaded_for("other") == ([("c", 0, LOADED)] if model else [])
         await desk.used(A)
         await held.aclose()
         assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)], "the old lease was another's"

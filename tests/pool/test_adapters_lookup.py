@@ -78,19 +78,19 @@ def test_what_is_no_path_is_no_adapter(folders: Path, odd: str) -> None:
 
 def test_a_name_is_a_name_and_a_path_is_the_adapter_that_lies_there(folders: Path) -> None:
     one = folders / "allowed/one"
-    catalog = Known(mine=AdapterLocation(one, pinned=True))
-    assert find_adapter(catalog, "mine", []).pinned
+    catalog = Known(mine=AdapterLocation(one, by_client=True))
+    assert find_adapter(catalog, "mine", []).by_client
     found = find_adapter(catalog, str(folders / "in"), [folders / "allowed"])
-    assert (found.spec.name, found.pinned) == ("mine", True), "by whatever way"
+    assert (found.spec.name, found.by_client) == ("mine", True), "by whatever way"
     new = find_adapter(catalog, str(folders / "allowed/two"), [folders / "allowed"])
-    assert (new.spec.name, new.pinned) == ("two", False)
+    assert (new.spec.name, new.by_client) == ("two", False)
 
 
 def test_a_folder_does_not_take_the_name_of_another(folders: Path) -> None:
-    catalog = Known(two=AdapterLocation(folders / "allowed/one", pinned=True))
+    catalog = Known(two=AdapterLocation(folders / "allowed/one", by_client=True))
     found = find_adapter(catalog, str(folders / "allowed/two"), [folders / "allowed"])
     assert found.spec.path == folders.resolve() / "allowed/two"
-    assert catalog.locations()["two"] == AdapterLocation(folders / "allowed/one", pinned=True)
+    assert catalog.locations()["two"] == AdapterLocation(folders / "allowed/one", by_client=True)
 
 
 def test_a_list_of_models_reads_each_adapter_once(

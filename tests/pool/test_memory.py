@@ -300,12 +300,10 @@ def test_so_many_answers_without_a_limit_at_once(
 
 
 def test_models_over_several_machines_and_those_of_this_one_share_its_budget() -> None:
-    alone, with_others = MemoryParts([None], has_own=False), MemoryParts([None, 20], has_own=True)
-    assert (alone.of_group(None, 90), alone.own(90)) == (90, 0)
-    assert (with_others.of_group(None, 90), with_others.of_group(20, 90)) == (30, 20)
-    assert with_others.own(90) == 90 - 30 - 20
-    assert with_others.of_group(20, 10) == 10, "a smaller machine decides"
-    assert MemoryParts([80, 80], has_own=True).own(90) == 0
+    alone, with_others = MemoryParts(1, has_own=False), MemoryParts(2, has_own=True)
+    assert (alone.of_group(90), alone.own(90)) == (90, 0)
+    assert (with_others.of_group(90), with_others.own(90)) == (30, 30)
+    assert with_others.of_group(12) == 4, "a smaller machine decides"
 
 
 HOLDER = """

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def of_mlx_lm(folder: Path) -> Answer:
 
 
 def of_ours(folder: Path) -> Answer:
-    spec = ModelSpec("odd", str(folder), tools_in_prompt="never")
-    prepared = prepare(spec, lambda *progress: None, upcast=True)
+    prepared = prepare(ModelSpec("odd", str(folder)), lambda *progress: None, upcast=True)
+    # a template alone does not describe tools that it has no place for
+    family = replace(prepared.family, tools_in_prompt=False)
     loading = weights.load(prepared.path)
     while True:
         try:
@@ -67,9 +69,7 @@ def of_ours(folder: Path) -> Answer:
             model = end.value
             break
     plain, with_tool = (
-        prepared.family.render(
-            prepared.checkpoint, Conversation((Message("user", TEXT),), tools)
-        ).tokens
+        family.render(prepared.checkpoint, Conversation((Message("user", TEXT),), tools)).tokens
         for tools in ((), (Tool(**TOOL),))
     )
     return plain, with_tool, logits(model, plain)

@@ -38,7 +38,6 @@ ELSEWHERE: Mapping[type, Mapping[str, str]] = {
         "hosts": OF_A_GROUP,
         "mode": OF_A_GROUP,
         "port": OF_A_GROUP,
-        "memory": OF_A_GROUP,
         "python": "tests/worker/ranks/test_leader.py::test_the_owner_names_its_python",
     },
     hostfile.Hostfile: {"hosts": ITS_FORM, "backend": ITS_FORM, "envs": ITS_FORM},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_server.config import settings
-from tests.hostile.parameters.case import DEAF, REPORTED, SAID, THINKS, Case, Json
+from tests.hostile.parameters.case import REPORTED, SAID, THINKS, Case, Json
 from tests.hostile.parameters.chatting import FUNCTION, SAMPLING, asked, offered
 from tests.hostile.parameters.elsewhere import OF_UPSTREAMS
 
@@ -59,9 +59,6 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
         "template_kwargs": Setting({"template_kwargs": {"color": "red"}}),
         "force_answer": Setting({"force_answer": False}, asked(FORGETS), SAID),
         "constrain_calls": Setting({"constrain_calls": True}, asked(QUOTES, **TYPED), SAID),
-        "tools_in_prompt": Setting(
-            {"tools_in_prompt": "never"}, {**offered(FUNCTION), "tool_choice": "none"}, DEAF
-        ),
         "compute_ahead": "tests/generation/test_generate.py::test_the_owner_turns_it_off",
         "reasoning_tags": Setting({"reasoning_tags": ["scratchpad"]}, asked(SCRIBBLES), SAID),
         "task": f"{EMBEDDINGS}::test_they_are_those_of_a_plain_computation",
@@ -91,7 +88,6 @@ OWNING: Mapping[type, Mapping[str, Setting | ReportedSetting | str]] = {
     },
     settings.AdapterSettings: {
         "path": "tests/hostile/test_parameters.py::test_it_changes_the_answer",
-        "pinned": "tests/pool/test_adapters.py::test_bytes_that_are_idle_and_bytes_that_are_pinned",
         "description": "tests/live/test_adapters.py::test_they_are_described",
         "allow_other_base": "tests/models/test_adapter_catalog.py"
         "::test_another_base_needs_the_owners_word",
