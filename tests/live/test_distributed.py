@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    over = {"hosts": HOSTS, "port": free_ports(2), "memory": "1GB"}
+    over = {"hosts": HOSTS, "port": free_ports(2)}
     config = {
         "server": {"memory_budget": "3GB"},
         "models": {
