@@ -551,10 +551,3 @@ def check_offered(name: str, tools: Sequence[Tool]) -> None:
             f"`tool_choice` names {name[:64]!r}, which is not among the `tools`.",
             param="tool_choice",
         )
-
-
-SUMMARIZE = (
-    "Our conversation has become too long. Summarise all of it for somebody who will go on with "
-    "it and can't read it: what was asked for, what was found out, decided and done, with the "
-    "names, numbers, paths and results that matter, and what is left to do. Write only the summary."
-)

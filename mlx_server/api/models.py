@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response
-from mlx_server.api.messages.routes import model_info, page
+from mlx_server.api.messages.routes import model_info, model_list
 from mlx_server.errors import AdapterNotFound, ModelNotFound, served_names
 from mlx_server.http.errors import is_anthropic
 from mlx_server.pool.pool import Pool
@@ -82,6 +83,10 @@ def _parameters(found: Capabilities) -> Iterator[str]:
 router = APIRouter()
 
 
+PAGING = ("limit", "after_id", "before_id")
+"""What Anthropic's clients may ask of a list: it is always whole."""
+
+
 @router.get("/v1/models")
 async def models(http: Request) -> Response:
     pool: Pool = http.app.state.pool
@@ -91,7 +96,8 @@ async def models(http: Request) -> Response:
             for spec in pool.models.specs
             for model in await _with_adapters(http, pool, spec.id)
         ]
-        return json_response(page(infos, http.query_params))
+        paging = [name for name in PAGING if name in http.query_params]
+        return json_response(model_list(infos), ignored_header(paging))
     ids = pool.models.ids
     found = [model for id in ids for model in await _with_adapters(http, pool, id)]
     return json_response({"object": "list", "data": found})

@@ -377,7 +377,6 @@ MESSAGES = (
         "model": TINY,
         "messages": [HI],
         "max_tokens": 2,
-        "compaction": {"type": "summarize", "instructions": "Briefly."},
     },
 )
 

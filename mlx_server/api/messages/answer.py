@@ -39,8 +39,6 @@ class OutputOptions:
     """Whether nothing is answered: the request only fills the prompt cache."""
     omits_thoughts: bool = False
     """Whether a thought comes only in its signature."""
-    summarizes: bool = False
-    """Whether the answer is a summary, which comes in a `compaction` block."""
     stores_prompt: bool = False
     """Whether the request asked to keep its prompt in the prompt cache, and that keeps prompts."""
     shortest_stored: int = 0
@@ -58,7 +56,6 @@ class MessagesOutput:
         self._open: str | None = None
         self._phase: Phase | None = None
         self._thought: list[str] = []
-        self._summary: list[str] = []
         self._message: Wire = {}
         """The body so far, if the message is not streamed."""
         self._cut: set[int] = set()
@@ -86,12 +83,8 @@ class MessagesOutput:
             case Finished():
                 yield from self._begin(event.cached_tokens)
                 yield from self._close()
-                if self._options.summarizes:
-                    yield from self._compaction(event)
                 yield from self._end(event)
-            case TextDelta() if self._options.summarizes:
-                self._summary.append(event.separated if self._summary else event.text)
-            case _ if self._options.is_empty or self._options.summarizes:
+            case _ if self._options.is_empty:
                 return
             case ReasoningDelta():
                 text = self._joined(event, "thinking")
@@ -170,13 +163,6 @@ class MessagesOutput:
         self._open = None
         yield self._of_block("content_block_stop")
 
-    def _compaction(self, finished: Finished) -> Iterator[Wire]:
-        """The only block. A summary that was cut off has failed, and is null."""
-        summary = "".join(self._summary).strip() if finished.reason == "stop" else ""
-        yield self._start({"type": "compaction", "content": None})
-        yield self._delta({"type": "compaction_delta", "content": summary or None})
-        yield from self._close()
-
     def _of_block(self, kind: str, **more: Wire) -> Wire:
         return {"type": kind, "index": self._blocks - 1, **more}
 
@@ -185,8 +171,6 @@ class MessagesOutput:
         reason, tokens = STOP_REASONS[finished.reason], finished.completion_tokens
         if finished.stop_string is not None:
             reason = "stop_sequence"
-        if self._options.summarizes and reason == "end_turn":
-            reason = "compaction"
         if self._options.is_empty:
             reason, tokens = "max_tokens", 0
         usage = {
@@ -204,8 +188,8 @@ class MessagesOutput:
 
     def _input_usage(self, cached: int) -> Wire:
         """The prompt's tokens: those from the prompt cache, those new in it, and the others."""
-        found = self._accumulator
-        prompt = found.prompt_tokens or found.estimated_prompt_tokens
+        accumulator = self._accumulator
+        prompt = accumulator.prompt_tokens or accumulator.estimated_prompt_tokens
         # the last token of a prompt is computed with the answer's first one
         is_stored = self._options.stores_prompt and prompt > self._options.shortest_stored
         stored = max(0, prompt - 1 - cached) if is_stored else 0
@@ -235,8 +219,6 @@ def _fold(message: Wire, chunk: Wire) -> None:
 
 def _fold_delta(block: Wire, delta: Wire) -> None:
     match delta:
-        case {"type": "compaction_delta"}:
-            block["content"] = delta["content"]
         case {"text": piece}:
             block["text"] += piece
         case {"thinking": piece}:

@@ -18,22 +18,18 @@ from mlx_server.api.content import (
     of_part,
     path_to,
 )
-from mlx_server.api.fields import SOME_EFFORT, SUMMARIZE, check_offered, check_usable
+from mlx_server.api.fields import SOME_EFFORT, check_offered, check_usable
 from mlx_server.api.formats import FormatChoice, the_only_format
 from mlx_server.api.messages.protocol import (
     AnthropicMessageParam,
-    AnthropicThinking,
     AnthropicTool,
     Block,
-    CompactionBlock,
-    CompactionConfig,
     ContentSource,
     CustomTool,
     DataSource,
     DocumentBlock,
     FileSource,
     HostedBlock,
-    McpToolChange,
     MediaBlock,
     MessagesBody,
     OutputFormat,
@@ -45,10 +41,7 @@ from mlx_server.api.messages.protocol import (
     Texts,
     TextSource,
     ThinkingBlock,
-    ToolAdditionBlock,
-    ToolDefinition,
     ToolReferenceBlock,
-    ToolRemovalBlock,
     ToolResultBlock,
     ToolSearchBlock,
     ToolUseBlock,
@@ -70,44 +63,11 @@ from mlx_server.messages import (
 from mlx_server.requests import GenerateRequest, JsonFormat, NamedTool, ToolChoice
 
 
-@dataclass
-class ToolChanges:
-    """State after the messages that were read so far."""
-
-    named: dict[str, None] = field(default_factory=dict)
-    """Tools with `defer_loading` that are offered by now, in the order in which they were named."""
-    defined: dict[str, CustomTool] = field(default_factory=dict)
-    """Tools that the messages define, and not the body."""
-    removed: set[str] = field(default_factory=set)
-
-    def name(self, tool: str) -> None:
-        self.named[tool] = None
-
-    def apply(self, block: ToolAdditionBlock | ToolRemovalBlock) -> None:
-        change = block.tool
-        if isinstance(change, McpToolChange):
-            return
-        if isinstance(change, ToolDefinition):
-            if isinstance(change.definition, AnthropicTool):
-                return
-            name = change.definition.name
-            self.defined[name] = change.definition
-        else:
-            name = change.name
-        if block.type == "tool_removal":
-            self.named.pop(name, None)
-            self.removed.add(name)
-        else:
-            self.name(name)
-            self.removed.discard(name)
-
-
-def select_tools(body: PromptBody, changes: ToolChanges) -> tuple[tuple[Tool, ...], ToolChoice]:
+def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one.
 
-    A tool with `defer_loading` is among them once the conversation or `tool_choice` names it, and
-    so is one that the conversation defines. Such tools come last, in the order in which they were
-    named: what came before stays the same.
+    A tool with `defer_loading` is among them once the conversation or `tool_choice` names it. Such
+    tools come last, in the order in which they were `named`: what came before stays the same.
     """
     given: dict[str, CustomTool] = {}
     unknown: list[str] = []
@@ -130,15 +90,12 @@ def select_tools(body: PromptBody, changes: ToolChanges) -> tuple[tuple[Tool, ..
     choice = _choice(body)
     if not given and choice != "none":
         check_usable(unknown)
-    named = [choice.name] if isinstance(choice, NamedTool) else []
-    kept = [tool for tool in given.values() if tool.name not in changes.removed]
-    at_once = {tool.name: tool for tool in kept if not tool.defer_loading}
-    known = {tool.name: tool for tool in kept} | changes.defined
-    wanted = dict.fromkeys([*changes.named, *named])
-    later = {name: known[name] for name in wanted if name in known}
+    chosen = [choice.name] if isinstance(choice, NamedTool) else []
+    at_once = {tool.name: tool for tool in given.values() if not tool.defer_loading}
+    later = {name: given[name] for name in (*named, *chosen) if name in given}
     tools = tuple(map(_tool, (at_once | later).values()))
-    if named:
-        check_offered(named[0], tools)
+    if chosen:
+        check_offered(chosen[0], tools)
     if choice == "required" and not tools:
         raise BadRequest("`tool_choice: any` needs `tools`.", param="tool_choice")
     return tools, choice
@@ -166,7 +123,6 @@ def _tool(tool: CustomTool) -> Tool:
     return Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
 
 
-SUMMARY = "What was said before, in short:\n\n"
 FAILED = "Error: "
 """Put before a result with `is_error`, since chat templates have no place for that flag."""
 
@@ -192,7 +148,8 @@ class Turns:
 
     def __init__(self, signer: Signer) -> None:
         self.messages: list[Message] = []
-        self.tools = ToolChanges()
+        self.named_tools: dict[str, None] = {}
+        """In the order in which they were named."""
         self.ignored: dict[str, None] = {}
         self._signer = signer
         self._role = ""
@@ -261,7 +218,7 @@ class Turns:
                 self._result(block, where)
             case ToolUseBlock():
                 id, name = block.id or "", block.name or UNNAMED
-                self.tools.name(name)
+                self.named_tools[name] = None
                 self._known.setdefault(id, len(self._known))
                 arguments = block.input or "{}"
                 extra = block.extra_content
@@ -269,18 +226,12 @@ class Turns:
             case ThinkingBlock():
                 self._think(block)
             case ToolSearchBlock():
-                for found in block.content.tool_references or ():
-                    self.tools.name(found.tool_name)
-            case ToolAdditionBlock() | ToolRemovalBlock():
-                self.tools.apply(block)
+                for reference in block.content.tool_references or ():
+                    self.named_tools[reference.tool_name] = None
             case HostedBlock() | RedactedThinkingBlock():
                 pass
             case OtherPart() if not block.text:
                 pass
-            case CompactionBlock():
-                for change in block.tool_changes or ():
-                    self.tools.apply(change)
-                self._say(SUMMARY + block.content if block.content else "")
             case _:
                 for part in self._block_parts(block, where):
                     self._say(part)
@@ -335,7 +286,7 @@ class Turns:
                 named = filter(None, (block.title, block.context))
                 return [*named, *_document(block, path_to(where, block.type))]
             case ToolReferenceBlock(tool_name=name):
-                self.tools.name(name)
+                self.named_tools[name] = None
                 return [f"The tool {name} is available now."]
 
 
@@ -370,11 +321,8 @@ def _merged(drafts: Sequence[Draft]) -> Draft:
 
 def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:
     turns = Turns(signer)
-    last_user = max((i for i, each in enumerate(messages) if each.speaker == "user"), default=-1)
     for i, message in enumerate(messages):
-        is_cleared = message.clear_at == "next_user_message" and i < last_user
-        if not (is_cleared and message.speaker == "system"):
-            turns.add(message, f"messages[{i}]")
+        turns.add(message, f"messages[{i}]")
     turns.end()
     if not turns.messages:
         raise BadRequest("`messages` has no content: add a user message.", param="messages")
@@ -397,7 +345,7 @@ class ParsedMessagesRequest:
 
 def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
-    tools, tool_choice = select_tools(body, turns.tools)
+    tools, tool_choice = select_tools(body, turns.named_tools)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = instructions(body.system)
     messages = (*([Message("system", system)] if system else ()), *turns.messages)
@@ -408,9 +356,6 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=_is_begun(messages[-1]),
     )
-    if isinstance(body, MessagesBody) and body.compaction:
-        conversation, tool_choice = _summarizing(conversation, body.compaction), "auto"
-        constrained = the_only_format([], otherwise="output_config.format")
     choice = body.tool_choice
     is_streamed = isinstance(body, MessagesBody) and bool(body.stream)
     request = GenerateRequest(
@@ -432,13 +377,6 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     return ParsedMessagesRequest(request, ignored, stores_prompt=has_cache_control(body))
 
 
-def _summarizing(conversation: Conversation, config: CompactionConfig) -> Conversation:
-    """The request for a summary, which is text without calls and without a format."""
-    ask = (config.instructions or "").strip() or SUMMARIZE
-    messages = (*conversation.messages, Message("user", ask))
-    return Conversation(messages, template_kwargs=conversation.template_kwargs)
-
-
 def _is_begun(last: Message) -> bool:
     """Whether the client has begun the answer, which then goes on with its last message."""
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
@@ -455,14 +393,7 @@ def has_cache_control(body: PromptBody) -> bool:
 
 
 def _effort(body: PromptBody) -> str | None:
-    config = body.output_config
-    return effort_of(body.messages) or (config.effort if config else None)
-
-
-def _thinks(body: PromptBody, thinking: AnthropicThinking) -> bool:
-    if thinking.type == "between_tools":
-        return body.messages[-1].speaker == "user" and only_has_results(body.messages[-1])
-    return thinking.type != "disabled"
+    return body.output_config.effort if body.output_config else None
 
 
 def _template_kwargs(body: PromptBody) -> dict[str, Any]:
@@ -475,7 +406,7 @@ def _template_kwargs(body: PromptBody) -> dict[str, Any]:
             "`thinking.budget_tokens` and `thinking.type: enabled` need each other.",
             param="thinking.budget_tokens",
         )
-    if not _thinks(body, thinking):
+    if thinking.type == "disabled":
         return {"reasoning_effort": "none"}
     chosen = {"reasoning_effort": effort or SOME_EFFORT}
     return chosen if budget is None else {**chosen, "thinking_budget": budget}
@@ -488,7 +419,7 @@ def _param_names(body: PromptBody) -> dict[str, str]:
 
 
 def _unused(body: PromptBody) -> Iterator[str]:
-    if body.thinking and not _thinks(body, body.thinking) and _effort(body):
+    if body.thinking and body.thinking.type == "disabled" and _effort(body):
         yield "output_config.effort"
 
 
@@ -499,30 +430,7 @@ def _formats(body: PromptBody) -> Iterator[FormatChoice]:
         "output_config.format": config.format if config else None,
         "output_format": body.output_format,
     }
-    for name, found in named.items():
-        if found:
-            json = JsonFormat(found.schema_, strict=True)
+    for name, format in named.items():
+        if format:
+            json = JsonFormat(format.schema_, strict=True)
             yield {"format": json, "format_param": f"{name}.schema"}
-
-
-def effort_of(messages: Iterable[AnthropicMessageParam]) -> str | None:
-    """The one that is in effect for the answer.
-
-    A message that directly follows new input of the user sets the effort of the answer to that
-    input, and any other from the next input on. Results of tools are not new input.
-    """
-    current = coming = None
-    follows_input = False
-    for message in messages:
-        if message.speaker != "system":
-            follows_input = message.speaker == "user" and not only_has_results(message)
-            current = coming if follows_input else current
-        elif message.output_config and message.output_config.effort:
-            coming = message.output_config.effort
-            current = coming if follows_input else current
-    return current
-
-
-def only_has_results(message: AnthropicMessageParam) -> bool:
-    content = message.content
-    return isinstance(content, list) and all(block.type == "tool_result" for block in content)

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens` on the wire, as Anthropic documents them."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -242,59 +242,6 @@ class RedactedThinkingBlock(WireModel):
         return self.type
 
 
-class NamedToolChange(WireModel):
-    type: Literal["tool_reference"]
-    name: Name
-
-
-class McpToolChange(WireModel):
-    """A change of `mcp_servers`, which are not supported."""
-
-    type: Literal["mcp_tool_reference", "mcp_toolset_reference"]
-
-    def ignored_as(self) -> str:
-        return self.type
-
-
-class ToolDefinition(WireModel):
-    """A tool that is not among the `tools` of the body."""
-
-    type: Literal["tool_definition"]
-    definition: ToolParam
-
-
-class ToolAdditionBlock(WireModel):
-    """The tool is offered from here on."""
-
-    ACCEPTED = CACHE_CONTROL
-
-    type: Literal["tool_addition"]
-    tool: Annotated[NamedToolChange | McpToolChange | ToolDefinition, Field(discriminator="type")]
-
-
-class ToolRemovalBlock(WireModel):
-    """The tool is no longer offered from here on."""
-
-    ACCEPTED = CACHE_CONTROL
-
-    type: Literal["tool_removal"]
-    tool: Annotated[NamedToolChange | McpToolChange, Field(discriminator="type")]
-
-
-ToolChange = Annotated[ToolAdditionBlock | ToolRemovalBlock, Field(discriminator="type")]
-
-
-class CompactionBlock(WireModel):
-    """Stands for what was said before it."""
-
-    ACCEPTED = CACHE_CONTROL | {"encrypted_content", "signature"}
-
-    type: Literal["compaction"]
-    content: str | None = None
-    tool_changes: Items[ToolChange] | None = None
-    """The tool changes in the messages that the block stands for."""
-
-
 class ToolReferences(WireModel):
     """The tools that Anthropic's tool search found; empty if it failed."""
 
@@ -341,20 +288,14 @@ KnownBlock = Annotated[
     | ToolUseBlock
     | ThinkingBlock
     | RedactedThinkingBlock
-    | CompactionBlock
     | ToolSearchBlock
-    | ToolAdditionBlock
-    | ToolRemovalBlock
     | HostedBlock,
     Field(discriminator="type"),
 ]
 HOSTED = frozenset(get_args(Hosted))
-BLOCK_TYPES = (
-    RESULT_TYPES
-    | HOSTED
-    | {"tool_result", "tool_use", "thinking", "redacted_thinking", "compaction"}
-    | {"tool_search_tool_result", "tool_addition", "tool_removal"}
-)
+BLOCK_TYPES = RESULT_TYPES | HOSTED
+BLOCK_TYPES |= {"tool_result", "tool_use", "thinking", "redacted_thinking"}
+BLOCK_TYPES |= {"tool_search_tool_result"}
 
 
 def _kind_of_any(value: Any) -> str:
@@ -367,21 +308,12 @@ Block = Annotated[
 ]
 
 
-class MessageOutputConfig(WireModel):
-    effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
-
-
 SPEAKERS = ("user", "assistant", "system")
 
 
 class AnthropicMessageParam(WireModel):
     role: RoleName = UNKNOWN_ROLE
     content: Annotated[str | Items[Block] | None, BeforeValidator(as_parts)] = None
-    """A system message that sets the effort has none."""
-    output_config: MessageOutputConfig | None = None
-    """Of a system message: how later turns are answered."""
-    clear_at: Literal["next_user_message", "never"] | None = None
-    """Says until when a system message is part of the prompt."""
 
     @property
     def speaker(self) -> Literal["user", "assistant", "system"]:
@@ -408,8 +340,7 @@ class ToolChoiceParam(WireModel):
 
 
 class AnthropicThinking(WireModel):
-    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    """"between_tools": the model thinks about results of tools, and not before its first call."""
+    type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: ThinkingTokens | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
     """"omitted": a thought comes back in its signature, for the next request, and not as text. With
@@ -424,13 +355,6 @@ class OutputFormat(WireModel):
 class OutputConfig(WireModel):
     effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
     format: OutputFormat | None = None
-
-
-class CompactionConfig(WireModel):
-    """Asks for a summary of the conversation in place of an answer."""
-
-    type: Literal["summarize"]
-    instructions: str | None = None
 
 
 class PromptBody(SamplingBody):
@@ -470,15 +394,11 @@ class PromptBody(SamplingBody):
 
 
 class MessagesBody(PromptBody):
-    compaction: CompactionConfig | None = None
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **PromptBody.UNSUPPORTED,
+        "compaction": "ask for a summary in a message",
+    }
+
     max_tokens: Annotated[int, Field(ge=0), WHOLE]
     """0 computes the prompt for the prompt cache and answers nothing."""
     stream: bool | None = None
-
-    def ignored(self) -> list[str]:
-        if self.compaction and (self.model_extra or {}).get("context_management"):
-            raise BadRequest(
-                "`compaction` and `context_management` exclude each other: send one of them.",
-                param="compaction",
-            )
-        return super().ignored()

@@ -13,7 +13,7 @@ from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.errors import BadRequest, ServerError
+from mlx_server.errors import ServerError
 from mlx_server.generation.plan import count_prompt
 from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
 from mlx_server.http.security import signer_of
@@ -21,10 +21,6 @@ from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import GenerateRequest
-
-MOST, DEFAULT = 1000, 20
-"""Bound on `limit`, and its default."""
 
 Wire = dict[str, Any]
 
@@ -42,41 +38,10 @@ def model_info(model: Mapping[str, Any], context: int | None) -> Wire:
     }
 
 
-def page(models: Sequence[Wire], query: Mapping[str, str]) -> Wire:
-    """A page of the list, by `limit` and either `after_id` or `before_id`."""
-    limit = _limit(query.get("limit", str(DEFAULT)))
-    ids = [model["id"] for model in models]
-    if before := query.get("before_id"):
-        end = _place(ids, before, "before_id")
-        begin = max(0, end - limit)
-        has_more = begin > 0
-    else:
-        after = query.get("after_id")
-        begin = _place(ids, after, "after_id") + 1 if after else 0
-        end = begin + limit
-        has_more = end < len(ids)
-    found = list(models[begin:end])
-    first, last = (found[0]["id"], found[-1]["id"]) if found else (None, None)
-    return {"data": found, "first_id": first, "last_id": last, "has_more": has_more}
-
-
-def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) else 0
-    if not 1 <= limit <= MOST:
-        raise BadRequest(f"`limit` should be a whole number from 1 to {MOST}.", param="limit")
-    return limit
-
-
-def _place(ids: Sequence[str], id: str, param: str) -> int:
-    if id not in ids:
-        raise BadRequest(f"`{param}` names no model: {id[:100]!r}.", param=param)
-    return ids.index(id)
-
-
-async def count(pool: Pool, request: GenerateRequest) -> int:
-    name, _ = pool.models.split(request.model)
-    prepared = await pool.prepared(name)
-    return await in_thread(count_prompt, prepared, request, model=prepared.id)
+def model_list(models: Sequence[Wire]) -> Wire:
+    """All of them on one page, the only one."""
+    first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return {"data": models, "first_id": first, "last_id": last, "has_more": False}
 
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
@@ -92,7 +57,6 @@ async def messages(http: Request) -> Response:
     parsed = await in_thread(to_request, body, signer)
     options = OutputOptions(
         is_empty=body.max_tokens == 0,
-        summarizes=body.compaction is not None,
         omits_thoughts=bool(body.thinking and body.thinking.display == "omitted"),
         stores_prompt=parsed.stores_prompt and pool.keeps_prompts,
         shortest_stored=SHORTEST_STORED,
@@ -113,7 +77,10 @@ async def messages(http: Request) -> Response:
 async def count_tokens(http: Request) -> Response:
     body = await read(http, PromptBody)
     parsed = await in_thread(to_request, body, signer_of(http))
-    tokens = await count(http.app.state.pool, parsed.request)
+    pool: Pool = http.app.state.pool
+    name, _ = pool.models.split(body.model)
+    prepared = await pool.prepared(name)
+    tokens = await in_thread(count_prompt, prepared, parsed.request, model=prepared.id)
     ignored = dict.fromkeys((*parsed.ignored, *media_places(parsed.request.prompts)))
     return json_response({"input_tokens": tokens}, ignored_header(ignored))
 

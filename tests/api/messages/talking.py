@@ -61,8 +61,7 @@ def whole(client: TestClient, **asked: Any) -> Json:
 
 
 def assert_message(body: Json) -> None:
-    if not _is_summary(body["content"]):
-        assert_strict(Message, body)
+    assert_strict(Message, body)
     assert_strict(BetaMessage, body)
 
 
@@ -72,20 +71,8 @@ def assert_event(event: Json) -> None:
         assert event == {"type": "ping"}
         return
     stable, beta = EVENTS[event["type"]]
-    if not _is_of_summary(event):
-        assert_strict(stable, event)
+    assert_strict(stable, event)
     assert_strict(beta, event)
-
-
-def _is_summary(content: list[Json]) -> bool:
-    """Only the betas have such blocks."""
-    return any(block["type"] == "compaction" for block in content)
-
-
-def _is_of_summary(event: Json) -> bool:
-    block, delta = event.get("content_block", {}), event.get("delta", {})
-    kinds = {block.get("type"), delta.get("type"), delta.get("stop_reason")}
-    return not kinds.isdisjoint({"compaction", "compaction_delta"})
 
 
 def streamed(client: TestClient, **asked: Any) -> list[Json]:
@@ -143,8 +130,6 @@ def gathered(found: list[Json]) -> Json:
 
 def _add(block: Json, delta: Json) -> None:
     match delta["type"], block["type"]:
-        case "compaction_delta", "compaction":
-            block["content"] = delta["content"]
         case "text_delta", "text":
             block["text"] += delta["text"]
         case "thinking_delta", "thinking":

@@ -1,111 +1,325 @@
-"""What a body becomes: the conversation that families render, and how it is answered."""
+"""What a body becomes: the conversation that families render, its tools, and how it is answered."""
 
+import base64
 from typing import Any
 
 import pytest
 
-from mlx_server.api.messages.input import to_request
-from mlx_server.api.messages.protocol import PromptBody
+from mlx_server.api.messages.input import ParsedMessagesRequest, to_request
+from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.errors import BadRequest
 from mlx_server.http.security import Signer
-from mlx_server.messages import Conversation, Message
-from mlx_server.requests import JsonFormat
-from tests.api.messages.bodies import (
-    CACHED,
-    HI,
-    SCHEMA,
-    SIGNER,
-    TOOL,
-    assistant,
-    conversation,
-    messages,
-    parsed,
-    refused,
-    text,
-    thinking,
-    use,
-    user,
-)
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.requests import JsonFormat, NamedTool
 from tests.api.wire import Json
+from tests.sandbox.pdf_files import pdf
 
-# The system prompt
+SIGNER = Signer(b"key")
+HI: Json = {"role": "user", "content": "hi"}
+HO: Json = {"role": "assistant", "content": "ho"}
+CACHED: Json = {"cache_control": {"type": "ephemeral"}}
+SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
+LATER: Json = {**TOOL, "name": "later", "defer_loading": True}
+LAST: Json = {**TOOL, "name": "last", "defer_loading": True}
+USER_SAID = Message("user", "hi")
+
+
+def parsed(**asked: Any) -> ParsedMessagesRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [HI], **asked}
+    return to_request(MessagesBody.model_validate(body), SIGNER)
+
+
+def conversation(**asked: Any) -> Conversation:
+    (prompt,) = parsed(**asked).request.prompts
+    assert isinstance(prompt, Conversation)
+    return prompt
+
+
+def messages(*given: Json, **asked: Any) -> tuple[Message, ...]:
+    return conversation(messages=list(given), **asked).messages
+
+
+def refused(**asked: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        parsed(**asked)
+    return caught.value
+
+
+def user(*blocks: Json) -> Json:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Json) -> Json:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def system(content: Any) -> Json:
+    return {"role": "system", "content": content}
+
+
+def text(words: str, **more: Any) -> Json:
+    return {"type": "text", "text": words, **more}
+
+
+def use(id: str, name: str = "f", **input: Any) -> Json:
+    return {"type": "tool_use", "id": id, "name": name, "input": input}
+
+
+def result(id: str, content: Any = "done", **more: Any) -> Json:
+    return {"type": "tool_result", "tool_use_id": id, "content": content, **more}
+
+
+def thinking(words: str, signature: str | None = None) -> Json:
+    signed = SIGNER.sign(words) if signature is None else signature
+    return {"type": "thinking", "thinking": words, "signature": signed}
+
+
+def answer(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> Message:
+    return Message("assistant", content, reasoning=reasoning, tool_calls=calls)
+
+
+def tool(content: str, id: str = "1") -> Message:
+    return Message("tool", content, tool_call_id=id)
+
+
+F = ToolCall("1", "f", "{}")
+G = ToolCall("2", "f", "{}")
+CALLED = (assistant(use("1")), user(result("1")))
+SEARCH: Json = {"type": "search_result", "title": "T", "source": "S", "content": [text("a")]}
+DOCUMENT: Json = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "It rains."},
+    "title": "Weather",
+    "context": "Today",
+}
+PARTS: Json = {"type": "document", "source": {"type": "content", "content": [text("1"), text("2")]}}
+
+TURNS: dict[str, tuple[list[Json], list[Message]]] = {
+    "a text": ([{"role": "user", "content": "a\nb"}], [Message("user", "a\nb")]),
+    "blocks": ([user(text("a", **CACHED), text("b"))], [Message("user", "a\nb")]),
+    "two messages of a role": (
+        [{"role": "user", "content": "a"}, user(text("b"))],
+        [Message("user", "a\nb")],
+    ),
+    "thought, text and calls": (
+        [
+            assistant(thinking("Hm."), text("I look."), use("1", a=1), use("2", b="ü")),
+            user(result("1"), result("2", [text("x"), text("y")])),
+        ],
+        [
+            answer(
+                "I look.",
+                ToolCall("1", "f", '{"a": 1}'),
+                ToolCall("2", "f", '{"b": "ü"}'),
+                reasoning="Hm.",
+            ),
+            tool("done"),
+            tool("x\ny", "2"),
+        ],
+    ),
+    # many templates have no place for ids, and Claude Code sorts the results by their time
+    "results before text, as they were called, those of no call last": (
+        [
+            assistant(use("1"), use("2")),
+            user(text("Go on."), result("3"), result("2"), result("1")),
+        ],
+        [
+            answer("", F, G),
+            tool("done"),
+            tool("done", "2"),
+            tool("done", "3"),
+            Message("user", "Go on."),
+        ],
+    ),
+    "an error": ([user(result("1", "no file", is_error=True))], [tool("Error: no file")]),
+    "no error": ([user(result("1", "no file", is_error=False))], [tool("no file")]),
+    "an empty result": ([user(result("1", None), result("2", []))], [tool(""), tool("", "2")]),
+    "a call without a result": (
+        [assistant(use("1")), user(text("Stop."))],
+        [answer("", F), Message("user", "Stop.")],
+    ),
+    "a result among the assistant's": (
+        [assistant(text("a"), result("1"), text("b"))],
+        [answer("a"), tool("done"), answer("b")],
+    ),
+    "a call and a thought among the user's": (
+        [user(text("a"), use("2"), thinking("Hm."), text("b"))],
+        [Message("user", "a"), answer("", G, reasoning="Hm."), Message("user", "b")],
+    ),
+    "thoughts between texts": (
+        [assistant(thinking("A"), text("a"), thinking("B"), thinking("C"), text("b"))],
+        [answer("a", reasoning="A"), answer("b", reasoning="B\n\nC")],
+    ),
+    "thoughts between texts, and a call": (
+        [assistant(thinking("A"), text("a"), use("1"), thinking("B"), text("b"))],
+        [answer("a\n\nb", F, reasoning="A\n\nB")],
+    ),
+    "documents and search results": (
+        [user(DOCUMENT, PARTS, SEARCH)],
+        [Message("user", "Weather\nToday\nIt rains.\n1\n2\nT\nS\na")],
+    ),
+    "a document as a result": (
+        [assistant(use("1")), user(result("1", [DOCUMENT]))],
+        [answer("", F), tool("Weather\nToday\nIt rains.")],
+    ),
+    "a summary of another server": (
+        [assistant({"type": "compaction", "content": "They met."}), HI],
+        [answer("They met."), USER_SAID],
+    ),
+    # Claude Code sends one as a list in one turn and as a string in the next
+    "system messages": (
+        [
+            HI,
+            {"role": "system", "content": [text("A", **CACHED)]},
+            {"role": "system", "content": "B"},
+        ],
+        [USER_SAID, Message("system", "A"), Message("system", "B")],
+    ),
+    "a system message of nothing": ([HI, system([])], [USER_SAID]),
+}
+
+
+@pytest.mark.parametrize(("given", "turns"), TURNS.values(), ids=TURNS)
+def test_blocks_become_turns(given: list[Json], turns: list[Message]) -> None:
+    assert list(messages(*given)) == turns
 
 
 @pytest.mark.parametrize(
-    "system",
+    ("kind", "data", "said"),
+    [("application/pdf", pdf("It rains."), "It rains."), ("text/plain", b"It snows.", "It snows.")],
+)
+def test_documents_in_base64_are_read(kind: str, data: bytes, said: str) -> None:
+    source = {"type": "base64", "media_type": kind, "data": base64.b64encode(data).decode()}
+    (message,) = messages(user({"type": "document", "source": source, "title": "Weather"}))
+    assert said in message.content
+    assert "Weather" in message.content
+
+
+IGNORED_BLOCKS: dict[str, tuple[Json, str]] = {
+    "a call of Anthropic's": (
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        "server_tool_use",
+    ),
+    "its result": (
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        "web_search_tool_result",
+    ),
+    "a thought that cannot be read": (
+        {"type": "redacted_thinking", "data": "xyz"},
+        "redacted_thinking",
+    ),
+    "a summary that failed": ({"type": "compaction", "content": None}, "compaction"),
+    "a change of tools": (
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
+        "tool_removal",
+    ),
+}
+
+
+@pytest.mark.parametrize(("block", "name"), IGNORED_BLOCKS.values(), ids=IGNORED_BLOCKS)
+def test_blocks_that_mean_nothing_here_are_left_out_and_listed(block: Json, name: str) -> None:
+    found = parsed(messages=[HI, assistant(block, text("So.")), HI], tools=[TOOL])
+    assert found.ignored == (f"messages.content.{name}",)
+    (prompt,) = found.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages[1] == Message("assistant", "So.")
+    assert [tool.name for tool in prompt.tools] == ["f"]
+
+
+def test_a_conversation_without_content_is_refused() -> None:
+    assert refused(messages=[system([])]).param == "messages"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["A\nB", [text("A", **CACHED), text("B", citations=None)], [text(""), text("A\nB")]],
+)
+def test_the_system_prompt_does_not_depend_on_its_form(given: Any) -> None:
+    assert conversation(system=given).messages[0] == Message("system", "A\nB")
+
+
+@pytest.mark.parametrize("given", [None, "", [], [text("")]])
+def test_no_system_prompt(given: Any) -> None:
+    assert conversation(system=given).messages == (USER_SAID,)
+
+
+@pytest.mark.parametrize(
+    ("block", "reasoning", "is_own"),
     [
-        "A\nB",
-        [text("A"), text("B")],
-        [text("A", **CACHED), text("B", citations=None)],
-        [text(""), text("A\nB")],
+        (thinking("Hm."), "Hm.", True),
+        (thinking("", SIGNER.seal("Hm, 世界.")), "Hm, 世界.", True),
+        (thinking("Hm?", SIGNER.sign("Hm.")), "Hm?", False),  # it was changed
+        (thinking("Hm.", ""), "Hm.", False),
+        (thinking("Hm.", "EqQBCgIYAhIM"), "Hm.", False),
+        (thinking("", Signer(b"other").seal("Hm.")), None, False),
     ],
 )
-def test_the_system_prompt_does_not_depend_on_its_form(system: Any) -> None:
-    assert conversation(system=system).messages[0] == Message("system", "A\nB")
-
-
-@pytest.mark.parametrize("system", [None, "", [], [text("")]])
-def test_no_system_prompt(system: Any) -> None:
-    assert conversation(system=system).messages == (Message("user", "hi"),)
-
-
-def test_a_system_message_stays_in_its_place_in_either_form() -> None:
-    """Claude Code sends it as a list in one turn and as a string in the next."""
-    agents = "Available agents: none."
-    as_list = messages(HI, {"role": "system", "content": [text(agents, **CACHED)]})
-    as_text = messages(
-        HI, {"role": "system", "content": agents}, assistant(text("ho")), user(text("then?"))
-    )
-    assert as_list == (Message("user", "hi"), Message("system", agents))
-    assert as_text[:2] == as_list
-
-
-def test_a_system_message_that_is_cleared() -> None:
-    once = {"role": "system", "content": "now", "clear_at": "next_user_message"}
-    assert messages(HI, once) == (Message("user", "hi"), Message("system", "now"))
-    assert messages(HI, once, assistant(text("ho")), HI) == (
-        Message("user", "hi"),
-        Message("assistant", "ho"),
-        Message("user", "hi"),
-    )
-
-
-def test_our_own_thoughts_come_back_as_they_were() -> None:
-    found = parsed(messages=[HI, assistant(thinking("Hm."), text("a"))])
-    assert found.ignored == ()
+def test_thoughts_come_back(block: Json, reasoning: str | None, is_own: bool) -> None:
+    found = parsed(messages=[HI, assistant(block, text("a"))])
+    (prompt,) = found.request.prompts
+    assert isinstance(prompt, Conversation)
+    assert prompt.messages[1] == answer("a", reasoning=reasoning)
+    assert found.ignored == (() if is_own else ("messages.content.signature",))
 
 
 @pytest.mark.parametrize(
-    "signature", ["", "EqQBCgIYAhIM", "mlx1.AAAA", "mlx1.é", "mlx2.", "mlx1.="]
+    ("last", "continues"),
+    [
+        (assistant(thinking("Hm."), text("Yes, ")), True),
+        ({"role": "assistant", "content": "Yes, "}, True),
+        (assistant(text("I look."), use("1")), False),
+        ({"role": "assistant", "content": ""}, False),
+        (HI, False),
+        (system("Go on."), False),
+    ],
 )
-def test_a_foreign_thought_is_a_thought(signature: str) -> None:
-    found = parsed(messages=[HI, assistant(thinking("Hm.", signature), text("a"))])
+def test_an_answer_that_the_client_has_begun_is_continued(last: Json, continues: bool) -> None:
+    assert conversation(messages=[HI, last]).continue_final_message == continues
+
+
+# Thinking, format and the rest
+
+
+@pytest.mark.parametrize(
+    ("asked", "kwargs", "budget"),
+    [
+        ({}, {}, None),
+        ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}, None),
+        (
+            {"thinking": {"type": "adaptive", "display": "updates"}},
+            {"reasoning_effort": "medium"},
+            None,
+        ),
+        (
+            {
+                "thinking": {"type": "enabled", "budget_tokens": 7, "display": "summarized"},
+                "output_config": {"effort": "low"},
+            },
+            {"reasoning_effort": "low", "thinking_budget": 7},
+            7,
+        ),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}, None),
+    ],
+)
+def test_thinking(asked: Json, kwargs: Json, budget: int | None) -> None:
+    found = parsed(**asked)
     (prompt,) = found.request.prompts
     assert isinstance(prompt, Conversation)
-    assert prompt.messages[1] == Message("assistant", "a", reasoning="Hm.")
-    assert found.ignored == ("messages.content.signature",)
-
-
-def test_a_thought_that_was_changed_is_told() -> None:
-    changed = thinking("Hm?", SIGNER.sign("Hm."))
-    assert parsed(messages=[HI, assistant(changed)]).ignored == ("messages.content.signature",)
-
-
-def test_an_omitted_thought_is_in_its_signature() -> None:
-    sealed = thinking("", SIGNER.seal("Hm, 世界."))
-    found = parsed(messages=[HI, assistant(sealed, text("a"))])
-    (prompt,) = found.request.prompts
-    assert isinstance(prompt, Conversation)
-    assert prompt.messages[1].reasoning == "Hm, 世界."
+    assert (prompt.template_kwargs, found.request.thinking_budget) == (kwargs, budget)
+    has_effort = "output_config" in asked
+    assert found.request.implied == (frozenset() if has_effort else {"reasoning_effort"})
     assert found.ignored == ()
 
 
-def test_an_omitted_thought_of_another_server_is_dropped() -> None:
-    sealed = thinking("", Signer(b"other").seal("Hm."))
-    found = parsed(messages=[HI, assistant(sealed, text("a"))])
-    (prompt,) = found.request.prompts
-    assert isinstance(prompt, Conversation)
-    assert prompt.messages[1] == Message("assistant", "a")
-    assert found.ignored == ("messages.content.signature",)
+def test_an_effort_without_thinking_is_listed() -> None:
+    found = parsed(thinking={"type": "disabled"}, output_config={"effort": "high"})
+    assert found.ignored == ("output_config.effort",)
+
+
+@pytest.mark.parametrize("asked", [{"type": "enabled"}, {"type": "adaptive", "budget_tokens": 5}])
+def test_a_budget_is_of_enabled_thinking(asked: Json) -> None:
+    assert refused(thinking=asked).param == "thinking.budget_tokens"
 
 
 @pytest.mark.parametrize("name", ["output_config.format", "output_format"])
@@ -115,11 +329,8 @@ def test_a_schema_is_held(name: str) -> None:
     request = parsed(**asked).request
     assert request.format == JsonFormat(SCHEMA, strict=True)
     assert request.format_param == f"{name}.schema"
-
-
-def test_two_schemas_are_one_too_many() -> None:
-    format = {"type": "json_schema", "schema": SCHEMA}
-    assert "both" in refused(output_config={"format": format}, output_format=format).message
+    both = {"output_config": {"format": format}, "output_format": format}
+    assert "both" in refused(**both).message
 
 
 def test_the_rest_of_the_request() -> None:
@@ -131,12 +342,14 @@ def test_the_rest_of_the_request() -> None:
     assert (request.max_tokens, request.buffered, request.progress) == (9, True, False)
     request = parsed(stream=True, max_tokens=0).request
     assert (request.max_tokens, request.buffered, request.progress) == (1, False, True)
+    counted = PromptBody.model_validate({"model": "m", "messages": [HI]})
+    assert to_request(counted, SIGNER).request.max_tokens is None
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"cache_control": {"type": "ephemeral"}},
+        CACHED,
         {"system": [text("A", **CACHED)]},
         {"messages": [user(text("a", **CACHED))]},
         {"tools": [{**TOOL, **CACHED}]},
@@ -147,23 +360,73 @@ def test_a_request_to_keep_the_prompt(asked: Json) -> None:
     assert not parsed(tools=[TOOL], system=[text("A", cache_control=None)]).stores_prompt
 
 
-def test_a_body_to_count() -> None:
-    body = PromptBody.model_validate({"model": "m", "messages": [HI]})
-    assert to_request(body, SIGNER).request.max_tokens is None
+# Tools
+
+
+def test_tools() -> None:
+    found = conversation(tools=[{**TOOL, **CACHED}, {**TOOL, "name": "g", "type": "custom"}])
+    assert found.tools == (Tool("f", "does f", SCHEMA), Tool("g", "does f", SCHEMA))
+    assert conversation(tools=[{**TOOL, "strict": True}]).tools[0].strict
 
 
 @pytest.mark.parametrize(
-    ("last", "continues"),
+    ("choice", "expected"),
     [
-        (assistant(text("The best answer is (")), True),
-        ({"role": "assistant", "content": "Yes, "}, True),
-        (assistant(thinking("Hm."), text("Yes, ")), True),
-        (assistant(use("1")), False),
-        (assistant(text("I look."), use("1")), False),
-        ({"role": "assistant", "content": ""}, False),
-        (HI, False),
-        ({"role": "system", "content": "Go on."}, False),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, NamedTool("f")),
     ],
 )
-def test_an_answer_that_the_client_has_begun_is_continued(last: Json, continues: bool) -> None:
-    assert conversation(messages=[HI, last]).continue_final_message == continues
+def test_choices(choice: Json, expected: Any) -> None:
+    request = parsed(tools=[TOOL], tool_choice=choice).request
+    assert (request.tool_choice, request.parallel_calls) == (expected, True)
+    alone = {**choice, "disable_parallel_tool_use": True}
+    assert not parsed(tools=[TOOL], tool_choice=alone).request.parallel_calls
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+    ],
+)
+def test_tools_that_can_not_be_offered(asked: Json, param: str) -> None:
+    error = refused(**asked)
+    assert error.param == param
+    if param == "tools":
+        assert repr(asked["tools"][-1]["type"]) in error.message
+
+
+def searched(*names: str) -> Json:
+    references = [{"type": "tool_reference", "tool_name": name} for name in names]
+    content = {"type": "tool_search_tool_search_result", "tool_references": references}
+    return {"type": "tool_search_tool_result", "tool_use_id": "s", "content": content}
+
+
+REFERENCE: Json = {"type": "tool_reference", "tool_name": "later"}
+FAILED_SEARCH: Json = {"type": "tool_search_tool_result_error", "error_code": "unavailable"}
+
+
+@pytest.mark.parametrize(
+    ("given", "offered"),
+    [
+        ([HI], ["f"]),
+        ([assistant(use("1")), user(result("1", "later"))], ["f"]),
+        ([assistant(use("1")), user(result("1", [REFERENCE]))], ["f", "later"]),
+        ([HO, user({**REFERENCE, "tool_name": "last"}), HI], ["f", "last"]),
+        ([assistant(searched("later")), HI], ["f", "later"]),
+        ([assistant({**searched(), "content": FAILED_SEARCH}), HI], ["f"]),
+        ([assistant(use("1", "last")), user(result("1", [REFERENCE]))], ["f", "last", "later"]),
+    ],
+)
+def test_a_deferred_tool_is_offered_once_it_is_named(given: list[Json], offered: list[str]) -> None:
+    found = conversation(messages=given, tools=[LATER, TOOL, LAST])
+    assert [tool.name for tool in found.tools] == offered
+    chosen = {"type": "tool", "name": "later"}
+    forced = conversation(messages=given, tools=[LATER, TOOL, LAST], tool_choice=chosen).tools
+    assert "later" in [tool.name for tool in forced]

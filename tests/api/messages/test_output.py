@@ -196,17 +196,3 @@ def test_what_was_mended_is_told() -> None:
     repaired = Repaired(0, "json", "tool_calls[0].function.arguments")
     found = message([*BEGUN, *call(0, "1", "{}"), repaired, CALLED])
     assert found["mlx_server"]["repairs"][0]["what"] == "json"
-
-
-@pytest.mark.parametrize(
-    ("end", "summary", "reason"),
-    [
-        (DONE, "They met. They left.", "compaction"),
-        (Finished(0, "length", 9, cached_tokens=0), None, "max_tokens"),
-    ],
-)
-def test_a_summary_is_the_only_block(end: Finished, summary: str | None, reason: str) -> None:
-    texts = [TextDelta(0, " They met."), TextDelta(0, " They left.\n")]
-    found = message([*BEGUN, ReasoningDelta(0, "Hm."), *texts, end], summarizes=True)
-    assert found["content"] == [{"type": "compaction", "content": summary}]
-    assert found["stop_reason"] == reason

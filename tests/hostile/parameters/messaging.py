@@ -20,11 +20,6 @@ from tests.hostile.parameters.chatting import ONLY_A, UNIQUE
 
 HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
 INPUT = "tests/api/messages/test_input.py"
-EFFORT = "tests/api/messages/test_effort.py"
-TOOLS = "tests/api/messages/test_tools.py"
-TURNS = "tests/api/messages/test_turns.py"
-BLOCKS = "tests/api/messages/test_blocks.py"
-CHANGES = "tests/api/messages/test_tool_changes.py"
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
@@ -97,20 +92,9 @@ def format(schema: Any) -> Json:
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
-def effort(level: str) -> Json:
-    return {"messages": [HI, {"role": "system", "output_config": {"effort": level}}]}
-
-
-def changed(kind: str, name: str) -> Json:
-    block = {"type": kind, "tool": {"type": "tool_reference", "name": name}}
-    return OFFERED | {"messages": [HI, {"role": "system", "content": [block]}]}
-
-
 def thinks(**more: Any) -> Json:
     return {"thinking": {"type": "enabled", "budget_tokens": 50, **more}}
 
-
-CLEARED: Json = {"role": "system", "content": "a", "clear_at": "next_user_message"}
 
 MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.PromptBody: {
@@ -123,11 +107,9 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     protocol.MessagesBody: {
         "max_tokens": Case({"max_tokens": 3}),
         "stream": Case({"stream": True}),
-        "compaction": Case({"compaction": {"type": "summarize"}}),
     },
-    protocol.CompactionConfig: {"instructions": f"{EFFORT}::test_a_summary_is_asked_for"},
     protocol.CustomTool: {
-        "type": f"{TOOLS}::test_tools",
+        "type": f"{INPUT}::test_tools",
         "name": Case(tool(name="g"), OFFERED),
         "description": Case(tool(description="does g"), OFFERED),
         "input_schema": Case(tool(input_schema={"type": "object"}), OFFERED),
@@ -149,16 +131,11 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "budget_tokens": Case(thinks(budget_tokens=2), asked(THINKS, **thinks())),
         "display": Case(thinks(display="omitted"), asked(THINKS, **thinks())),
     },
-    protocol.MessageOutputConfig: {"effort": Case(effort("low"), effort("high"))},
     protocol.OutputConfig: {"effort": Case({"output_config": {"effort": "low"}})},
     protocol.OutputFormat: {"schema_": Case(format({"const": "x"}), format({"const": "y"}))},
     protocol.AnthropicMessageParam: {
         "role": Case({"messages": [HI, {**HI, "role": "system"}]}, {"messages": [HI, HI]}),
         "content": Case({"messages": [{**HI, "content": "Ho"}]}),
-        "clear_at": Case(
-            {"messages": [HI, CLEARED, HI]}, {"messages": [HI, {**CLEARED, "clear_at": None}, HI]}
-        ),
-        "output_config": Case(effort("low"), {"messages": [HI]}),
     },
     protocol.TextBlock: {
         "text": Case(user({"type": "text", "text": "Ho"}), user({"type": "text", "text": "Hi"})),
@@ -186,30 +163,22 @@ MESSAGING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     protocol.ToolReferenceBlock: {"tool_name": Case(referenced("g"), referenced("h"))},
     protocol.ToolResultBlock: {
-        "tool_use_id": f"{TURNS}::test_a_result_without_a_call_comes_last",
+        "tool_use_id": f"{INPUT}::test_blocks_become_turns",
         "content": Case(answered(result={"content": "y"}), answered()),
         "is_error": Case(answered(result={"is_error": True}), answered()),
     },
     protocol.ToolUseBlock: {
         "extra_content": "tests/upstream/test_reasoning_details.py::"
         "test_a_signature_comes_back_with_its_call",
-        "id": f"{TURNS}::test_calls_and_results",
+        "id": f"{INPUT}::test_blocks_become_turns",
         "name": Case(answered({"name": "g"}), answered()),
         "input": Case(answered({"input": {"b": 1}}), answered()),
     },
     protocol.ThinkingBlock: {
         "thinking": Case(thought(thinking="Ho"), thought()),
-        "signature": f"{INPUT}::test_an_omitted_thought_is_in_its_signature",
+        "signature": f"{INPUT}::test_thoughts_come_back",
     },
     protocol.RedactedThinkingBlock: {
-        "data": f"{BLOCKS}::test_what_anthropics_own_tools_did_is_left_out_and_listed",
-    },
-    protocol.NamedToolChange: {"name": Case(changed("tool_removal", "f"), OFFERED)},
-    protocol.ToolDefinition: {"definition": f"{CHANGES}::test_messages_change_the_tools"},
-    protocol.ToolAdditionBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
-    protocol.ToolRemovalBlock: {"tool": f"{CHANGES}::test_messages_change_the_tools"},
-    protocol.CompactionBlock: {
-        "tool_changes": f"{CHANGES}::test_messages_change_the_tools",
-        "content": Case(said({"type": "compaction", "content": "x"}), said({"type": "compaction"})),
+        "data": f"{INPUT}::test_blocks_that_mean_nothing_here_are_left_out_and_listed",
     },
 }
