@@ -2,8 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -21,6 +23,8 @@ from mlx_server.events import (
     TokenLogprob,
     Violation,
 )
+
+Wire = dict[str, Any]
 
 
 def arguments_object(text: str) -> dict[str, Any]:
@@ -124,10 +128,10 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 class Accumulator:
     def __init__(
         self,
-        *,
         model: str,
         prompts: int,
         n: int,
+        *,
         keeps_logprobs: bool = False,
         write_logprobs: Callable[[TokenLogprob], object] = logprob_json,
     ) -> None:
@@ -216,6 +220,80 @@ class Accumulator:
             (i, text) for i, each in enumerate(self.answers) if each in answers for text in each.raw
         ]
         return warnings_body(repairs, self._unenforced, violations, ignored, self._normalized, raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """What a client wants reported of its completions besides their texts."""
+
+    logprobs: bool = False
+    usage: bool = False
+    """Whether a stream ends with the usage."""
+    continuous_usage: bool = False
+    """Whether each of its chunks has the usage so far."""
+    token_ids: bool = False
+    timings: bool = False
+    has_body: bool = True
+    """Whether a whole body is needed, which has all log probabilities."""
+
+
+DEFAULT_REPORTING = Reporting()
+
+
+class CompletionsOutput:
+    """What OpenAI's chat completions and its older completions have in common."""
+
+    PREFIX: ClassVar[str]
+    """Of ids."""
+    BODY: ClassVar[str]
+    CHUNK: ClassVar[str]
+    """The names of the objects."""
+
+    def __init__(self, accumulator: Accumulator, reporting: Reporting) -> None:
+        self._accumulator = accumulator
+        self._reporting = reporting
+        self.id = f"{self.PREFIX}-{uuid.uuid4().hex}"
+        self._began = time.monotonic()
+        self._created = int(time.time())
+
+    def add(self, event: Event) -> None:
+        self._accumulator.add(event)
+
+    def end(self) -> Iterator[Wire]:
+        if self._reporting.usage:
+            usage = self._accumulator.usage()
+            yield {**self._head(self.CHUNK), "choices": [], "usage": usage, **self._timings()}
+
+    def _head(self, kind: str) -> Wire:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._accumulator.model,
+            **self._accumulator.fingerprint_fields(),
+        }
+
+    def _whole(self, choices: Sequence[Wire]) -> Wire:
+        return {
+            **self._head(self.BODY),
+            "choices": choices,
+            "usage": self._accumulator.usage(),
+            **self._timings(),
+            **self._accumulator.warnings(*self._accumulator.answers),
+        }
+
+    def _chunk(self, choices: Sequence[Wire]) -> Wire:
+        chunk = {**self._head(self.CHUNK), "choices": choices, **self._timings()}
+        if self._reporting.usage:
+            usage = self._accumulator.usage() if self._reporting.continuous_usage else None
+            chunk["usage"] = usage
+        return chunk
+
+    def _timings(self) -> Wire:
+        return self._accumulator.timings() if self._reporting.timings else {}
+
+    def _progress(self, event: PromptProgress) -> Wire:
+        return prompt_progress(event, time.monotonic() - self._began)
 
 
 def prompt_logprobs_body(answer: Answer) -> dict[str, Any]:

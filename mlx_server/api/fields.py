@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Reporting
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Role, Tool
 from mlx_server.prompts.reasoning_effort import EFFORTS
@@ -145,6 +146,17 @@ class SharedFields(AdapterChoice):
     choices: SamplingChoices
     logit_bias: dict[int, float]
     seed: int | None
+    include_raw: bool | None
+
+
+class ReportingFields(TypedDict):
+    """Those of them by which clients of OpenAI's completions say what they want reported."""
+
+    buffered: bool
+    progress: bool
+    continuous_usage: bool
+    token_ids: bool
+    prompt_logprobs: int | None
 
 
 class WireModel(BaseModel):
@@ -157,6 +169,9 @@ class WireModel(BaseModel):
     """Further fields, which need no effect: labels of the client, and what an earlier answer had.
     They are not reported as ignored."""
 
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
+    """Fields that are refused unless they are null or empty, with the reason."""
+
     def unused(self) -> Iterable[str]:
         """Names of the known fields that were set and have no effect."""
         return ()
@@ -167,7 +182,8 @@ class WireModel(BaseModel):
         return None
 
     def ignored(self) -> list[str]:
-        """Paths of the fields without effect, at every depth, without the numbers of list items."""
+        """Paths of the fields without effect, at every depth, without the numbers of list items.
+        Raises BadRequest for a field in `UNSUPPORTED`."""
         paths: dict[str, None] = {}
         for path in _ignored_paths(self, ""):
             if len(paths) < limits.IGNORED_NAMES:
@@ -189,8 +205,13 @@ def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:
             yield f"{path}{kind}"
         return
     for name, value in (node.model_extra or {}).items():
-        if value is not None and name not in node.ACCEPTED:
+        if value is None or name in node.ACCEPTED:
+            continue
+        if name not in node.UNSUPPORTED:
             yield f"{path}{name}"
+        elif value != "":
+            reason = node.UNSUPPORTED[name]
+            raise BadRequest(f"`{path}{name}` is not supported: {reason}.", param=f"{path}{name}")
     for name in node.unused():
         yield f"{path}{name}"
     for name, value in node.__dict__.items():
@@ -235,7 +256,6 @@ class SamplingBody(WireModel):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "chat_template": "the model's owner sets it in models.yaml",
     }
-    """Fields that are refused unless null, with the reason."""
 
     adapter: Annotated[str, Field(min_length=1)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
@@ -290,6 +310,7 @@ class SamplingBody(WireModel):
             "choices": self.choices(),
             "logit_bias": self.biases(),
             "seed": self.seed,
+            "include_raw": self.include_raw,
         }
 
     def adapter_choice(self) -> AdapterChoice:
@@ -304,17 +325,6 @@ class SamplingBody(WireModel):
             "adapter": next(iter(given.values()), None),
             "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
-
-    def ignored(self) -> list[str]:
-        """Paths of the fields without effect. Raises BadRequest for a field in `UNSUPPORTED`."""
-        self.refuse_unsupported()
-        return super().ignored()
-
-    def refuse_unsupported(self) -> None:
-        given = self.model_extra or {}
-        for name, reason in self.UNSUPPORTED.items():
-            if given.get(name) not in (None, ""):
-                raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
 
 
 def check_stream_options(stream: bool | None, options: WireModel | None) -> None:
@@ -339,33 +349,38 @@ class GenerationBody(SamplingBody):
     timings_per_token: bool | None = None
     """llama.cpp's: how long prompt and answer took, with each chunk or the whole answer."""
 
-    def refuse_streamed_prompts(self) -> None:
-        """Raises BadRequest for log probabilities of a prompt in a stream, as vLLM does."""
+    def check_stream(self) -> None:
+        """Raises BadRequest for options of a stream that is none, as OpenAI does, and for log
+        probabilities of a prompt in a stream, as vLLM does."""
+        check_stream_options(self.stream, self.stream_options)
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequest(
                 "`prompt_logprobs` come with the whole answer: leave out `stream`.",
                 param="prompt_logprobs",
             )
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether the answer needs to know of each token."""
-        of_stream = bool(self.stream) and self.continuous_usage
-        return of_stream or bool(self.return_token_ids or self.timings_per_token)
+    def reporting_fields(self) -> ReportingFields:
+        options = self.stream_options or UsageStreamOptions()
+        progress = self.stream and (options.include_progress or self.return_progress)
+        counts = self.stream and options.include_usage and options.continuous_usage_stats
+        return {
+            "buffered": not self.stream,
+            "progress": bool(progress),
+            "continuous_usage": bool(counts or self.return_token_ids or self.timings_per_token),
+            "token_ids": bool(self.return_token_ids),
+            "prompt_logprobs": self.prompt_logprobs,
+        }
 
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        option = self.stream_options and self.stream_options.continuous_usage_stats
-        return self.include_usage and bool(option)
-
-    @property
-    def include_progress(self) -> bool:
-        option = self.stream_options and self.stream_options.include_progress
-        return bool(self.stream and (option or self.return_progress))
+    def reporting(self, logprobs: int | None, *, is_stored: bool = False) -> Reporting:
+        options = self.stream_options or UsageStreamOptions()
+        return Reporting(
+            logprobs=logprobs is not None,
+            usage=bool(options.include_usage),
+            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            timings=bool(self.timings_per_token),
+            has_body=is_stored or not self.stream,
+        )
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

@@ -67,6 +67,10 @@ class StructuredOutputs(WireModel):
     """Known, and refused unless null."""
 
 
+KINDS = ("json", "regex", "choice", "grammar")
+"""What vLLM's parameters end with."""
+
+
 class FormatChoice(TypedDict):
     format: Format | None
     format_param: str
@@ -85,26 +89,19 @@ class ConstrainedBody(GenerationBody):
     """An empty one sets no format."""
 
     def constrained(self) -> FormatChoice:
-        structured = of_structured_outputs(self.structured_outputs)
-        found = [*of_response_format(self.response_format), *structured, *self._guided()]
-        found += of_llama_cpp(self.json_schema, self.grammar)
-        return the_only_format(found, otherwise="response_format")
-
-    def _guided(self) -> Iterator[FormatChoice]:
-        yield from _formats(
-            "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
-        )
-
-
-def of_llama_cpp(
-    schema: dict[str, Any] | str | None, grammar: str | None
-) -> Iterator[FormatChoice]:
-    """What no grammar can enforce of the schema is checked afterwards, as with `json_object`."""
-    if schema is not None:
-        json = JsonFormat(_schema(schema, "json_schema"), strict=False)
-        yield {"format": json, "format_param": "json_schema"}
-    if grammar:
-        yield {"format": GrammarFormat(grammar), "format_param": "grammar"}
+        guided = {name: getattr(self, f"guided_{name}") for name in KINDS}
+        choices = [
+            *of_response_format(self.response_format),
+            *of_structured_outputs(self.structured_outputs),
+            *_choices("guided_", guided),
+        ]
+        if self.json_schema is not None:
+            # what no grammar can enforce of it is checked afterwards, as with `json_object`
+            json = JsonFormat(_schema(self.json_schema, "json_schema"), strict=False)
+            choices.append({"format": json, "format_param": "json_schema"})
+        if self.grammar:
+            choices.append({"format": GrammarFormat(self.grammar), "format_param": "grammar"})
+        return the_only_format(choices, otherwise="response_format")
 
 
 def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:
@@ -113,15 +110,15 @@ def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:
     return {"format": JsonFormat(given.schema_, strict=False), "format_param": f"{param}.schema"}
 
 
-def the_only_format(found: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
+def the_only_format(choices: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
     """The requested format and its parameter name. Raises BadRequest if there are several."""
-    if len(found) > 1:
-        one, other = found[0]["format_param"], found[1]["format_param"]
+    if len(choices) > 1:
+        one, other = choices[0]["format_param"], choices[1]["format_param"]
         raise BadRequest(
             f"`{one}` and `{other}` both set the output format: send only one of them.",
             param=other,
         )
-    return found[0] if found else {"format": None, "format_param": otherwise}
+    return choices[0] if choices else {"format": None, "format_param": otherwise}
 
 
 def of_response_format(
@@ -138,18 +135,18 @@ def of_response_format(
 def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatChoice]:
     if given is None:
         return
-    found = list(
-        _formats("structured_outputs.", given.json_, given.regex, given.choice, given.grammar)
-    )
+    values: dict[str, Any] = {"json": given.json_, "regex": given.regex}
+    values |= {"choice": given.choice, "grammar": given.grammar}
+    choices = list(_choices("structured_outputs.", values))
     if given.json_object:
-        found.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
-    if not found:
+        choices.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
+    if not choices:
         raise BadRequest(
             "`structured_outputs` needs one of `json`, `regex`, `choice`, `grammar` and "
             "`json_object`.",
             param="structured_outputs",
         )
-    yield from found
+    yield from choices
 
 
 def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
@@ -164,22 +161,21 @@ def prompt_description(format: Format | None) -> Mapping[str, Any] | None:
     return None
 
 
-def _formats(
-    prefix: str,
-    json: dict[str, Any] | str | None,
-    regex: str | None,
-    choice: list[str] | None,
-    grammar: str | None,
-) -> Iterator[FormatChoice]:
-    if json is not None:
-        where = f"{prefix}json"
-        yield {"format": JsonFormat(_schema(json, where)), "format_param": where}
-    if regex is not None:
-        yield {"format": RegexFormat(regex), "format_param": f"{prefix}regex"}
-    if choice is not None:
-        yield {"format": ChoiceFormat(tuple(choice)), "format_param": f"{prefix}choice"}
-    if grammar is not None:
-        yield {"format": GrammarFormat(grammar), "format_param": f"{prefix}grammar"}
+def _choices(prefix: str, values: Mapping[str, Any]) -> Iterator[FormatChoice]:
+    for kind, value in values.items():
+        param = f"{prefix}{kind}"
+        match kind:
+            case _ if value is None:
+                continue
+            case "json":
+                format: Format = JsonFormat(_schema(value, param))
+            case "regex":
+                format = RegexFormat(value)
+            case "choice":
+                format = ChoiceFormat(tuple(value))
+            case _:
+                format = GrammarFormat(value)
+        yield {"format": format, "format_param": param}
 
 
 def _schema(given: dict[str, Any] | str, where: str) -> dict[str, Any]:

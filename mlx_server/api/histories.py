@@ -4,13 +4,15 @@ Other servers and older clients wrote some of them. What is wrong in one is left
 ignored, because a refusal would end the conversation: its next request has the same history.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from mlx_server.api.fields import MendedItems
 from mlx_server.http.errors import problem_of
+from mlx_server.messages import ToolCall
 
 WITHOUT_MENDING: Final[Mapping[str, bool]] = {"mends_histories": False}
 """The context of a validation that refuses what is wrong, and so is short."""
@@ -79,3 +81,26 @@ def _mended_at(node: Any, loc: Sequence[int | str], is_list: bool) -> tuple[Any,
     else:
         del copy[head]
     return copy, is_whole
+
+
+class UnansweredCalls:
+    """The calls of a turn that no result has answered yet. Older clients and most of Ollama's send
+    no id with a result: it then answers the next call of its name, or without a name the next."""
+
+    def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
+        self._ids: set[str] = set()
+        self._waiting = defaultdict[str | None, deque[str]](deque)
+        """Their ids by name, and all under None; those that are answered are skipped later."""
+        for call in calls:
+            self._ids.add(call.id)
+            self._waiting[call.name].append(call.id)
+            self._waiting[None].append(call.id)
+
+    def answered_by(self, id: str | None, name: str | None) -> str | None:
+        """The id of the call that is answered by a result with this id and name."""
+        waiting = self._waiting.get(name, deque())
+        while id is None and waiting:
+            first = waiting.popleft()
+            id = first if first in self._ids else None
+        self._ids.discard(id or "")
+        return id

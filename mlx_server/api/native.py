@@ -1,6 +1,6 @@
 """`POST /generate` on the wire: thinking and answer in separate fields, with separate limits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from fastapi import APIRouter, Request, Response
@@ -25,11 +25,8 @@ from mlx_server.api.histories import MENDED
 from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
-from mlx_server.families.base import ModelFamily
-from mlx_server.families.table import rows
 from mlx_server.http import strict_json
 from mlx_server.messages import Conversation, Tool, ToolCall
-from mlx_server.parsers.parse_context import NAMES
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
@@ -64,12 +61,9 @@ class NativeBody(SamplingBody, ContinuationBody):
     response_format: ResponseFormat | None = None
     tool_parser: Annotated[str, Field(min_length=1)] | None = None
 
-
-USUAL_TAGS = [name for tag in NAMES for name in (tag, f"<{tag}>")]
-USUAL_PARSERS = ["hermes", "openai"]
-"""The parsers that clients of this API name. They are accepted for every family: the model's own
-parser reads the answers, and it knows these tags, and calls as JSON, wherever a model can write
-them."""
+    def unused(self) -> Iterable[str]:
+        """The model's own family knows its tags and reads its calls."""
+        return (name for name in ("think_tag", "tool_parser") if getattr(self, name))
 
 
 class TokenLimits(TypedDict):
@@ -78,14 +72,12 @@ class TokenLimits(TypedDict):
     max_response_tokens: int | None
 
 
-def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateRequest:
+def to_request(body: NativeBody, model: str) -> GenerateRequest:
     if body.stream:
         raise BadRequest(
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    _check_known("think_tag", body.think_tag, [*USUAL_TAGS, *_think_tags(family)])
-    _check_known("tool_parser", body.tool_parser, [*USUAL_PARSERS, family.name])
     tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
     choice = _choice(body)
     check_choice(choice, tools)
@@ -100,7 +92,6 @@ def to_request(body: NativeBody, model: str, family: ModelFamily) -> GenerateReq
     return GenerateRequest(
         model=model,
         **body.shared_fields(),
-        include_raw=body.include_raw,
         **constrained,
         **_limits(body),
         buffered=True,
@@ -133,19 +124,6 @@ def _choice(body: NativeBody) -> ToolChoice:
     return body.tool_choice or "auto"
 
 
-def _think_tags(family: ModelFamily) -> list[str]:
-    """The delimiters that open the family's reasoning, with and without their brackets."""
-    ((*_, shapes, _),) = rows([family])
-    opening = [shape.partition("…")[0] for shape in shapes]
-    return [name for delimiter in opening for name in (delimiter.strip("<>[]|"), delimiter)]
-
-
-def _check_known(param: str, given: str | None, known: list[str]) -> None:
-    if given is not None and given not in known:
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(known))
-        raise BadRequest(f"With this model `{param}` should be one of {names}.", param=param)
-
-
 Wire = dict[str, Any]
 
 
@@ -154,8 +132,8 @@ class _InvalidCall(Exception):
 
 
 class NativeOutput:
-    def __init__(self, *, model: str) -> None:
-        self._accumulator = Accumulator(model=model, prompts=1, n=1)
+    def __init__(self, model: str) -> None:
+        self._accumulator = Accumulator(model, prompts=1, n=1)
         self._pieces_before: dict[str, int] = {}
         """The number of text deltas before a call, by the call's id."""
 
@@ -221,11 +199,5 @@ async def generate(http: Request) -> Response:
     ignored = await in_thread(body.ignored)
     pool: Pool = http.app.state.pool
     model = await while_connected(http, model_or_default(pool, body.model))
-    family = await while_connected(http, _family(pool, model))
-    request = await in_thread(to_request, body, model, family)
-    return await respond_buffered(http, request, NativeOutput(model=model), ignored=ignored)
-
-
-async def _family(pool: Pool, model: str) -> ModelFamily:
-    with pool.row_slots.take(1):
-        return await pool.family(pool.models.split(model)[0])
+    request = await in_thread(to_request, body, model)
+    return await respond_buffered(http, request, NativeOutput(model), ignored=ignored)

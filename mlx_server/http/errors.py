@@ -7,7 +7,6 @@ the context is reported in each API's own words: clients recognise them, and sho
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -58,10 +57,6 @@ BY_STATUS: dict[int, type[ServerError]] = {
     )
 }
 
-FIELD = re.compile(r"[a-z_][a-z0-9_]*")
-MEMBERS = {"any", "bool", "bytes", "dict", "float", "int", "list", "none", "set", "str", "tuple"}
-"""Names that pydantic puts into a loc for members of a union that are builtin types."""
-
 log = logging.getLogger("mlx_server")
 
 
@@ -69,7 +64,6 @@ def install(app: FastAPI) -> None:
     """Makes every error of the app leave as a JSON body."""
     app.add_exception_handler(ServerError, _server_error)
     app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(pydantic.ValidationError, _unplaced_validation_error)
     app.add_exception_handler(RequestValidationError, _request_validation_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(Exception, _unexpected)
@@ -109,19 +103,6 @@ def problem_of(error: pydantic.ValidationError, body: Any) -> tuple[Loc, Problem
     """The first problem of a client's body, with the keys that lead to it."""
     problems = error.errors(include_url=False, include_input=False)
     return _first_problem([(_client_loc(problem, body), problem) for problem in problems])
-
-
-def param_of(loc: Loc) -> str:
-    """A loc as OpenAI writes it, `messages[0].content`, without the names of union members.
-
-    Without the body these are recognised only by their spelling, so a field that is named like a
-    type or a class is dropped. `validation_error` is exact.
-    """
-    return _param_name([part for part in loc if isinstance(part, int) or _looks_like_field(part)])
-
-
-def _looks_like_field(part: str) -> bool:
-    return FIELD.fullmatch(part) is not None and part not in MEMBERS
 
 
 def _param_name(parts: Sequence[int | str]) -> str:
@@ -211,12 +192,6 @@ def _served_paths(app: FastAPI) -> list[str]:
     others = ("/", *OLLAMA_REFUSED)
     paths = [path for path in paths if path not in others and not path.startswith("/page/")]
     return [path for path in paths if not any(path.startswith(f"{each}/") for each in paths)]
-
-
-async def _unplaced_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, pydantic.ValidationError)
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return error_response(_bad_request(param_of(problem["loc"]), problem), request.scope)
 
 
 async def _request_validation_error(request: Request, error: Exception) -> Response:

@@ -27,6 +27,7 @@ from mlx_server.engine.messages import (
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.pool.pool import AnswerRecorder
 from tests.engine.stub import StubEngine
 from tests.tiny import IM_END
 
@@ -135,6 +136,7 @@ def app(
     store: StoreSettings | None = None,
     images: Literal["describe", "refuse"] = "describe",
     others: Mapping[str, Path] | None = None,
+    recorder: AnswerRecorder | None = None,
     **server: Any,
 ) -> FastAPI:
     settings = Settings(
@@ -145,7 +147,7 @@ def app(
             **{name: ModelSettings(source=str(path)) for name, path in (others or {}).items()},
         },
     )
-    made = create_app(settings)
+    made = create_app(settings, recorder=recorder)
     made.state.pool.make_engine = lambda **limits: engine
     return made
 

@@ -24,7 +24,6 @@ from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.items import read_items
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.errors import ServerError
-from mlx_server.families import family_named
 from mlx_server.generation.tool_loop import ServerTools
 from mlx_server.http.security import SEALED, Signer
 from mlx_server.mcp.server import Lister, text_of
@@ -72,7 +71,7 @@ def chat(body: Json) -> Conversation:
 
 
 def native(body: Json) -> Conversation:
-    return only(of_native(NativeBody.model_validate(body), "m", family_named("qwen3")))
+    return only(of_native(NativeBody.model_validate(body), "m"))
 
 
 def responses(body: Json) -> Conversation:

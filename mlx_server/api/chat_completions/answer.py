@@ -1,17 +1,18 @@
 """Folds events into a chat completion or the chunks of its stream."""
 
-import time
-import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mlx_server.api.accumulator import (
+    DEFAULT_REPORTING,
     Accumulator,
+    CompletionsOutput,
+    Reporting,
+    Wire,
     logprob_json,
     prompt_logprobs_body,
-    prompt_progress,
 )
 from mlx_server.api.freeform import FreeformInput, text_of_arguments
 from mlx_server.events import (
@@ -29,8 +30,6 @@ from mlx_server.events import (
 )
 from mlx_server.messages import EXTRA_CONTENT, ToolCall
 
-Wire = dict[str, Any]
-
 DETAILS = "reasoning_details"
 
 REASONING_FIELDS: Mapping[str, Sequence[str]] = {
@@ -43,95 +42,56 @@ first, OpenRouter the second. Clients that take them for two names of one field 
 with both."""
 
 
-class ChatOutput:
+class ChatOutput(CompletionsOutput):
+    PREFIX, BODY, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
     def __init__(
         self,
-        *,
         model: str,
         n: int,
-        logprobs: bool,
-        include_usage: bool,
-        continuous_usage: bool = False,
-        token_ids: bool = False,
-        timings: bool = False,
+        reporting: Reporting = DEFAULT_REPORTING,
+        *,
         echoed: str = "",
         freeform: Container[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS["both"],
-        has_body: bool = True,
     ) -> None:
         """echoed: the text that each answer begins with. freeform: the names of the tools whose
-        input is free text. has_body: whether a body is needed, which has all log probabilities."""
-        self._accumulator = Accumulator(model=model, prompts=1, n=n, keeps_logprobs=has_body)
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        self._token_ids = token_ids
-        self._timings = timings
+        input is free text."""
+        super().__init__(Accumulator(model, 1, n, keeps_logprobs=reporting.has_body), reporting)
         self._echoed = echoed
         self._freeform = freeform
         self._reasoning_fields = reasoning_fields
         self._inputs: dict[tuple[int, int], FreeformInput] = {}
         """The texts of streamed calls, by the indices of answer and call."""
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._began = time.monotonic()
-        self._created = int(time.time())
-
-    def add(self, event: Event) -> None:
-        self._accumulator.add(event)
 
     def body(self) -> Wire:
         """The completion of the events so far."""
         choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
-        usage = self._accumulator.usage()
-        warnings = self._accumulator.warnings(*self._accumulator.answers)
         first, *_ = self._accumulator.answers
-        return {
-            **self._head("chat.completion"),
-            "choices": choices,
-            "usage": usage,
-            **self._prompt_ids(),
-            **prompt_logprobs_body(first),
-            **self._timed(),
-            **warnings,
-        }
+        return {**self._whole(choices), **self._prompt_ids(), **prompt_logprobs_body(first)}
 
     def chunks(self, event: Event) -> Iterator[Wire]:
         self._accumulator.add(event)
         match event:
             case TextDelta(index, _, logprobs):
-                yield self._chunk(index, {"content": event.separated}, logprobs)
+                yield self._delta(index, {"content": event.separated}, logprobs)
             case ReasoningDelta(index) if self._reasoning_fields:
-                yield self._chunk(index, self._thought(event.separated))
+                yield self._delta(index, self._thought(event.separated))
             case ToolCallStarted(index) | ToolCallDelta(index) | ToolCallFinished(index):
                 if delta := self._call_delta(event):
-                    yield self._chunk(index, delta)
+                    yield self._delta(index, delta)
             case Started():
                 for index in range(len(self._accumulator.answers)):
-                    begun = self._chunk(index, {"role": "assistant", "content": self._echoed})
+                    begun = self._delta(index, {"role": "assistant", "content": self._echoed})
                     yield begun if index else {**begun, **self._prompt_ids()}
             case PromptProgress(index):
-                progress = prompt_progress(event, time.monotonic() - self._began)
-                yield {**self._chunk(index, {}), **progress}
+                yield {**self._delta(index, {}), **self._progress(event)}
             case Finished(index, reason):
                 warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                finished = self._chunk(index, {}, finish_reason=self._finish_reason(reason))
+                finished = self._delta(index, {}, finish_reason=self._finish_reason(reason))
                 yield {**finished, **warnings}
 
-    def end(self) -> Iterator[Wire]:
-        if self._include_usage:
-            last = {**self._head("chat.completion.chunk"), "choices": [], **self._timed()}
-            yield {**last, "usage": self._accumulator.usage()}
-
-    def _head(self, kind: str) -> Wire:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self._created,
-            "model": self._accumulator.model,
-            **self._accumulator.fingerprint_fields(),
-        }
-
-    def _chunk(
+    def _delta(
         self,
         index: int,
         delta: Wire,
@@ -145,31 +105,22 @@ class ChatOutput:
             "finish_reason": finish_reason,
             **self._ids(self._accumulator.new_token_ids(index)),
         }
-        head = self._head("chat.completion.chunk")
-        return {**head, "choices": [choice], **self._usage(), **self._timed()}
+        return self._chunk([choice])
 
     def _ids(self, ids: Sequence[int]) -> Wire:
-        return {"token_ids": list(ids)} if self._token_ids else {}
+        return {"token_ids": list(ids)} if self._reporting.token_ids else {}
 
     def _prompt_ids(self) -> Wire:
-        if not self._token_ids:
+        if not self._reporting.token_ids:
             return {}
         (ids,) = self._accumulator.prompt_token_ids
         return {"prompt_token_ids": list(ids)}
 
-    def _timed(self) -> Wire:
-        return self._accumulator.timings() if self._timings else {}
-
-    def _usage(self) -> Wire:
-        """A chunk's `usage`: null, unless the client wants the usage so far with each chunk."""
-        if not self._include_usage:
-            return {}
-        return {"usage": self._accumulator.usage() if self._continuous_usage else None}
-
     def _choice(self, index: int, answer: Answer) -> Wire:
-        text, reasoning, made = self._echoed + answer.text, answer.thoughts, answer.calls
+        text, reasoning = self._echoed + answer.text, answer.thoughts
         thought = self._thought(reasoning) if reasoning else {}
-        calls = self._calls(made) if made else {}
+        calls = self._calls(answer.calls) if answer.calls else {}
+        logprobs = self._accumulator.logprobs[index]
         message = {
             "role": "assistant",
             "content": text or None if calls else text,
@@ -180,7 +131,7 @@ class ChatOutput:
         return {
             "index": index,
             "message": message,
-            "logprobs": _logprobs(self._accumulator.logprobs[index]) if self._logprobs else None,
+            "logprobs": _logprobs(logprobs) if self._reporting.logprobs else None,
             "finish_reason": self._finish_reason(answer.finish_reason),
             **self._ids(answer.token_ids),
         }
@@ -189,7 +140,7 @@ class ChatOutput:
         return dict.fromkeys(self._reasoning_fields, text)
 
     def _calls(self, calls: Sequence[ToolCall]) -> Wire:
-        details = [found for call in calls for found in _details(call.extra_content).items()]
+        details = [each for call in calls for each in _details(call.extra_content).items()]
         return {**dict(details), "tool_calls": [self._call(call) for call in calls]}
 
     def _call(self, call: ToolCall) -> Wire:

@@ -31,13 +31,12 @@ from mlx_server.api.fields import (
     WireModel,
     check_choice,
     check_offered,
-    check_stream_options,
     check_usable,
     role_of,
 )
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.freeform import FreeformText, TextGrammar, arguments_of_text, freeform_tool
-from mlx_server.api.histories import MENDED
+from mlx_server.api.histories import MENDED, UnansweredCalls
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,
@@ -330,16 +329,15 @@ def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
 
 
 def _converted(given: Sequence[MessageParam]) -> Iterator[Message]:
-    unanswered: list[ToolCall] = []
+    unanswered = UnansweredCalls()
     for i, message in enumerate(given):
         calls = _calls(message, i)
-        id, role = message.tool_call_id, role_of(message.role)
+        id, role = message.tool_call_id or None, role_of(message.role)
         parts = parts_of(message.content, f"messages[{i}].content")
         if role == "assistant":
-            unanswered = list(calls)
+            unanswered = UnansweredCalls(calls)
         elif role == "tool":
-            id = id or _answered(message, unanswered)
-            unanswered = [call for call in unanswered if call.id != id]
+            id = unanswered.answered_by(id, message.name)
         yield Message(
             role=role,
             content=content_of(parts) or message.refusal or "",
@@ -356,12 +354,6 @@ def _reasoning(message: MessageParam) -> str | None:
     if given is None or isinstance(given, str):
         return given or "\n\n".join(thoughts_of(message.content)) or None
     return part_text({"content": given})
-
-
-def _answered(message: MessageParam, unanswered: Sequence[ToolCall]) -> str | None:
-    """The id of the call that a result without an id answers: the next one, of its name if it has
-    one."""
-    return next((call.id for call in unanswered if message.name in (None, call.name)), None)
 
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
@@ -405,13 +397,8 @@ def to_request(body: ChatBody) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         **body.shared_fields(),
-        include_raw=body.include_raw,
+        **body.reporting_fields(),
         **constrained,
-        buffered=not body.stream,
-        progress=body.include_progress,
-        continuous_usage=body.counts_tokens,
-        token_ids=bool(body.return_token_ids),
-        prompt_logprobs=body.prompt_logprobs,
         prompts=(conversation,),
         n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -440,8 +427,7 @@ def _param_names(body: ChatBody) -> dict[str, str]:
 
 def _refuse(body: ChatBody) -> None:
     """Raises BadRequest for valid fields whose values are not supported."""
-    check_stream_options(body.stream, body.stream_options)
-    body.refuse_streamed_prompts()
+    body.check_stream()
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     if body.modalities and body.modalities != ["text"]:

@@ -14,11 +14,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.chat_completions.answer import (
     REASONING_FIELDS,
     ChatOutput,
     FunctionCallOutput,
-    Wire,
 )
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
@@ -150,17 +150,12 @@ async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
     output = (FunctionCallOutput if body.is_legacy else ChatOutput)(
-        model=body.model,
-        n=request.n,
-        logprobs=request.logprobs is not None,
-        include_usage=body.include_usage,
-        continuous_usage=body.continuous_usage,
-        token_ids=bool(body.return_token_ids),
-        timings=bool(body.timings_per_token),
+        body.model,
+        request.n,
+        body.reporting(request.logprobs, is_stored=bool(body.store)),
         freeform=body.freeform_names,
         echoed=echoed(body, request),
         reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
-        has_body=bool(body.store or not body.stream),
     )
     ignored = await in_thread(body.ignored)
     store = await _storing(http, body, output.id) if body.store else None

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,12 +21,13 @@ from mlx_server.api.fields import (
     Items,
     RoleName,
     SamplingBody,
+    SharedFields,
     Text,
     WireModel,
     role_of,
 )
 from mlx_server.api.formats import FormatChoice
-from mlx_server.api.histories import MENDED
+from mlx_server.api.histories import MENDED, UnansweredCalls
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,
@@ -100,10 +100,10 @@ class Options(SamplingBody):
             found["repetition_penalty"] = self.repeat_penalty
         return found
 
-    @property
-    def chosen_seed(self) -> int | None:
-        """None for a negative seed, which asks for a random one."""
-        return self.seed if self.seed is not None and self.seed >= 0 else None
+    def shared_fields(self) -> SharedFields:
+        """A negative seed asks for a random one."""
+        seed = None if self.seed is None or self.seed < 0 else self.seed
+        return {**super().shared_fields(), "seed": seed}
 
     @property
     def most_tokens(self) -> int | None:
@@ -112,9 +112,6 @@ class Options(SamplingBody):
 
 class AnswerBody(WireModel):
     """The fields that `/api/chat` and `/api/generate` share."""
-
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
-    """Fields that are refused unless they are empty, with the reason."""
 
     model: Name
     stream: bool | None = None
@@ -138,17 +135,6 @@ class AnswerBody(WireModel):
     @property
     def unloads(self) -> bool:
         return self.keep_seconds is not None and math.isclose(self.keep_seconds, 0)
-
-    def ignored(self) -> list[str]:
-        """Paths of the fields without effect. Raises BadRequest for a field in `UNSUPPORTED`, also
-        in `options`."""
-        given = self.model_extra or {}
-        for name, reason in self.UNSUPPORTED.items():
-            if given.get(name):
-                raise BadRequest(f"`{name}` is not supported: {reason}.", param=name)
-        if self.options:
-            self.options.refuse_unsupported()
-        return super().ignored()
 
 
 class CalledFunction(WireModel):
@@ -212,8 +198,6 @@ class GenerateBody(AnswerBody):
         "template": "the model's owner sets it in models.yaml",
         "suffix": "these models can't insert text before a suffix",
     }
-    ACCEPTED = frozenset(UNSUPPORTED)
-    """Empty ones ask for nothing."""
 
     prompt: str | None = None
     """Without one, the model is loaded, or unloaded if `keep_alive` is 0."""
@@ -297,17 +281,11 @@ def _request(body: AnswerBody, model: str, prompt: Prompt) -> GenerateRequest:
         raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
     return GenerateRequest(
         model=model,
-        **options.adapter_choice(),
-        include_raw=options.include_raw,
-        on_disk=options.store is not False,
+        **options.shared_fields(),
         **_format(body),
         buffered=not body.streams,
         prompts=(prompt,),
         max_tokens=options.most_tokens,
-        stop=options.stops(),
-        choices=options.choices(),
-        logit_bias=options.biases(),
-        seed=options.chosen_seed,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         param_names={"chat_template_kwargs.reasoning_effort": "think"},
     )
@@ -331,24 +309,23 @@ def _format(body: AnswerBody) -> FormatChoice:
 
 
 def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
-    unanswered = _UnansweredCalls(())
+    unanswered = UnansweredCalls()
     for i, message in enumerate(given):
         calls = tuple(_calls(message.tool_calls or (), i))
-        answered, role = None, role_of(message.role)
+        answered, role = message.tool_call_id or None, role_of(message.role)
         images = _images(message.images, "messages.images")
         parts = [*parts_of(message.content, f"messages[{i}].content"), *images]
         if role == "assistant":
-            unanswered = _UnansweredCalls(calls)
+            unanswered = UnansweredCalls(calls)
         elif role == "tool":
-            answered = message.tool_call_id or unanswered.next(message.tool_name)
-            unanswered.remove(answered)
+            answered = unanswered.answered_by(answered, message.tool_name)
         yield Message(
             role,
             content_of(parts),
             name=message.tool_name if role == "tool" else None,
             reasoning=message.thinking or None,
             tool_calls=calls,
-            tool_call_id=answered,
+            tool_call_id=answered if role == "tool" else None,
             parts=media_parts(parts),
         )
 
@@ -358,27 +335,6 @@ def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
         function = call.function or CalledFunction()
         id = call.id or f"call_{place}_{number}"
         yield ToolCall(id, function.name or UNNAMED, function.arguments or "{}")
-
-
-class _UnansweredCalls:
-    """The calls of a turn that no result has answered yet. Most clients send no id with a result:
-    it then answers the next call of its name, or without a name the next one."""
-
-    def __init__(self, calls: Sequence[ToolCall]) -> None:
-        self._ids = {call.id for call in calls}
-        self._next: dict[str | None, deque[str]] = {None: deque(call.id for call in calls)}
-        """The ids of the calls by name, and all ids under None; answered ones are skipped later."""
-        for call in calls:
-            self._next.setdefault(call.name, deque()).append(call.id)
-
-    def next(self, name: str | None) -> str | None:
-        ids = self._next.get(name, deque())
-        while ids and ids[0] not in self._ids:
-            ids.popleft()
-        return ids[0] if ids else None
-
-    def remove(self, id: str | None) -> None:
-        self._ids.discard(id or "")
 
 
 def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:

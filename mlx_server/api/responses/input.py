@@ -511,7 +511,6 @@ def to_request(
     request = GenerateRequest(
         model=body.model,
         **body.shared_fields(),
-        include_raw=body.include_raw,
         **constrained,
         buffered=not body.stream,
         progress=body.include_progress,

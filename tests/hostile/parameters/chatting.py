@@ -21,11 +21,8 @@ from tests.hostile.parameters.case import (
     refused,
 )
 
-DISK = "tests/api/test_prompt_disk_wire.py"
 STORED = "tests/api/chat_completions/test_stored.py"
-FILES = "tests/api/test_files.py"
-HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
-FORMATS = "tests/api/test_formats_wire.py"
+ASKED = "tests/api/test_requests.py::test_a_body_asks_for"
 SPECIAL = "tests/live/test_generate_text.py::test_special_tokens_are_part_of_a_text_that_wants_them"
 CONTRACT = "tests/live/test_contract_replayed.py"
 
@@ -64,9 +61,7 @@ FUNCTION: Json = {
     "parameters": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]},
 }
 
-CUSTOM = "tests/api/chat_completions/test_custom_tools.py::test_a_custom_tool_has_one_argument"
 HANDED_BACK = "tests/upstream/test_reasoning_details.py"
-TAKEN_BACK = "tests/api/chat_completions/test_custom_tools.py::test_a_call_is_taken_back"
 
 
 def offered(*functions: Json, **more: Any) -> Json:
@@ -130,7 +125,7 @@ def structured(**asked: Any) -> Case:
 
 
 CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
-    fields.SamplingBody: {**SAMPLING, "store": f"{DISK}::test_which_requests_may_be_written"},
+    fields.SamplingBody: {**SAMPLING, "store": ASKED},
     fields.GenerationBody: {
         "model": Case({"model": SAID}),
         "stream": Case({"stream": True}),
@@ -168,8 +163,8 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     },
     formats.JsonSchemaParam: {
         "schema_": Case(schema({"const": "x"}), schema({"const": "y"})),
-        "name": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
-        "description": f"{FORMATS}::test_the_prompt_describes_every_format_but_a_grammar",
+        "name": ASKED,
+        "description": ASKED,
         "strict": refused(schema(UNIQUE, strict=True), **schema(UNIQUE)),
     },
     formats.StructuredOutputs: {
@@ -211,23 +206,23 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "reasoning_content": Case(answered(reasoning_content="Hm"), answered()),
         "reasoning_details": f"{HANDED_BACK}::test_details_of_the_reasoning_come_back_as_they_were",
         "refusal": Case(answered(content=None, refusal="No"), answered(content=None)),
-        "tool_call_id": HISTORIES,
+        "tool_call_id": ASKED,
     },
     chat.OtherToolParam: {
         "type": "tests/api/test_histories.py::test_tools_of_another_provider_are_reported"
     },
     chat.FunctionCallParam: {
-        "type": HISTORIES,
+        "type": ASKED,
         "id": Case(calling("d"), calling("c")),
         "extra_content": f"{HANDED_BACK}::test_a_signature_comes_back_with_its_call",
     },
     chat.FreeformCallParam: {
-        "id": TAKEN_BACK,
+        "id": ASKED,
         "extra_content": f"{HANDED_BACK}::test_calls_of_every_kind_keep_theirs",
     },
-    chat.FreeformCall: dict.fromkeys(("name", "input"), TAKEN_BACK),
-    chat.FreeformParam: dict.fromkeys(("name", "description", "format"), CUSTOM),
-    chat.GrammarParam: {"grammar": CUSTOM},
+    chat.FreeformCall: dict.fromkeys(("name", "input"), ASKED),
+    chat.FreeformParam: dict.fromkeys(("name", "description", "format"), ASKED),
+    chat.GrammarParam: {"grammar": ASKED},
     chat.FunctionCall: {
         "name": Case(answered({"function": {"name": "g", "arguments": "{}"}}), answered()),
         "arguments": Case(
@@ -278,15 +273,15 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
             user(content=[{"type": "refusal", "refusal": "Hi"}]),
         ),
     },
-    content.FilePart: {"file": f"{FILES}::test_text_is_read"},
+    content.FilePart: {"file": ASKED},
     content.FileData: {
-        "filename": f"{FILES}::test_text_is_read",
-        "file_data": f"{FILES}::test_text_is_read",
-        "file_id": f"{FILES}::test_a_line_says_that_anything_else_is_not_shown",
-        "file_url": f"{FILES}::test_a_line_says_that_anything_else_is_not_shown",
+        "filename": ASKED,
+        "file_data": ASKED,
+        "file_id": ASKED,
+        "file_url": ASKED,
     },
     content.MediaPart: {"type": Case(user(content=[{"type": "image_url"}]), user(content=[]))},
-    content.OtherPart: {"type": HISTORIES},
+    content.OtherPart: {"type": ASKED},
     CompletionBody: {
         "prompt": Case({"prompt": "Ho"}),
         "max_tokens": Case({"max_tokens": 3}),
@@ -302,13 +297,13 @@ CHATTING: Mapping[type[BaseModel], Mapping[str, Shown]] = {
         "two_pass": Case(
             {"two_pass": False}, asked(THINKS, max_thinking_tokens=3, max_response_tokens=3)
         ),
-        "think_tag": refused({"think_tag": "ponder"}),
+        "think_tag": Case({"think_tag": "ponder"}),
         "max_thinking_tokens": Case({"max_thinking_tokens": 3}, asked(THINKS)),
         "max_response_tokens": Case({"max_response_tokens": 3}),
         "tool_choice": Case(
             {"tool_choice": "required"}, {"tools": [FUNCTION], "max_response_tokens": CALL_TOKENS}
         ),
-        "tool_parser": refused({"tool_parser": "mine"}),
+        "tool_parser": Case({"tool_parser": "mine"}),
     },
     native.NativeTool: {
         "name": Case({"tools": [{**FUNCTION, "name": "g"}]}, {"tools": [FUNCTION]}),

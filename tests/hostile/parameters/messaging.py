@@ -18,7 +18,7 @@ from tests.hostile.parameters.case import (
 )
 from tests.hostile.parameters.chatting import ONLY_A, UNIQUE
 
-HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
+HISTORIES = "tests/api/test_requests.py::test_a_body_asks_for"
 INPUT = "tests/api/messages/test_input.py"
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}

@@ -7,49 +7,45 @@ from pydantic import BaseModel
 from mlx_server.api.ollama import input as ollama
 from tests.hostile.parameters.case import Shown
 
-INPUT = "tests/api/ollama/test_input.py"
+ASKED = "tests/api/test_requests.py::test_a_body_asks_for"
 WIRE = "tests/api/ollama/test_ollama_wire.py"
 
-CALLS = f"{INPUT}::test_calls_of_earlier_turns"
-RESULTS = f"{INPUT}::test_results_answer_the_calls_before_them"
-TOOLS = f"{INPUT}::test_tools"
 LOADED = f"{WIRE}::test_without_a_prompt_the_model_is_loaded_and_unloaded"
 SCORED = f"{WIRE}::test_a_stream_is_the_answer_in_pieces"
-PICTURES = "tests/api/test_histories.py::test_a_history_is_answered"
 
 OLLAMAS: Mapping[type[BaseModel], Mapping[str, Shown]] = {
     ollama.Options: {
         "num_predict": f"{WIRE}::test_num_predict",
-        "repeat_penalty": f"{WIRE}::test_options_reach_the_sampler",
-        "top_k": f"{WIRE}::test_options_reach_the_sampler",
+        "repeat_penalty": ASKED,
+        "top_k": ASKED,
     },
     ollama.AnswerBody: {
         "model": f"{WIRE}::test_no_such_model",
         "stream": SCORED,
-        "format": f"{INPUT}::test_a_format_is_held_and_described",
+        "format": ASKED,
         "keep_alive": LOADED,
-        "think": f"{INPUT}::test_thinking_is_an_effort",
+        "think": ASKED,
         "logprobs": f"{WIRE}::test_log_probabilities",
         "top_logprobs": f"{WIRE}::test_log_probabilities",
     },
-    ollama.CalledFunction: {"name": CALLS, "arguments": CALLS},
-    ollama.ToolCallParam: {"id": CALLS},
+    ollama.CalledFunction: {"name": ASKED, "arguments": ASKED},
+    ollama.ToolCallParam: {"id": ASKED},
     ollama.OllamaMessageParam: {
-        "role": CALLS,
-        "content": CALLS,
-        "thinking": CALLS,
-        "images": PICTURES,
-        "tool_name": RESULTS,
-        "tool_call_id": RESULTS,
+        "role": ASKED,
+        "content": ASKED,
+        "thinking": ASKED,
+        "images": ASKED,
+        "tool_name": ASKED,
+        "tool_call_id": ASKED,
     },
-    ollama.OllamaFunctionParam: {"name": TOOLS, "description": TOOLS, "parameters": TOOLS},
-    ollama.ToolParam: {"type": TOOLS},
+    ollama.OllamaFunctionParam: {"name": ASKED, "description": ASKED, "parameters": ASKED},
+    ollama.ToolParam: {"type": ASKED},
     ollama.OllamaChatBody: {"messages": LOADED},
     ollama.GenerateBody: {
         "prompt": LOADED,
-        "system": f"{WIRE}::test_a_system_prompt",
+        "system": ASKED,
         "raw": f"{WIRE}::test_a_raw_prompt_is_not_rendered",
-        "images": PICTURES,
+        "images": ASKED,
     },
     ollama.ShowBody: {
         "model": f"{WIRE}::test_a_model_is_described",

@@ -20,7 +20,7 @@ from tests.hostile.parameters.case import (
 )
 from tests.hostile.parameters.chatting import CALL_TOKENS, FUNCTION, UNIQUE
 
-HISTORIES = "tests/api/test_histories.py::test_a_history_is_answered"
+HISTORIES = "tests/api/test_requests.py::test_a_body_asks_for"
 OFFERED: Json = {"tools": [{"type": "function", **FUNCTION}]}
 TWO: Json = {
     "tools": [*OFFERED["tools"], {"type": "function", **FUNCTION, "name": "g"}],
