@@ -439,9 +439,11 @@ class ModelUnloaded(msgspec.Struct, tag=True):
 
 
 class PromptLogprobs(msgspec.Struct, tag=True):
+    """Sent after each piece of the prompt, since to read a million at once takes a second."""
+
     row: int
     logprobs: list[Logprobs]
-    """Log probabilities of each prompt token but the first, which follows no other token."""
+    """Log probabilities of the piece's tokens. The first token follows no other and has none."""
 
 
 class Embedded(msgspec.Struct, tag=True):

@@ -75,6 +75,7 @@ class RowOutput(OutputProcessor):
         self._cached: int | None = None
         self._progress = request.progress
         self._has_output = self._has_text = self._is_forced = False
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._logprobs: list[TokenLogprob] = []
         self._call_logprobs = 0
         """The number of pending log probabilities up to the end of the last call."""
@@ -112,9 +113,12 @@ class RowOutput(OutputProcessor):
             yield PromptProgress(self._index, prompt, cached, cached)
 
     def _scored(self, logprobs: list[Logprobs]) -> Iterator[Event]:
-        unknown = Logprobs(None, [])
-        tokens = zip(self._row.prompt, [unknown, *logprobs], strict=True)
-        scored = tuple(_token_logprob(self._tokenizer, *token) for token in tokens)
+        scored = self._prompt_logprobs
+        at, logprobs = len(scored), logprobs if scored else [Logprobs(None, []), *logprobs]
+        tokens = zip(self._row.prompt[at : at + len(logprobs)], logprobs, strict=True)
+        scored += [_token_logprob(self._tokenizer, *token) for token in tokens]
+        if len(scored) < len(self._row.prompt):
+            return
         if (most := self._request.prompt_logprobs) is not None:
             yield PromptScored(self._index, _with_top(scored, most))
         if self._echo:

@@ -72,7 +72,8 @@ class Row:
             in_prompt = np.zeros(vocabulary, np.bool_)
             in_prompt[list(prompt)] = True
             self.in_prompt = mx.array(in_prompt)
-            self.counts = mx.zeros(vocabulary)
+            self.counts = mx.zeros((1, vocabulary)), 0
+            """How often each token is in the answer: the place of a row among those of a batch."""
 
     @property
     def failure(self) -> str | None:

@@ -118,26 +118,24 @@ def _in_range(s: SamplingParams) -> bool:
 PIECE = 128
 """Tokens computed between two steps of the rows that decode."""
 
-Scoring = Generator[None, None, tuple[list[Logprobs], list[Any]]]
+Scoring = Generator[list[Logprobs], None, list[Any]]
 
 
 def prompt_logprobs(
     model: nn.Module, prompt: list[int], top: int, row_adapter: RowAdapter = NO_ADAPTER
 ) -> Scoring:
-    """Yields after each piece; returns the log probabilities of all tokens but the first, and the
-    cache of all tokens but the last."""
+    """Yields the log probabilities of the tokens that follow each piece's; returns the cache of all
+    tokens but the last."""
     cache = make_caches(model)
     rows = RowAdapters([row_adapter])
-    logprobs: list[Logprobs] = []
     for start in range(0, len(prompt) - 1, PIECE):
         piece = prompt[start : min(start + PIECE, len(prompt) - 1)]
         with using(rows, model):
             logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
         followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
         reported = step_logprobs(logits, followers, top)
-        logprobs += [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
-        yield
-    return logprobs, cache
+        yield [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
+    return cache
 
 
 T = TypeVar("T")
@@ -261,20 +259,22 @@ class RowAdmission:
             case _EmbeddedRow(pooling=pooling):
                 vectors = _next(pooling)
                 return [] if vectors is None else self._embedded(row, vectors)
-            case _ScoredRow(scoring=scoring):
-                scores = _next(scoring)
-                return [] if scores is None else self._end_scoring(row, *scores)
+            case _ScoredRow() as scored:
+                return self._scored_piece(row, scored)
 
     def _embedded(self, row: int, vectors: list[bytes]) -> list[Report]:
         del self._scored[row]
         return [Embedded(row, vectors)]
 
-    def _end_scoring(self, row: int, logprobs: list[Logprobs], cache: list[Any]) -> list[Report]:
-        scored = self._scored.pop(row)
-        assert isinstance(scored, _ScoredRow)
-        if scored.command.max_tokens:
-            self._join(scored.command, scored.constraint, cache)
-        return [PromptLogprobs(row, logprobs)]
+    def _scored_piece(self, row: int, scored: _ScoredRow) -> list[Report]:
+        command = scored.command
+        try:
+            return [PromptLogprobs(row, next(scored.scoring))]
+        except StopIteration as end:
+            del self._scored[row]
+            if command.max_tokens:
+                self._join(command, scored.constraint, end.value)
+            return [PromptLogprobs(row, [])] if command.length == 1 else []
 
     def _join(
         self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None

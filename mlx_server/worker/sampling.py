@@ -283,6 +283,7 @@ class _Penalties:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.at = [i for i, row in enumerate(rows) if row.penalised]
         self.rows = [rows[i] for i in self.at]
+        self.counts = mx.zeros(0)
         if self.rows:
             self.is_all = len(self.rows) == len(rows)
             params = [row.sampling for row in self.rows]
@@ -313,18 +314,18 @@ class _Penalties:
 
     def _counted(self, inputs: mx.array) -> mx.array:
         """Returns how often each token is in each answer; the first input belongs to the prompt."""
-        counts = mx.stack([row.counts for row in self.rows])
+        if not all(row.counts[0] is self.counts for row in self.rows):  # others drew meanwhile
+            self.counts = mx.stack([counts[at] for counts, at in (row.counts for row in self.rows)])
         generated = mx.array([float(row.sampled > 0) for row in self.rows])
-        counts = counts.at[mx.arange(len(self.rows)), inputs].add(generated)
-        self.counts = counts
-        return counts
+        self.counts = self.counts.at[mx.arange(len(self.rows)), inputs].add(generated)
+        return self.counts
 
     def keep(self) -> None:
         for i, row in enumerate(self.rows):
-            row.counts = self.counts[i]
+            row.counts = self.counts, i
 
     def state(self) -> list[mx.array]:
-        return [row.counts for row in self.rows]
+        return [self.counts] if self.rows else []
 
 
 class _Masks:

@@ -159,13 +159,12 @@ def test_an_echo_begins_each_answer(spec: ModelSpec, tokenizer: Tokenizer) -> No
 
 def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("Hello")
-    scored = PromptLogprobs(
-        FIRST, [Logprobs(-float(i), [(5, -0.1)]) for i in range(1, len(prompt))]
-    )
+    scored = [Logprobs(-float(i), [(5, -0.1)]) for i in range(1, len(prompt))]
+    pieces = [PromptLogprobs(FIRST, piece) for piece in (scored[:1], scored[1:])]
     events, engine = answered(
         spec,
         replace(ASKED, echo=True, logprobs=1),
-        [*admitted(), scored],
+        [*admitted(), *pieces],
         said(tokenizer.encode("!"), finish="length", logprobs=Logprobs(-0.5, [])),
     )
     assert engine.rows[0].prompt_logprobs

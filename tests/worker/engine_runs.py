@@ -13,6 +13,8 @@ from mlx_server.engine.messages import (
     Generate,
     Grammar,
     LoadModel,
+    Logprobs,
+    PromptLogprobs,
     Report,
     RowFailed,
     StepOutput,
@@ -73,6 +75,12 @@ def until(engine: Engine, true: Callable[[list[Report]], bool]) -> list[Report]:
 
 def of(kind: type[Kind], reports: list[Report]) -> list[Kind]:
     return [report for report in reports if isinstance(report, kind)]
+
+
+def scored_of(row: int, reports: list[Report]) -> list[Logprobs]:
+    """The log probabilities of its prompt, of all pieces."""
+    pieces = (piece.logprobs for piece in of(PromptLogprobs, reports) if piece.row == row)
+    return [entry for logprobs in pieces for entry in logprobs]
 
 
 def tokens_of(row: int, reports: list[Report]) -> list[Token]:

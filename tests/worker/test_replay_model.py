@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, PromptLogprobs, Token
+from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids, together
-from tests.worker.engine_runs import Clock, ask, drain, of, run, run_by, tokens_of, until
+from tests.worker.engine_runs import Clock, ask, drain, of, run, run_by, scored_of, tokens_of, until
 
 WIDTH = 320
 END = 2
@@ -171,7 +171,7 @@ def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
         for n in (0, 1)
     ]
     reports = run(engine, *rows)
-    assert [len(scored.logprobs) for scored in of(PromptLogprobs, reports)] == [299, 299]
+    assert [len(scored_of(row, reports)) for row in (0, 1)] == [299, 299]
     assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2
 
 

@@ -32,6 +32,7 @@ from tests.worker.engine_runs import (
     load,
     of,
     run,
+    scored_of,
     tokens,
     tokens_of,
     until,
@@ -95,8 +96,7 @@ def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) 
 def test_a_row_may_be_scored_only(engine: Engine, prompt: int) -> None:
     reports = run(engine, ask(0, prompt=prompt, tokens=0, prompt_logprobs=True))
     assert reports[0] == Admitted(0)
-    (scored,) = of(PromptLogprobs, reports)
-    assert len(scored.logprobs) == prompt - 1
+    assert len(scored_of(0, reports)) == prompt - 1
     assert tokens_of(0, reports) == []
     assert of(StepOutput, reports)[-1].waiting == 0
     assert engine.pause is None
@@ -110,20 +110,20 @@ def test_a_scored_row_goes_on_as_one_that_is_not(engine: Engine, prompt: int) ->
         ask(0, prompt=prompt, sampling=sampling, prompt_logprobs=True),
         ask(1, prompt=prompt, sampling=sampling),
     )
-    (scored,) = of(PromptLogprobs, reports)
-    assert {len(entry.top) for entry in scored.logprobs} <= {2}
+    assert {len(entry.top) for entry in scored_of(0, reports)} <= {2}
     assert ids(tokens_of(0, reports)) == ids(tokens_of(1, reports))
     assert Prefilled(0, 0) in reports  # scored it was, but not known from before
     first = next(i for i, r in enumerate(reports) if tokens_of(0, [r]))
-    assert reports.index(scored) < first
+    assert reports.index(of(PromptLogprobs, reports)[-1]) < first
 
 
 def test_prompts_are_scored_one_after_the_other(engine: Engine) -> None:
     """Each holds a cache while it is scored, and takes its time from the rows that decode."""
     for row in (0, 1, 2):
         engine.handle(ask(row, prompt=2 * PIECE + 1, tokens=0, prompt_logprobs=True))
-    steps = [[scored.row for scored in of(PromptLogprobs, engine.step())] for _ in range(9)]
-    assert steps == [[], [], [0], [], [], [1], [], [], [2]]
+    pieces = [piece for _ in range(9) for piece in of(PromptLogprobs, engine.step())]
+    assert [piece.row for piece in pieces] == [0, 0, 1, 1, 2, 2]
+    assert {len(piece.logprobs) for piece in pieces} == {PIECE}  # few, as they come in one message
 
 
 def test_scoring_leaves_the_rows_that_decode_their_steps(engine: Engine) -> None:
@@ -139,7 +139,7 @@ def test_a_scoring_that_fails_fails_alone(
     engine: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Scoring:
-        yield
+        yield []
         raise MemoryError("no room")
 
     engine.handle(ask(0))
@@ -172,8 +172,9 @@ def test_clients_take_turns_with_their_scorings(tiny_path: Path) -> None:
         ask(1, client="many", **long),
         ask(2, client="late", **{**long, "prompt": 2 * PIECE}),
     ]
-    ended = [report.row for report in of(PromptLogprobs, run(engine, *scorings))]
-    assert ended == [2, 0, 1]
+    pieces = [piece.row for piece in of(PromptLogprobs, run(engine, *scorings))]
+    assert pieces[:4] == [0, 2, 0, 2]
+    assert pieces[4:] == sorted(pieces[4:])
 
 
 BEYOND = 320
@@ -238,13 +239,12 @@ LENGTHS = [1, 2, 3, PIECE - 1, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 1, 3 * P
 def scored(model: Any, prompt: list[int], top: int) -> tuple[list[Logprobs], list[Any], int]:
     """What `score` returns, and in how many pieces it got there."""
     scoring = prompt_logprobs(model, prompt, top)
-    pieces = 0
+    pieces = list[list[Logprobs]]()
     while True:
         try:
-            next(scoring)
+            pieces.append(next(scoring))
         except StopIteration as end:
-            return *end.value, pieces
-        pieces += 1
+            return [entry for piece in pieces for entry in piece], end.value, len(pieces)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

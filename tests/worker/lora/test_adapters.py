@@ -3,7 +3,6 @@
 import gc
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from mlx_server.engine.messages import (
     CancelRows,
     Generate,
     LoadAdapter,
-    PromptLogprobs,
     RowFailed,
     UnloadAdapter,
 )
 from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone, ids
+from tests.worker.engine_runs import scored_of
 from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
 from tests.worker.lora.desk import (
     GREEDY,
@@ -234,20 +233,11 @@ def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:
     for (adapter, scale), reference in case.references.items():
         row_request = RowRequest(prompt, adapter, scale)
         row = desk.begin(row_request, prompt_logprobs=True)
-        (scored,) = [report for report in desk.finish() if isinstance(report, PromptLogprobs)]
-        exact = list(_scored(reference.model, prompt))
-        assert [entry.chosen for entry in scored.logprobs] == pytest.approx(exact, abs=1e-3)
+        scored = [entry.chosen for entry in scored_of(row, desk.finish())]
+        pieces = prompt_logprobs(reference.model, prompt, 0)
+        exact = [entry.chosen for piece in pieces for entry in piece]
+        assert scored == pytest.approx(exact, abs=1e-3)
         assert_same(desk.answers[row], reference.answer(prompt))
-
-
-def _scored(model: Any, prompt: list[int]) -> Iterator[float]:
-    scoring = prompt_logprobs(model, prompt, 0)
-    while True:
-        try:
-            next(scoring)
-        except StopIteration as end:
-            yield from (entry.chosen for entry in end.value[0])
-            return
 
 
 REFUSED = {
