@@ -58,10 +58,12 @@ def why_not_read(config: Mapping[str, Any], error: str) -> str | None:
         return what
     if own is None and (other := config.get(OTHERS)):
         method = other.get("quant_method") if isinstance(other, dict) else other
+        why = f", or mlx-lm can't read them: {error[:300]}"
+        if "local variable" in error:  # of a loop over packed tensors that found none
+            why = ": no tensor is packed so"
         return (
             f"its weights are not what `{OTHERS}` in config.json says (`quant_method`: "
-            f"{str(method)[:100]!r}), or mlx-lm can't read them: {error[:300]}. It reads "
-            f"{METHODS}. {CONVERTED}"
+            f"{str(method)[:100]!r}){why}. It reads {METHODS}. {CONVERTED}"
         )
     if own is None and ".scales" in error:
         return (

@@ -285,6 +285,8 @@ def prepare(
     try:
         return _read(spec, path, stamp, progress, upcast)
     except ModelUnusable as error:
+        if spec.id not in error.message:
+            error.message = f"{spec.id}: {error.message}"
         if error.of_files and not isinstance(error.__context__, OSError | MemoryError):
             error.stamp = stamp
         raise

@@ -17,7 +17,12 @@ from mlx_server.prompts.message_normalization import (
     TemplateCapabilities,
     text_parts,
 )
-from mlx_server.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
+from mlx_server.sandbox.chat_template import (
+    ChatTemplate,
+    RefusedByTemplate,
+    TemplateLimitExceeded,
+    broken,
+)
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables from which templates render tools."""
@@ -58,9 +63,11 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
             return template.render({**known, "tools": None, **variables})
         except TemplateLimitExceeded:
             raise
-        except BadRequest:
+        except BadRequest as error:
+            refusals.append(error)
             return ""
 
+    refusals = list[BadRequest]()
     for tools in ([TOOL], None):  # some templates refuse the tools
         parts = _parts(partial(render, tools=tools))
         attempt = partial(render, parts=parts)
@@ -68,6 +75,9 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
         if USER in tried(_message("user", USER)):
             break
     else:  # it needs other input and can't be tested
+        for refusal in refusals:
+            if isinstance(refusal, RefusedByTemplate) and refusal.lacks:
+                raise broken(refusal)
         reads_tools = not template.reads.isdisjoint(TOOL_VARIABLES)
         return TemplateCapabilities(tools="variable" if reads_tools else "never", shows_user=False)
     empties: list[Content] = ["", None, *([text_parts("")] if "assistant" in parts else [])]

@@ -58,7 +58,7 @@ from mlx_server.prompts.template_capabilities import (
     template_capabilities,
 )
 from mlx_server.request_threads import check_wanted
-from mlx_server.sandbox.chat_template import ChatTemplate, RefusedByTemplate
+from mlx_server.sandbox.chat_template import ChatTemplate, RefusedByTemplate, broken
 
 EXCERPT = 200
 """Characters of a text that are looked for, since a template drops a text as a whole."""
@@ -356,7 +356,7 @@ def best_accepted(
 ) -> str:
     """Returns the prompt of the first variant that the template accepts without losses; else the
     one with the fewest. Raises the first refusal if it accepts none."""
-    refusal: BadRequest | None = None
+    refusal: RefusedByTemplate | None = None
     best, fewest = "", -1
     for variables in variants:
         check_wanted()
@@ -371,7 +371,7 @@ def best_accepted(
             best, fewest = prompt, found
     if fewest < 0:
         assert refusal
-        raise refusal
+        raise broken(refusal) if refusal.lacks else refusal
     return best
 
 

@@ -37,6 +37,9 @@ class TemplateLimitExceeded(BadRequest):
 class RefusedByTemplate(BadRequest):
     """The template raised an error; it may accept the same conversation in another form."""
 
+    lacks = ""
+    """The error, if the template names a function, a filter or a test that does not exist."""
+
 
 class ChatTemplate:
     def __init__(self, source: str) -> None:
@@ -47,7 +50,7 @@ class ChatTemplate:
             self.reads = frozenset(PROCESSES.compile(source))
         except (TemplateRefused, Stopped, UnicodeEncodeError) as error:
             raise ModelUnusable(
-                f"The chat template can't be compiled: {error}. {ANOTHER}"
+                f"The chat template can't be compiled: {str(error).rstrip('.')}. {ANOTHER}"
             ) from None
         self.source = source
 
@@ -69,9 +72,12 @@ class ChatTemplate:
                 param="messages",
             ) from None
         except (TemplateRefused, UnicodeEncodeError) as error:
-            raise RefusedByTemplate(
+            refusal = RefusedByTemplate(
                 f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from None
+            )
+            if isinstance(error, TemplateRefused) and error.is_broken:
+                refusal.lacks = str(error).rstrip(".")
+            raise refusal from None
 
 
 PROGRAM = Program(
@@ -88,6 +94,14 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 class TemplateRefused(Exception):
     """The template can't be compiled, or it raised an error."""
+
+    def __init__(self, message: str, *, is_broken: bool = False) -> None:
+        super().__init__(message)
+        self.is_broken = is_broken
+
+
+def broken(refusal: RefusedByTemplate) -> ModelUnusable:
+    return ModelUnusable(f"The model's chat template can't be used: {refusal.lacks}. {ANOTHER}")
 
 
 class TemplateProcesses(WarmProcesses):
@@ -154,8 +168,8 @@ def digest_of(source: str) -> bytes:
 
 def _checked(reply: Reply) -> Reply:
     match reply:
-        case RefusedReply(message):
-            raise TemplateRefused(message)
+        case RefusedReply(message, is_broken):
+            raise TemplateRefused(message, is_broken=is_broken)
         case OutOfMemoryReply():
             raise Stopped(f"needs more than {limits.TEMPLATE_MEMORY >> 20} MiB of memory")
         case TooLongReply():

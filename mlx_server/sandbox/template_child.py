@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +20,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.runtime
 import msgspec
-from jinja2.nodes import Node
+from jinja2.nodes import Call, Name, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -99,7 +100,8 @@ def _tojson(
 class Templates:
     def __init__(self) -> None:
         self._environment = environment()
-        self._compiled: OrderedDict[bytes, jinja2.Template] = OrderedDict()
+        self._compiled: OrderedDict[bytes, tuple[jinja2.Template, Collection[str]]] = OrderedDict()
+        """The templates, and the variables that each calls."""
 
     def reply_to(self, request: Request) -> tuple[Reply, bytes | bytearray]:
         """The reply and its payload."""
@@ -111,15 +113,19 @@ class Templates:
         except MemoryError:
             return OutOfMemoryReply(), b""
         except Exception as error:  # a template is a program and can raise anything
-            return RefusedReply(str(error)[: limits.ERROR_CHARACTERS]), b""
+            message = str(error)[: limits.ERROR_CHARACTERS]
+            _, called = self._compiled.get(request.digest, (None, ()))
+            return RefusedReply(message, _is_broken(error, called)), b""
         return (RenderedReply(), rendered) if isinstance(rendered, bytearray) else (rendered, b"")
 
     def _compile(self, request: CompileTemplate) -> CompiledReply:
         template = self._environment.from_string(request.source)
         reader = jinja2.meta.TrackingCodeGenerator(self._environment)
         reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
-        reader.visit(self._environment.parse(request.source))
-        self._compiled[request.digest] = template
+        tree = self._environment.parse(request.source)
+        reader.visit(tree)
+        calls = (call.node for call in tree.find_all(Call))
+        self._compiled[request.digest] = template, {it.name for it in calls if isinstance(it, Name)}
         if len(self._compiled) > limits.COMPILED_TEMPLATES:
             self._compiled.popitem(last=False)
         return CompiledReply(sorted(reader.undeclared_identifiers))
@@ -129,13 +135,21 @@ class Templates:
             return UnknownReply()
         self._compiled.move_to_end(request.digest)
         text, left = bytearray(), request.max_characters
-        for part in self._compiled[request.digest].generate(request.variables):
+        template, _ = self._compiled[request.digest]
+        for part in template.generate(request.variables):
             left -= len(part)
             if left < 0:
                 return TooLongReply()
             for begin in range(0, len(part), WINDOW):
                 text += part[begin : begin + WINDOW].encode()
         return text
+
+
+def _is_broken(error: Exception, called: Collection[str]) -> bool:
+    """Whether the template calls a function or names a filter or a test that does not exist."""
+    if isinstance(error, jinja2.UndefinedError):
+        return str(error) in {f"{name!r} is undefined" for name in called}
+    return isinstance(error, jinja2.TemplateRuntimeError) and str(error).startswith("No ")
 
 
 def serve_templates(channel: socket.socket) -> None:

@@ -33,6 +33,8 @@ class RenderedReply(msgspec.Struct, array_like=True, tag=True):
 
 class RefusedReply(msgspec.Struct, array_like=True, tag=True):
     message: str
+    is_broken: bool = False
+    """Whether the template calls or names what does not exist, whatever its variables are."""
 
 
 class UnknownReply(msgspec.Struct, array_like=True, tag=True):

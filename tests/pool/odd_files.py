@@ -205,7 +205,11 @@ QUANTIZED: Mapping[str, Odd] = {
         quantized({OWN: {**HOW, "lm_head": {**HOW, "mode": "q4_k"}}}), r"lm_head\.mode.*'q4_k'"
     ),
     "AWQ that is left over": Odd(
-        setting(CONFIG, quantization_config={"quant_method": "awq", "bits": 4}), "'awq'"
+        setting(CONFIG, quantization_config={"quant_method": "awq", "bits": 4}),
+        r"'awq'\): no tensor is packed so",
+    ),
+    "AWQ of weights that mlx-lm quantised": Odd(
+        quantized({OF_OTHERS: {"quant_method": "gptq", "bits": 4}}), r"'gptq'\): no tensor"
     ),
     "compressed-tensors of an unknown kind": Odd(
         setting(

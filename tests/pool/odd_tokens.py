@@ -229,6 +229,9 @@ TEMPLATES: Mapping[str, Odd] = {
     "the date": Odd(template("{{ strftime_now('%Y') }}" + OTHER)),
     "one that refuses": Odd(template("{{ raise_exception('no') }}"), "refuses these messages: no"),
     "one that includes": Odd(template("{% include 'x' %}"), "refuses these messages: no loader"),
+    "one that calls what is not there": Odd(
+        template("{{ foo() }}" + OTHER), "^odd: .*'foo' is undefined.* `chat_template:`"
+    ),
     "none": Odd(untemplated(), "has no chat template"),
     "one that can't be compiled": Odd(template("{% if %}"), "can't be compiled"),
     "a mark for training": Odd(

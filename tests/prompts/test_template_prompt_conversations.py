@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.errors import BadRequest
+from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
@@ -278,4 +278,15 @@ def test_a_refusal_is_told_only_when_nothing_plainer_is_taken(tmp_path: Path) ->
     assert "a" in text
     assert "b" in text
     with pytest.raises(BadRequest, match="refuses these messages: user"):
+        rendered_by(template, tmp_path, said("x"))
+
+
+@pytest.mark.parametrize("lacks", ["foo()", "1|foo", "1 is foo"])
+def test_a_branch_that_names_what_is_not_there_is_no_fault_of_the_request(
+    tmp_path: Path, lacks: str
+) -> None:
+    branch = f"{{% if m.content == 'x' %}}{{{{ {lacks} }}}}{{% endif %}}"
+    template = EACH + branch + "{{ m.content }}{% endfor %}"
+    rendered_by(template, tmp_path, said("y"))
+    with pytest.raises(ModelUnusable, match=r"template can't be used: .*foo.* `chat_template:`"):
         rendered_by(template, tmp_path, said("x"))
