@@ -4,6 +4,7 @@
 several answers interleave.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -294,6 +295,14 @@ class Repaired:
     where: str
     """A path such as "tool_calls[0].function.arguments.city", "content" or "reasoning_content",
     with the number of the call. It never contains text that the model wrote."""
+
+
+CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
+
+
+def renumbered(path: str, number: Callable[[int], int]) -> str:
+    """A path such as `tool_calls[0].arguments` with another number of the call."""
+    return CALL_PLACE.sub(lambda found: str(number(int(found[0]))), path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from mlx_server.events import (
     ToolCallStarted,
     ToolsListed,
     Violation,
+    renumbered,
     total,
 )
 from mlx_server.generation.generate import generate
@@ -93,10 +94,6 @@ async def _respond(
         async with aclosing(rounds.events()) as events:
             async for event in events:
                 yield event
-
-
-CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
-"""Matches the number of the call in a path such as `tool_calls[0].arguments`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ class ToolTurn:
 
     def _renumbered(self, path: str) -> str:
         """The path with the call's number among the calls of all rounds."""
-        return CALL_PLACE.sub(lambda found: str(int(found[0]) + self.first_call), path)
+        return renumbered(path, lambda number: number + self.first_call)
 
     def _begun(self, event: ToolCallStarted) -> TurnCall:
         offered = self.offered.get(event.name)

@@ -5,8 +5,10 @@ far, never by reading all of it again: an upstream may send any number of pieces
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,11 +16,14 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import UpstreamFailed
 from mlx_server.events import (
+    Answer,
+    CallSoFar,
     Event,
     RepairKind,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    folded,
 )
 from mlx_server.json_bounds import ExceedsBounds
 from mlx_server.messages import Tool
@@ -29,47 +34,20 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.upstream.pieces import CallPiece, GrowingText
 
 
-class MergedObjects:
-    """JSON objects that come one after the other. They are kept as JSON, which takes less memory
-    than their values."""
-
-    def __init__(self) -> None:
-        self._objects: list[bytes] = []
-        self.size = 0
-        """The number of bytes of the JSON."""
-
-    def __bool__(self) -> bool:
-        return bool(self._objects)
-
-    def add(self, found: Mapping[str, Any]) -> None:
-        encoded = msgspec.json.encode(found)
-        if encoded not in self._objects[-1:]:  # some servers send the same object in each piece
-            self._objects.append(encoded)
-            self.size += len(encoded)
-
-    def merged(self) -> dict[str, Any]:
-        """One object with the fields of all, of which later ones take precedence."""
-        return {k: v for each in self._objects for k, v in msgspec.json.decode(each).items()}
-
-
 class CollectedCall:
     def __init__(self) -> None:
         self.id = ""
         self.name = ""
-        self._arguments, self._extra = GrowingText(), MergedObjects()
+        self.extra_content: dict[str, Any] = {}
+        """The fields of all pieces, of which later ones take precedence."""
+        self.extra_size = 0
+        """The number of bytes of the extra contents that came."""
+        self._arguments = GrowingText()
+        self._last_extra = b""
 
     @property
     def arguments(self) -> str:
         return str(self._arguments)
-
-    @property
-    def extra_content(self) -> dict[str, Any]:
-        return self._extra.merged()
-
-    @property
-    def extra_size(self) -> int:
-        """The number of bytes of its extra content."""
-        return self._extra.size
 
     @property
     def size(self) -> int:
@@ -78,8 +56,11 @@ class CollectedCall:
 
     def add(self, piece: CallPiece) -> None:
         self.id, self.name = self.id or piece.id, self.name or piece.name
-        if piece.extra_content:
-            self._extra.add(piece.extra_content)
+        encoded = msgspec.json.encode(piece.extra_content) if piece.extra_content else b""
+        if encoded and encoded != self._last_extra:  # some servers send the same in each piece
+            self._last_extra = encoded
+            self.extra_content |= piece.extra_content
+            self.extra_size += len(encoded)
         self._arguments.add(piece.arguments)
 
     def ends_before(self, piece: CallPiece) -> bool:
@@ -135,45 +116,36 @@ class EchoedCalls:
     """Recognises structured calls that were also in the text or in the thoughts."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], tuple[str, list[str]]] = {}
-        """The names and arguments of the calls, by their source and number within it."""
+        self._answers = defaultdict[str, Answer](Answer)
+        """The calls of the text and of the thoughts."""
         self._left: Counter[tuple[str, str]] | None = None
 
     def add(self, source: str, event: ToolCallStarted | ToolCallDelta) -> None:
-        match event:
-            case ToolCallStarted(call=call, name=name):
-                self._made[source, call] = (name, [])
-            case ToolCallDelta(call=call, arguments=arguments) if (source, call) in self._made:
-                self._made[source, call][1].append(arguments)
+        self._answers[source].add(event)
 
     def new_in(self, events: list[Event]) -> list[Event]:
         """The events without those of calls that were in the text or the thoughts. Each call there
         removes only one structured call."""
-        if not self._made:
+        if not self._answers:
             return events
         if self._left is None:
-            self._left = Counter(self._calls().values())
-        own, again = EchoedCalls(), set[int]()
-        for event in events:
-            if isinstance(event, ToolCallStarted | ToolCallDelta):
-                own.add("", event)
-        for (_, call), written in own._calls().items():
-            if self._left[written]:
+            begun = (each.begun_calls.values() for each in self._answers.values())
+            self._left = Counter(map(_canonical, chain.from_iterable(begun)))
+        again = set[int]()
+        for number, call in folded(events).begun_calls.items():
+            if self._left[written := _canonical(call)]:
                 self._left[written] -= 1
-                again.add(call)
+                again.add(number)
         kinds = ToolCallStarted | ToolCallDelta | ToolCallFinished
         return [e for e in events if not (isinstance(e, kinds) and e.call in again)]
 
-    def _calls(self) -> dict[tuple[str, int], tuple[str, str]]:
-        return {key: _same(name, "".join(parts)) for key, (name, parts) in self._made.items()}
 
-
-def _same(name: str, arguments: str) -> tuple[str, str]:
-    """The call's name and its arguments in a canonical form, which is equal for equal calls."""
-    try:
-        return name, json.dumps(json.loads(arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        return name, arguments
+def _canonical(call: CallSoFar) -> tuple[str, str]:
+    """The call's name and arguments in a form that is equal for equal calls."""
+    arguments = "".join(call.arguments)
+    with suppress(ValueError, RecursionError):
+        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    return call.name, arguments
 
 
 ENCODING_LEVELS = 4
@@ -229,7 +201,10 @@ class StructuredCallReader:
 
     def _unwrapped(self, name: str, inside: str) -> tuple[str, tuple[RepairKind, ...]]:
         """The arguments, taken out of a complete call that was written in their place."""
-        if not (self._allowed.mistakes and '"name"' in inside) or self._takes_a_name(name):
+        tool = self._tools.get(name)
+        properties = tool.parameters.get("properties") if tool else None
+        takes_a_name = isinstance(properties, Mapping) and "name" in properties
+        if not (self._allowed.mistakes and '"name"' in inside) or takes_a_name:
             return inside, ()
         try:
             match json.loads(inside):
@@ -240,11 +215,6 @@ class StructuredCallReader:
         except (ValueError, RecursionError):
             pass  # the check of the call reports invalid JSON
         return inside, ()
-
-    def _takes_a_name(self, name: str) -> bool:
-        tool = self._tools.get(name)
-        properties = (tool.parameters or {}).get("properties") if tool else None
-        return isinstance(properties, Mapping) and "name" in properties
 
     def _arguments_json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
         """The JSON of a call's arguments, which may be within prose or encoded again. Raises

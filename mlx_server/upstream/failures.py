@@ -42,7 +42,8 @@ KINDS = {
 CODES = ("code", "status", "status_code", "type")
 
 MESSAGE_FIELDS = ("error", "errors", "detail", "message")
-"""Fields that may have an error's message, or an object with the message."""
+"""Fields that may have an error's message, or an object with the message: OpenAI's, watsonx's,
+FastAPI's, and that of older versions of vLLM."""
 
 NESTING_LEVELS = 5
 """The number of levels of nested objects in which a message is searched."""
@@ -151,37 +152,26 @@ def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
         found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES])
     except (ValueError, RecursionError):
         return ""
-    return redacted(_find_message(found) or "", secrets) if not isinstance(found, str) else ""
+    return "" if isinstance(found, str) else redacted(_words(found), secrets)
 
 
-def _find_message(found: Any, level: int = 0) -> str | None:
-    match found:
-        case str():
-            if level >= NESTING_LEVELS:
-                return found
-            return _find_message(_embedded_json(found), level + 1) or found
-        case [first, *_] if level < NESTING_LEVELS:
-            return _find_message(first, level + 1)
-        case Mapping() if level < NESTING_LEVELS:
-            made = (
-                _find_message(found[name], level + 1) for name in MESSAGE_FIELDS if found.get(name)
-            )
-            said = next(filter(None, made), None)
-            match found.get("metadata"):
-                case {"raw": str(raw)} if (
-                    said
-                ):  # the provider's words, as OpenRouter passes them on
-                    return f"{said}: {_find_message(raw, level + 1)}"
-            return said
-    return None
-
-
-def _embedded_json(text: str) -> Any:
-    """The value of a message that is a JSON object; else None."""
-    try:
-        return json.loads(text) if text.startswith("{") else None
-    except (ValueError, RecursionError):
-        return None
+def _words(found: Any) -> str:
+    for _ in range(NESTING_LEVELS):
+        match found:
+            case {"message": str(said), "metadata": {"raw": str(raw)}}:
+                return f"{said}: {_words(raw)}"  # OpenRouter passes on the provider's words
+            case Mapping():
+                found = next(filter(None, map(found.get, MESSAGE_FIELDS)), None)
+            case [first, *_]:
+                found = first
+            case str() if found.startswith("{"):  # another server's error
+                try:
+                    found = json.loads(found)
+                except (ValueError, RecursionError):
+                    break
+            case _:
+                break
+    return str(found) if isinstance(found, str) else ""
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:

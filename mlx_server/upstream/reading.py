@@ -1,6 +1,5 @@
 """Turns an upstream's response, or two for one answer, into the answer's events."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
     Violation,
+    renumbered,
     total,
 )
 from mlx_server.families.base import ModelFamily
@@ -68,8 +68,6 @@ class ReadingOptions:
 
 NO_TOKEN = -1
 """The token id that parsers get for text without token ids."""
-
-CALL_PLACE = re.compile(r"(?<=^tool_calls\[)\d+(?=\])")
 
 
 class AnswerReader(OutputProcessor):
@@ -345,10 +343,8 @@ class AnswerReader(OutputProcessor):
                 yield from self._report(event)
 
     def _numbered(self, source: str, path: str) -> str:
-        def number(found: re.Match[str]) -> str:
-            return str(self._numbers.get((source, int(found[0])), len(self._numbers)))
-
-        return CALL_PLACE.sub(number, path)
+        numbers = self._numbers
+        return renumbered(path, lambda call: numbers.get((source, call), len(numbers)))
 
     def _final_reports(self) -> Iterator[Event]:
         if self._finish and self._finish not in ENDS:
@@ -363,14 +359,6 @@ class AnswerReader(OutputProcessor):
         if not is_counted(self._usage, self.size):
             yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
-    def _reason_of_end(self) -> FinishReason:
-        """The finish reason. It is corrected where the upstream's contradicts the answer."""
-        if self._stops.matched:
-            return "stop"
-        if self._calls:
-            return "tool_calls"
-        return "length" if self._finish == "length" else "stop"
-
     @property
     def counts(self) -> TokenCounts:
         spoken = SpokenCharacters(self.size, self._reasoned, self._said, has_calls=self._calls > 0)
@@ -378,7 +366,11 @@ class AnswerReader(OutputProcessor):
         return total((self._before, token_counts(self._usage, spoken, bills_prompt=bills)))
 
     def _finished(self) -> Finished:
-        finished = self._end(self._reason_of_end(), self.counts)
+        # the upstream's reason is corrected where it contradicts the answer
+        reason: FinishReason = "length" if self._finish == "length" else "stop"
+        if self._stops.matched or self._calls:
+            reason = "stop" if self._stops.matched else "tool_calls"
+        finished = self._end(reason, self.counts)
         return replace(
             finished,
             stop_string=finished.stop_string or self._stop,

@@ -36,11 +36,3 @@ def test_of_all_answers_only_the_large_ones_fail() -> None:
     alone = Allowance(60)
     alone.charge(100)
     alone.release()
-
-
-def test_its_time_ends() -> None:
-    now = 5.0
-    one = Allowance(60, lambda: now)
-    assert one.seconds_left == 60
-    now += 61
-    assert one.seconds_left == -1

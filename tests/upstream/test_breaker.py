@@ -21,17 +21,6 @@ def failing(breaker: CircuitBreaker, times: int = 1) -> None:
         breaker.failed()
 
 
-def test_it_opens_after_failures_in_a_row() -> None:
-    breaker = CircuitBreaker(Clock())
-    failing(breaker, FAILURES - 1)
-    breaker.begin()
-    breaker.succeeded()
-    failing(breaker, FAILURES - 1)
-    assert (breaker.is_open, breaker.seconds_left()) == (False, 0)
-    failing(breaker)
-    assert (breaker.is_open, breaker.seconds_left()) == (True, FIRST_PAUSE)
-
-
 def test_one_probe_at_a_time_decides() -> None:
     breaker = CircuitBreaker(clock := Clock())
     failing(breaker, FAILURES)

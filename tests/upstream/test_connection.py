@@ -243,27 +243,6 @@ def test_others_are_answered_meanwhile(
         assert attacked.result().status_code == status
 
 
-ERRORS = [
-    {"type": "error", "message": "it broke"},
-    {"detail": "it broke"},
-    {"detail": [{"msg": "x", "message": "it broke"}]},
-    {"message": "it broke", "code": 500},
-    {"choices": [{"delta": {}, "error": {"code": 502, "message": "it broke"}}]},
-]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=json.dumps)
-@pytest.mark.parametrize("begun", [False, True])
-def test_an_error_among_the_events(
-    error: object, begun: bool, client: TestClient, hostile: BytesServer
-) -> None:
-    said = [delta(content="Ye")] if begun else []
-    hostile.parts = lambda: (OK + CLOSED + sse(*said, error),)
-    response = chat(client)
-    assert response.status_code == 502
-    assert "it broke" in response.json()["error"]["message"]
-
-
 def test_an_end_by_an_error(client: TestClient, hostile: BytesServer) -> None:
     hostile.parts = lambda: (OK + CLOSED + sse(delta(content="Ye"), delta("error")),)
     assert "the answer failed" in chat(client).json()["error"]["message"]

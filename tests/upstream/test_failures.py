@@ -13,6 +13,7 @@ from tests.upstream.failing import WRONG, error_of
 from tests.upstream.playing import (
     KEY,
     SSE,
+    USAGE,
     Json,
     PlayingServer,
     Reply,
@@ -104,14 +105,8 @@ def test_the_upstreams_words_on_the_request_are_passed_on(
     assert error["message"].startswith("prompt is too long: The upstream")
 
 
-def test_an_error_with_status_200(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(streamed({"error": {"code": 429, "message": "slow down"}}))
-    assert error_of(client, 503)["code"] == "upstream_busy"
-    upstream.plays(streamed({"error": {"message": "it broke"}}))
-    assert "it broke" in error_of(client, 502)["message"]
-
-
 BUSY: list[Json] = [
+    {"error": {"code": 429, "message": "slow down"}},
     {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
     {"type": "error", "error": {"type": "overloaded_error", "message": "slow down"}},
     {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
@@ -119,6 +114,10 @@ BUSY: list[Json] = [
 
 
 BROKEN: list[Json] = [
+    {"error": {"message": "it broke"}},
+    {"detail": [{"msg": "x", "message": "it broke"}]},
+    {"message": "it broke", "code": 500},
+    {"choices": [{"delta": {}, "error": {"code": 502, "message": "it broke"}}]},
     {"error": json.dumps({"message": "it broke"})},
     {"error": {"code": 502, "message": "It failed", "metadata": {"raw": "it broke"}}},
 ]
@@ -132,7 +131,7 @@ BROKEN: list[Json] = [
 def test_an_error_by_another_name(
     status: int, words: str, sent: Json, client: TestClient, upstream: PlayingServer
 ) -> None:
-    for reply in (whole(sent), streamed(sent)):
+    for reply in (whole(sent), streamed(sent), streamed(delta(content="Ye"), sent)):
         upstream.plays(reply)
         message = error_of(client, status)["message"]
         assert words in message
@@ -221,6 +220,7 @@ HOSTILE = {
         (gzip.compress(sse(delta("stop"))),), headers={**SSE, "content-encoding": "gzip"}
     ),
     "before the answer was complete": Reply((sse(delta(content="Yes"), done=False),)),
+    "answer was complete": streamed(USAGE),
 }
 
 

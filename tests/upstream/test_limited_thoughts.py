@@ -105,6 +105,9 @@ def test_no_thoughts_at_all(client: TestClient, upstream: PlayingServer) -> None
     assert (found["reasoning"], found["text"]) == ("", "Paris.")
     (body,) = upstream.bodies
     assert body["messages"][-1]["content"] == "<think>\n\n</think>\n\n"
+    upstream.plays(streamed(delta("length", content="Pa"), USAGE))
+    assert in_one(client, {"thinking_budget": 0})["finish"] == "length"
+    assert len(upstream.bodies) == 1
 
 
 def test_calls_come_after_thoughts_too(client: TestClient, upstream: PlayingServer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.upstream.playing import Json, PlayingServer, gateway, says
+from tests.upstream.playing import Json, PlayingServer, events, gateway, says
 
 DATA = "iVBORw0KGgo="
 URL = f"data:image/png;base64,{DATA}"
@@ -94,3 +94,13 @@ def test_the_image_of_a_result_follows_it(seeing: TestClient, upstream: PlayingS
     assert "it follows in the next message" in told["content"]
     assert shown["content"] == [SEEN]
     assert IGNORED not in answer.headers
+
+
+def test_an_image_is_not_part_of_the_estimated_prompt(
+    seeing: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(says("A cat."))
+    large = {**BLOCK, "source": {**BLOCK["source"], "data": DATA.rstrip("=") * 1000}}
+    body = {"model": "sees", "messages": user(large), "max_tokens": 9, "stream": True}
+    begun = next(events(seeing.post("/v1/messages", json=body).text))
+    assert begun["message"]["usage"]["input_tokens"] < 100

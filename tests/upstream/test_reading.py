@@ -12,6 +12,7 @@ from tests.upstream.playing import (
     delta,
     in_chunks,
     in_one,
+    streamed,
     whole,
 )
 from tests.upstream.quirks import (
@@ -20,6 +21,7 @@ from tests.upstream.quirks import (
     PARIS,
     PARIS_JSON,
     ROME,
+    WEATHER,
     Quirk,
     call,
     calls,
@@ -227,3 +229,17 @@ def test_an_upstream_that_does_not_stream(
     upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
     found = read_answer(clients["gpt_oss"], {})
     assert (found["reasoning"], found["text"], found["repairs"]) == ("Hm.", "Yes", [])
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "tool_calls"])
+def test_an_answer_that_repeats_itself_is_ended(
+    name: str, clients: dict[str, TestClient], upstream: PlayingServer
+) -> None:
+    line = "I think that is all there is to say about it, my friend. "
+    call = [{"index": 0, "id": "c", "function": {"name": "get_weather", "arguments": line}}]
+    piece = delta(None, **{name: call if name == "tool_calls" else line})
+    upstream.plays(streamed(*[piece] * 2_000, delta("length"), USAGE))
+    found = in_one(clients["plain"], {"tools": [WEATHER]})
+    assert max(len(found["text"]), len(found["reasoning"])) < 130 * len(line)
+    assert found["finish"] == "stop"
+    assert "it repeated the same 15 words, so it was ended" in str(found["unmet"])

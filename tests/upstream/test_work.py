@@ -35,10 +35,6 @@ def call(index: int | None = 0, id: str = "1", **function: Any) -> Json:
     return delta(tool_calls=[{**numbered, "id": id, "function": function}])
 
 
-def said(message: Json) -> Json:
-    return {"choices": [{"index": 0, "message": message}]}
-
-
 def thoughts(text: str) -> Json:
     return delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": text}])
 
@@ -67,8 +63,6 @@ def numbered(n: int) -> Json:
 
 
 KINDS = (
-    Kind("text", lambda n: [delta(content="x" * n)], lambda i: delta(content="x ")),
-    Kind("white space", lambda n: [delta(content=" " * n)], lambda i: delta(content=" ")),
     Kind(
         "white space after text",
         lambda n: [delta(content="x" + "\n" * n)],
@@ -79,22 +73,7 @@ KINDS = (
         lambda n: [delta(content='<tool_call>{"name": "f", "arguments": {"a": "' + "x" * n)],
         lambda i: delta(content="x"),
     ),
-    Kind(
-        "a call without delimiters in the text",
-        lambda n: [delta(content='{"name": "f", "arguments": {"a": "' + "x" * n)],
-        lambda i: delta(content="x"),
-    ),
-    Kind(
-        "JSON in a code fence",
-        lambda n: [delta(content='```json\n{"name": "f", "arguments": {"a": "' + "x" * n)],
-        lambda i: delta(content="x"),
-    ),
-    Kind("arguments", begun, lambda i: call(arguments="x")),
-    Kind("arguments with the name", begun, lambda i: call(name="f", arguments="}")),
-    Kind("arguments with another name", begun, lambda i: call(name="g", arguments="")),
     Kind("arguments with other ids", begun, lambda i: call(id=f"i{i}", arguments="}")),
-    Kind("arguments without an index", begun, lambda i: call(None, name="", arguments="}")),
-    Kind("arguments that begin alike", begun, lambda i: call(name="f", arguments='{"a":"')),
     Kind(
         "arguments as objects",
         lambda n: [call(name="f", arguments=numbered(n))],
@@ -121,11 +100,6 @@ KINDS = (
         lambda n: [delta(reasoning_content="x" * n), delta(content="<think>")],
         lambda i: delta(content="x"),
         "qwen3",
-    ),
-    Kind(
-        "messages that are sent again",
-        lambda n: [delta(content="x")] * (n // 100),
-        lambda i: said({"content": "y"}),
     ),
 )
 
