@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.messages import ComputeAhead
+from mlx_server.engine.messages import ComputeAhead, Stop
 from mlx_server.engine.row_stream import Item
 from mlx_server.errors import BadRequest, GenerationFailed, ModelNotFound, Overloaded
 from mlx_server.events import Event, Finished, Started, TextDelta
@@ -94,20 +94,16 @@ def test_answers_of_several_prompts_are_told_apart(spec: ModelSpec, tokenizer: T
 
 
 @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**40])
-def test_a_token_id_outside_the_vocabulary_is_refused(spec: ModelSpec, token: int) -> None:
-    error = refused(spec, replace(ASKED, prompts=((1, token),)))
+@pytest.mark.parametrize("param", ["prompt", "logit_bias"])
+def test_a_token_id_outside_the_vocabulary_is_refused(
+    spec: ModelSpec, param: str, token: int
+) -> None:
+    asked = {"prompts": ((1, token),)} if param == "prompt" else {"logit_bias": {token: 5.0}}
+    error = refused(spec, replace(ASKED, **asked))
     assert isinstance(error, BadRequest)
     assert f"token id {token};" in error.message
     assert f"to {VOCABULARY - 1}." in error.message
-    assert error.param == "prompt"
-
-
-@pytest.mark.parametrize("token", [VOCABULARY, -1, 2**40])
-def test_a_bias_outside_the_vocabulary_is_refused(spec: ModelSpec, token: int) -> None:
-    error = refused(spec, replace(ASKED, logit_bias={1: 1.0, token: 5.0}))
-    assert isinstance(error, BadRequest)
-    assert f"token id {token};" in error.message
-    assert error.param == "logit_bias"
+    assert error.param == param
 
 
 def test_ids_up_to_the_width_of_the_head_are_known(spec: ModelSpec) -> None:
@@ -204,6 +200,7 @@ def test_a_client_that_goes_while_it_waits_frees_every_row(spec: ModelSpec) -> N
 
 
 CHAT = GenerateRequest("m", (Conversation((Message("user", "a"),)),), cache_scope="k")
+FULL = replace(CHAT, prompts=(Conversation((Message("user", "a" * 56),)),))
 
 
 class Hearing(Engine):
@@ -261,35 +258,33 @@ def test_what_is_not_to_be_stored_stays_off_the_disk(spec: ModelSpec, tokenizer:
     assert not found.on_disk
 
 
-def test_nothing_follows_an_answer_that_was_cut(spec: ModelSpec, tokenizer: Tokenizer) -> None:
-    assert ahead(spec, CHAT, admitted(), said(a_word(tokenizer), finish="length")) == []
+@pytest.mark.parametrize(
+    ("request_", "rows", "stop", "owner", "settings"),
+    [
+        pytest.param(CHAT, 1, "length", 70, None, id="it was cut"),
+        pytest.param(replace(CHAT, prompts=("a",)), 1, "stop", 70, None, id="a text"),
+        pytest.param(replace(CHAT, prompts=((5, 6),)), 1, "stop", 70, None, id="token ids"),
+        pytest.param(replace(CHAT, n=2), 2, "stop", 70, None, id="several answers"),
+        pytest.param(CHAT, 1, "stop", 0, None, id="off"),
+        pytest.param(CHAT, 1, "stop", 70, PoolLimits(prompt_cache=0), id="no cache"),
+        pytest.param(FULL, 1, "stop", 70, None, id="it fills the context"),
+    ],
+)
+def test_nothing_is_computed_ahead_where_no_turn_can_follow(
+    spec: ModelSpec,
+    request_: GenerateRequest,
+    rows: int,
+    stop: Stop,
+    owner: int,
+    settings: PoolLimits | None,
+) -> None:
+    answers = (said(END, row=row, finish=stop) for row in range(rows))
+    owned = replace(spec, compute_ahead=owner)
+    assert ahead(owned, request_, admitted(*range(rows)), *answers, settings=settings) == []
 
 
 def test_nothing_follows_an_answer_whose_client_has_left(spec: ModelSpec) -> None:
     assert ahead(spec, CHAT, admitted(), leaves=True) == []
-
-
-@pytest.mark.parametrize("prompt", ["a", (5, 6, 7)])
-def test_a_text_has_no_next_turn(spec: ModelSpec, prompt: str | tuple[int, ...]) -> None:
-    request = replace(CHAT, prompts=(prompt,))
-    assert ahead(spec, request, admitted(), said(END, finish="stop")) == []
-
-
-def test_of_several_answers_none_is_the_next_turns(spec: ModelSpec) -> None:
-    two = (said(END, row=row, finish="stop") for row in (0, 1))
-    assert ahead(spec, replace(CHAT, n=2), admitted(0, 1), *two) == []
-
-
-def test_the_owner_turns_it_off(spec: ModelSpec) -> None:
-    answer = (admitted(), said(END, finish="stop"))
-    assert ahead(replace(spec, compute_ahead=0), CHAT, *answer) == []
-    answer = (admitted(), said(END, finish="stop"))
-    assert ahead(spec, CHAT, *answer, settings=PoolLimits(prompt_cache=0)) == []
-
-
-def test_a_conversation_that_fills_the_context_has_no_next_turn(spec: ModelSpec) -> None:
-    full = replace(CHAT, prompts=(Conversation((Message("user", "a" * 56),)),))
-    assert ahead(spec, full, admitted(), said(END, finish="stop")) == []
 
 
 def test_it_is_that_of_the_files_the_adapter_and_the_cache(spec: ModelSpec) -> None:

@@ -67,7 +67,6 @@ def test_an_answer_gets_the_room_that_is_left(
 def test_the_owner_may_shorten_the_context(spec: ModelSpec) -> None:
     request = replace(ASKED, prompts=((1,) * 10,))
     assert rows_of(replace(spec, context_length=12), request)[0].max_tokens == 2
-    assert isinstance(refused(replace(spec, context_length=10), request), ContextTooLong)
 
 
 def test_the_request_chooses_before_the_owner_before_the_publisher(spec: ModelSpec) -> None:
@@ -183,11 +182,22 @@ def test_a_replayed_row_has_its_script_and_a_stop_token(
     assert (row.delay, row.max_tokens) == (0.25, limits.ANSWER_TOKENS)
 
 
-def test_a_family_without_a_stop_token_of_its_own_ends_too(replayed: Replayed) -> None:
-    [row] = rows_of(replayed({"output": "Hi"}, family="plain"), ASKED)
+@pytest.mark.parametrize(
+    ("entry", "family", "forced"),
+    [
+        ({"output_token_ids": [7, 258, 7]}, "smollm2", 3),
+        ({"output": ""}, "smollm2", 0),
+        ({"output": "Hi"}, "plain", 2),  # a family without a stop token of its own
+    ],
+)
+def test_an_output_ends_with_a_stop_token(
+    replayed: Replayed, entry: dict[str, object], family: str, forced: int
+) -> None:
+    [row] = rows_of(replayed(entry, family=family), ASKED)
     assert row.forced_tokens
-    assert len(row.forced_tokens) == 3
-    assert row.forced_tokens[-1:] == row.stop_tokens
+    *output, stop = row.forced_tokens
+    assert (len(output), stop) == (forced, row.stop_tokens[0])
+    assert output == entry.get("output_token_ids", output)
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 5), (100, 5), (5, 5), (3, 3)])
@@ -197,17 +207,6 @@ def test_an_output_that_was_cut_is_cut_there(
     entry = {"output": "Hello", "finish": "length"}
     [row] = rows_of(replayed(entry), replace(ASKED, max_tokens=asked))
     assert row.max_tokens == granted
-
-
-def test_an_output_of_token_ids_is_played_as_it_is(replayed: Replayed) -> None:
-    [row] = rows_of(replayed({"output_token_ids": [7, 258, 7]}), ASKED)
-    assert row.forced_tokens == [7, 258, 7, row.stop_tokens[0]]
-
-
-def test_an_empty_output_is_an_end(replayed: Replayed) -> None:
-    [row] = rows_of(replayed({"output": ""}), ASKED)
-    assert row.forced_tokens == row.stop_tokens[:1]
-    assert row.max_tokens > 0
 
 
 def test_the_generation_prompt_is_a_part_of_the_prompt(

@@ -100,28 +100,12 @@ async def test_a_call_fails_alone(habit: Any, limits: dict[str, float], message:
         assert (await outcome(toolset)).startswith(message)
 
 
-async def test_redirects_stay_where_they_were_sent_from() -> None:
-    secret = Wild(quiet)
-
-    async with served(secret) as inside:
-
-        async def redirects(send: Send, id: Any) -> None:
-            await answered(send, 307, b"", (b"location", inside.encode()))
-
-        async with (
-            served(Wild(redirects)) as url,
-            opened(McpServer("wild", url=url, authorization="mine")) as toolset,
-        ):
-            said = await outcome(toolset)
-    assert "not followed" in said
-    assert secret.heads == []
-
-
 ELSEWHERE = {
     "another port": "http://127.0.0.1:{secret}/x",
     "another name": "http://localhost:{secret}/x",
     "a user's name": "http://a:b@127.0.0.1:{secret}/x",
     "no scheme": "//127.0.0.1:{secret}/x",
+    "a port of the same server": "//127.0.0.1:1/x",
     "another scheme": "https://127.0.0.1:{own}/x",
     "a file": "file:///etc/passwd",
     "FTP": "ftp://127.0.0.1:{own}/x",
@@ -190,14 +174,6 @@ async def test_a_redirect_with_a_body_without_end(monkeypatch: pytest.MonkeyPatc
     async with served(wild) as url, opened(McpServer("wild", url=url), SMALL) as toolset:
         assert (await outcome(toolset)).startswith("error: ")
     assert sum(read) < 2 * SMALL["MCP_SESSION_BYTES"]
-
-
-async def test_a_redirect_on_the_same_server_is_checked_as_well() -> None:
-    async def elsewhere(send: Send, id: Any) -> None:
-        await answered(send, 307, b"", (b"location", b"//127.0.0.1:1/x"))
-
-    async with served(Wild(elsewhere)) as url, opened(McpServer("wild", url=url)) as toolset:
-        assert "not followed" in await outcome(toolset)
 
 
 async def test_it_connects_to_the_address_that_was_checked(

@@ -12,28 +12,13 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, Meter, ValueMeter, cut
+from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, ValueMeter, cut
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HOSTILE
 from tests.mcp.playing import all_gone, served
 from tests.mcp.wild import Wild, quiet
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.parametrize("sizes", [[10], [4, 6], [1] * 10, [0, 10, 0]])
-def test_the_limit_itself_is_not_too_much_and_a_byte_more_is(sizes: list[int]) -> None:
-    meter = Meter(10)
-    for size in sizes:
-        meter.count(size)
-    for _ in range(2):  # it stays so
-        with pytest.raises(ConnectionLost, match="sent more than 10 bytes"):
-            meter.count(1)
-
-
-def test_one_large_piece_is_too_much() -> None:
-    with pytest.raises(ConnectionLost):
-        Meter(10).count(11)
 
 
 MANY = MCP_MESSAGE_BRACKETS

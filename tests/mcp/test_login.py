@@ -163,31 +163,16 @@ async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [b"", b"GET /callback", b"x" * 40_000])
-async def test_what_is_no_answer_does_not_end_a_login(kept: StoredLogin, noise: bytes) -> None:
-    def show(page: str) -> None:
-        parts = urlsplit(callback_of(page))
-        with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
-            line.sendall(noise)
-        visit(page)
-
-    async with running() as server:
-        assert await logged_in(server, kept, show) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_line",
     [
         b"\0\xff",
+        b"x" * 40_000,
         b"GET //[/callback HTTP/1.1",
-        b"HEAD /callback?state=x HTTP/1.1",
         b"POST /callback?state=x HTTP/1.1",
-        b"GET /callback/../x?state=x HTTP/1.1",
         b"GET /callback?" + b"state=x&" * 1500 + b" HTTP/1.1",
         b"GET /callback?state=%ED%A0%80 HTTP/1.1",
         b"GET /callback?state=<script>alert(1)</script> HTTP/1.1",
-        b"<script> / HTTP/1.1",
     ],
 )
 async def test_no_other_request_ends_a_login(kept: StoredLogin, request_line: bytes) -> None:

@@ -33,7 +33,7 @@ from tests.upstream.playing import (
 
 Parts = Iterable[bytes]
 
-SECONDS = 0.4
+SECONDS = 1.0
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 CLOSED = b"connection: close\r\n\r\n"

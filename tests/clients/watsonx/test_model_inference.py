@@ -12,7 +12,7 @@ from mlx_server.clients import watsonx
 from mlx_server.clients.watsonx import ModelInference
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.repair import ALL_REPAIRS
-from tests.clients.recorded import WEATHER, Wire, call, chunks, completion, recorded
+from tests.clients.recorded import WEATHER, Wire, chunks, completion, recorded
 from tests.clients.watsonx.made import ANSWERED, ASKED, LEAKED, at
 from tests.clients.watsonx.signatures import METHODS, signatures
 from tests.clients.watsonx.signatures import recorded as recorded_signatures
@@ -83,18 +83,6 @@ def test_the_recorded_signatures_are_those_of_the_installed_package() -> None:
     assert signatures(vendors) == recorded_signatures()["methods"]
 
 
-def test_a_leaked_call_is_a_call_and_the_rest_stays() -> None:
-    answer = {**completion(LEAKED), "model_version": "1.0", "created_at": "2026-01-01"}
-    vendors = Vendors([answer])
-    found = ModelInference.around(vendors).chat(ASKED, tools=[WEATHER], tool_choice_option="auto")
-    assert (found["model_version"], found["usage"]) == ("1.0", answer["usage"])
-    [made] = found["choices"][0]["message"]["tool_calls"]
-    assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    assert vendors.calls == [
-        {"messages": ASKED, "tools": [WEATHER], "tool_choice_option": "auto", "params": None}
-    ]
-
-
 def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
     said: Wire = {
         "role": "assistant",
@@ -106,14 +94,6 @@ def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
     ModelInference.around(vendors).chat([*ASKED, said, *ASKED], context="c")
     assert vendors.calls[0]["messages"][1] == {"role": "assistant", "content": "", "tool_calls": []}
     assert vendors.calls[0]["context"] == "c"
-
-
-def test_a_schema_in_the_parameters_is_described_and_checked() -> None:
-    vendors = Vendors([completion("Five."), completion('{"age": 5}')])
-    found = ModelInference.around(vendors).chat(ASKED, params=PERSON)
-    assert found["choices"][0]["message"]["content"] == '{"age": 5}'
-    assert [each["params"] for each in vendors.calls] == [PERSON] * 2
-    assert "integer" in vendors.calls[0]["messages"][0]["content"]
 
 
 STREAMED: list[tuple[Wire, str, Wire]] = [
@@ -168,33 +148,17 @@ def test_tools_are_described_in_the_prompt_where_they_are_ignored() -> None:
     assert "mlx_server" not in found
 
 
-@pytest.mark.parametrize("repair", [ALL_REPAIRS, ACCUMULATE])
-def test_a_stream_has_the_call_in_its_place(repair: Any) -> None:
-    pieces = [{"content": piece} for piece in LEAKED]
-    whole = completion(LEAKED) if repair is ACCUMULATE else chunks(*pieces)
-    model = ModelInference.around(Vendors([whole]), repair=repair)
-    deltas = [
-        choice["delta"]
-        for chunk in model.chat_stream(ASKED, tools=[WEATHER])
-        for choice in chunk["choices"]
-    ]
-    calls = [each["function"] for delta in deltas for each in delta.get("tool_calls", ())]
-    assert "".join(each.get("arguments", "") for each in calls) == '{"city": "Paris"}'
-    assert not any(delta.get("content") for delta in deltas)
+def test_a_stream_that_is_held_back_has_the_call_in_one_chunk() -> None:
+    model = ModelInference.around(Vendors([completion(LEAKED)] * 2), repair=ACCUMULATE)
 
+    async def gathered() -> list[Wire]:
+        return [each async for each in model.achat_stream(ASKED, tools=[WEATHER])]
 
-@pytest.mark.parametrize("repair", [ALL_REPAIRS, ACCUMULATE])
-def test_it_is_awaited_in_the_same_way(repair: Any) -> None:
-    async def ask() -> tuple[Wire, list[Wire]]:
-        streamed = completion(LEAKED) if repair is ACCUMULATE else chunks({"content": LEAKED})
-        model = ModelInference.around(Vendors([completion(LEAKED), streamed]), repair=repair)
-        answer = await model.achat(ASKED, tools=[WEATHER])
-        return answer, [each async for each in model.achat_stream(ASKED, tools=[WEATHER])]
-
-    answer, stream = asyncio.run(ask())
-    assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    reasons = [choice["finish_reason"] for chunk in stream for choice in chunk["choices"]]
-    assert reasons[-1] == "tool_calls"
+    for found in (list(model.chat_stream(ASKED, tools=[WEATHER])), asyncio.run(gathered())):
+        (choice,) = (choice for chunk in found for choice in chunk["choices"])
+        (made,) = choice["delta"]["tool_calls"]
+        assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+        assert (choice["delta"]["content"], choice["finish_reason"]) == (None, "tool_calls")
 
 
 def test_generated_texts_are_without_thoughts() -> None:
@@ -244,9 +208,3 @@ def test_without_ibms_package_the_error_says_what_to_do() -> None:
         ModelInference(model_id="m", credentials={"url": "https://us-south.ml.cloud.ibm.com"})
     with pytest.raises(ImportError, match="Credentials comes from IBM's package"):
         _ = watsonx.Credentials
-
-
-def test_the_call_of_a_tool_has_its_id() -> None:
-    made = completion(None, tool_calls=[call("get_weather", {"city": "Paris"}, id="call_7")])
-    found = ModelInference.around(Vendors([made])).chat(ASKED, tools=[WEATHER])
-    assert found["choices"][0]["message"]["tool_calls"][0]["id"] == "call_7"
