@@ -88,7 +88,7 @@ class MemoryParts:
     def of_group(self, budget: int) -> int:
         """The bytes for one model over several machines. Each of these models gets an equal part,
         and all models on this machine together get another."""
-        return budget // (self.groups + self.has_own)
+        return budget // max(1, self.groups + self.has_own)  # 0: all are on other servers
 
     def own(self, budget: int) -> int:
         """The bytes for the models on this machine."""
