@@ -15,9 +15,14 @@ from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.tables import print_line
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import Settings
-from mlx_server.prompt_files.contents import DamagedFile, model_in
-from mlx_server.prompt_files.folder import FileUse, FolderInUse, PromptFolder
-from mlx_server.prompt_files.names import PromptFile
+from mlx_server.prompt_files import (
+    DamagedFile,
+    FileUse,
+    FolderInUse,
+    PromptFile,
+    PromptFolder,
+    model_in,
+)
 
 app = command_app()
 

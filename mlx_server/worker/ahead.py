@@ -13,13 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server import limits
-from mlx_server.engine.messages import ComputeAhead, ComputedAhead
-from mlx_server.prompt_files.names import common_length
+from mlx_server.engine.messages import ComputeAhead, ComputedAhead, Generate
+from mlx_server.prompt_files import common_length
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.lora_layers import RowAdapter, RowAdapters, using
-from mlx_server.worker.prefill.prompt_cache import Cache, PromptCache, ids_of
+from mlx_server.worker.lora_layers import RowAdapters, using
+from mlx_server.worker.prefill.memory_tier import Cache, Key, MemoryTier, ids_of
 from mlx_server.worker.prefill.schedule import LEAST, MOST, PrefillCost, PrefillPiece
-from mlx_server.worker.row_cache import NEAREST
+from mlx_server.worker.prompt_store import NEAREST
+from mlx_server.worker.row import prompt_key_of, row_adapter_of
 
 PIECE_SECONDS = 0.1
 """Intended seconds of a piece: a request that arrives during one waits for its end."""
@@ -29,17 +30,17 @@ PIECE_SECONDS = 0.1
 class NextPrompt:
     """The beginning of a conversation's next prompt."""
 
-    model: str
-    key: str
-    """The key of its entry in the prompt cache, see `cache_key`."""
+    command: ComputeAhead
     tokens: list[int]
-    row_adapter: RowAdapter
+    """Those that are computed, with those in the prompt cache before them."""
     known: int
     """The number of tokens that were in the prompt cache when the conversation's latest answer
     ended."""
-    on_disk: bool
-    """Whether it may be written to the prompt cache's files."""
     is_computed: bool = False
+
+    @property
+    def key(self) -> Key:
+        return prompt_key_of(self.command)
 
     def common(self, prompt: list[int]) -> int:
         return common_length(ids_of(prompt), ids_of(self.tokens))
@@ -61,7 +62,7 @@ class _Present:
 
 
 class AheadComputation:
-    def __init__(self, cache: PromptCache, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, cache: MemoryTier, clock: Callable[[], float] = time.perf_counter) -> None:
         self._cache = cache
         self._clock = clock
         self._prompts: list[NextPrompt] = []
@@ -77,32 +78,33 @@ class AheadComputation:
     def _next(self) -> NextPrompt | None:
         return next((prompt for prompt in self._prompts if not prompt.is_computed), None)
 
-    def add(self, command: ComputeAhead, key: str, row_adapter: RowAdapter) -> None:
-        known = self._cache.known(key, command.tokens)
+    def add(self, command: ComputeAhead) -> None:
+        known = self._cache.known(prompt_key_of(command), command.tokens)
         tokens = command.tokens[: known + command.most]
         if not self._cache.wants(tokens) or len(tokens) - known < NEAREST:
             return
-        prompt = NextPrompt(command.model, key, tokens, row_adapter, known, command.on_disk)
-        self._prompts.append(prompt)
+        self._prompts.append(NextPrompt(command, tokens, known))
         del self._prompts[: -limits.PROMPTS_AHEAD]
 
-    def arrived(self, model: str, key: str, prompt: list[int]) -> list[ComputedAhead]:
+    def arrived(self, request: Generate) -> list[ComputedAhead]:
         """Drops the prompts whose conversation this request continues. Returns a report of how many
         of their tokens it uses."""
+        key, prompt = prompt_key_of(request), request.prompt
         going_on = [p for p in self._prompts if p.key == key and p.common(prompt) > p.known]
         self._prompts = [p for p in self._prompts if p not in going_on]
         if not going_on:
             return []
         cached = self._cache.known(key, prompt[:-1])
         used = max(min(p.common(prompt), cached) - p.known for p in going_on)
-        return [ComputedAhead(model, used=used)] if used > 0 else []
+        return [ComputedAhead(request.model, used=used)] if used > 0 else []
 
     def forget(self, model: str, adapter: str | None = None) -> None:
         """Drops the prompts of a model, or only those of one of its adapters."""
         self._prompts = [
             prompt
             for prompt in self._prompts
-            if prompt.model != model or adapter not in (None, prompt.row_adapter[0])
+            if prompt.command.model != model
+            or adapter not in (None, row_adapter_of(prompt.command)[0])
         ]
 
     def clear(self) -> None:
@@ -118,7 +120,7 @@ class AheadComputation:
                 prompt.tokens[:length],
                 present.cache,
                 continued_from=length,
-                disk_length=length if prompt.on_disk else 0,
+                disk_length=length if prompt.command.on_disk else 0,
                 goes_on=True,
             )
 
@@ -128,19 +130,19 @@ class AheadComputation:
             self._present = self._begin(networks)
         if (present := self._present) is None:
             return []
-        piece = self._compute_piece(networks[present.prompt.model], present)
+        piece = self._compute_piece(networks[present.prompt.command.model], present)
         is_whole = present.computed == len(present.prompt.tokens)
         if is_whole or not self._has_room(present):
             present.prompt.is_computed = True
             self.interrupt()
-        return [ComputedAhead(present.prompt.model, computed=piece)]
+        return [ComputedAhead(present.prompt.command.model, computed=piece)]
 
     def _begin(self, networks: Mapping[str, nn.Module]) -> _Present | None:
         prompt = self._next()
         if prompt is None:
             return None
         cache, known = self._cache.fetch(prompt.key, prompt.tokens)
-        cache = cache or make_caches(networks[prompt.model])
+        cache = cache or make_caches(networks[prompt.command.model])
         present = _Present(prompt, cache, known, known)
         is_large = 2 * present.nbytes > self._cache.max_bytes  # its next turn needs a second one
         if known == len(prompt.tokens) or is_large or not self._has_room(present):
@@ -160,11 +162,11 @@ class AheadComputation:
         return True
 
     def _compute_piece(self, model: nn.Module, present: _Present) -> int:
-        cost = self._costs.setdefault(present.prompt.model, PrefillCost())
+        cost = self._costs.setdefault(present.prompt.command.model, PrefillCost())
         size = max(LEAST, min(MOST, cost.tokens(PIECE_SECONDS, 1, present.computed)))
         piece = present.prompt.tokens[present.computed : present.computed + size]
         began = self._clock()
-        with using(RowAdapters([present.prompt.row_adapter]), model):
+        with using(RowAdapters([row_adapter_of(present.prompt.command)]), model):
             model(mx.array([piece]), cache=present.cache)
         mx.eval([entry.state for entry in present.cache])
         cost.learn(PrefillPiece(1, len(piece), present.computed), self._clock() - began)

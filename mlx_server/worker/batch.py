@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -31,13 +31,10 @@ from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstr
 from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups, StepBytes
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kv_caches import make_caches, why_alone
-from mlx_server.worker.mlx_lm_internals import StopSequences
-from mlx_server.worker.prefill.prompt_cache import PromptCache
 from mlx_server.worker.prefill.schedule import (
     DEFAULT_SCHEDULE,
     PrefillBudget,
     PrefillPiece,
-    Schedule,
 )
 from mlx_server.worker.prefill_groups import (
     SHARED,
@@ -46,9 +43,9 @@ from mlx_server.worker.prefill_groups import (
     PromptQueue,
     WaitingPrompt,
 )
+from mlx_server.worker.prompt_store import PromptStore, RowPrompts
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.row import Row, row_of
-from mlx_server.worker.row_cache import RowCache
+from mlx_server.worker.row import Row
 
 
 @dataclass
@@ -162,34 +159,31 @@ class Batch:
         model: nn.Module,
         *,
         concurrency: int,
-        key: str = "",
-        cache: PromptCache | None = None,
+        prompts: PromptStore | None = None,
         held: Collection[int] = (),
-        schedule: Schedule = DEFAULT_SCHEDULE,
+        budget: PrefillBudget | None = None,
         reads: StepBytes | None = None,
         most_padding: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        on_invalid: Callable[[str], None] = lambda key: None,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
         reads: what a step of the model reads, by default what its arrays say.
-        most_padding: the tokens by which groups of decoding rows may be padded.
-        on_invalid: called with the key of cached prompts whose values may be invalid."""
+        most_padding: the tokens by which groups of decoding rows may be padded."""
         self.model = model
         self._held = held
-        self._kept_decode: list[DecodeBatch] = []
+        self.aside: list[DecodeBatch] = []
         """Decoding rows that were set aside, each as a batch of one row."""
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
-        self._cache = RowCache(cache or PromptCache(0), key, make_caches(model), on_invalid)
+        self._cache = RowPrompts(prompts or PromptStore(0), make_caches(model))
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
-        self._schedule, self._budget = schedule, PrefillBudget(schedule)
+        self._budget = budget or PrefillBudget(DEFAULT_SCHEDULE)
         self._clock = clock
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self._decoder = DecodeGroups(reads or StepBytes(model), most_padding)
-        self._places = Places(1 if self.why_alone else concurrency, self._decoder)
+        self.decoder = DecodeGroups(reads or StepBytes(model), most_padding)
+        self._places = Places(1 if self.why_alone else concurrency, self.decoder)
         self._preempted = Preempted()
         self._began = 0.0
         self.shared = False
@@ -203,7 +197,7 @@ class Batch:
 
     def __bool__(self) -> bool:
         """Whether a row can be stepped, one that is neither paused nor preempted."""
-        return bool(self._turns or self._decoder or self._group or self._returning)
+        return bool(self._turns or self.decoder or self._group or self._returning)
 
     @property
     def plays(self) -> bool:
@@ -216,18 +210,18 @@ class Batch:
 
     @property
     def decoding(self) -> int:
-        return len(self._decoder)
+        return len(self.decoder)
 
     @property
     def is_overdue(self) -> bool:
         """Whether rows get a token before any model computes another piece of a prompt."""
-        return self.waited_for_piece and bool(self._decoder)
+        return self.waited_for_piece and bool(self.decoder)
 
     @property
     def is_late(self) -> bool:
         """Whether rows have waited for the longest gap, for steps of other models too."""
         waited = self._clock() - self._began
-        return bool(self._decoder) and waited >= self._schedule.longest_gap
+        return bool(self.decoder) and waited >= self._budget.schedule.longest_gap
 
     @property
     def may_prefill(self) -> bool:
@@ -244,34 +238,30 @@ class Batch:
     @property
     def _rows(self) -> list[Row]:
         waiting = [row for waiting in self._turns for row in waiting.rows]
-        aside = [row for one in self._kept_decode for row in one.samplers]
+        aside = [row for one in self.aside for row in one.samplers]
         preempted = self._preempted.rows
-        return [*waiting, *self._prefilling, *self._decoder.rows, *aside, *preempted]
+        return [*waiting, *self.prefilling, *self.decoder.rows, *aside, *preempted]
 
     @property
-    def _prefilling(self) -> list[Row]:
+    def prefilling(self) -> list[Row]:
+        """The rows whose prompts are being computed."""
         return self._group.rows if self._group else []
 
     @property
     def _returning(self) -> list[DecodeBatch]:
-        free = (one for one in self._kept_decode if one.uids[0] not in self._held)
+        free = (one for one in self.aside if one.uids[0] not in self._held)
         return [one for one in free if not one.samplers[0].is_waiting]
 
     @property
     def waiting(self) -> int:
         """The number of rows without a token yet."""
-        return sum(len(waiting.rows) for waiting in self._turns) + len(self._prefilling)
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether a prompt is partly computed."""
-        return self._group is not None
+        return sum(len(waiting.rows) for waiting in self._turns) + len(self.prefilling)
 
     @property
     def ready_at(self) -> float:
         """The time at which the next step is due by the batch's clock: later than now during a
         replay delay."""
-        return self._began + max((row.delay for row in self._decoder.rows), default=0.0)
+        return self._began + max((row.request.delay for row in self.decoder.rows), default=0.0)
 
     def add(
         self,
@@ -280,31 +270,27 @@ class Batch:
         constraint: LogitConstraint | None = None,
     ) -> None:
         """cache: the cache of the whole prompt but its last token, if it has been computed."""
-        row = row_of(request, self.vocabulary)
+        row = Row(request, self.vocabulary)
         row.snapshot_places = self._cache.places(request)
         row.constraint = constraint
-        stops = _stop_sequences(tuple(request.stop_tokens))
         known = len(request.prompt) - 1
         if cache is None:
             known = self._cache.known(row, request.prompt[:-1])
-        prompt, forced = request.prompt, request.forced_tokens
-        waiting = WaitingPrompt(
-            row, prompt, request.max_tokens, stops, forced, cache, known, forced_from=len(prompt)
-        )
+        waiting = WaitingPrompt(row, request.prompt, cache, known)
         self._preempted.add(waiting)
         self._turns.add(waiting)
 
     def preempt(self, number: int) -> None:
         """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for
         `resume`."""
-        if number in self._decoder:
-            group, at = self._decoder.place(number)
+        if number in self.decoder:
+            group, at = self.decoder.place(number)
             self._cache.store(
                 group.samplers[at], group.tokens[at], partial(group.extract_cache, at)
             )
-            self._preempted.decoding(self._decoder.part_without_cache(number))
-        elif aside := next((one for one in self._kept_decode if one.uids[0] == number), None):
-            self._kept_decode.remove(aside)
+            self._preempted.decoding(self.decoder.part_without_cache(number))
+        elif aside := next((one for one in self.aside if one.uids[0] == number), None):
+            self.aside.remove(aside)
             self._cache.store(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
             self._preempted.decoding(aside)
         elif number in self.rows and number not in self._preempted:
@@ -325,11 +311,11 @@ class Batch:
         self._preempted.remove(number)
 
     def _leave(self, number: int) -> None:
-        if number in self._decoder:
-            group, at = self._decoder.place(number)
+        if number in self.decoder:
+            group, at = self.decoder.place(number)
             tokens, row, alone = group.tokens[at], group.samplers[at], len(group) == 1
             cache = group.extract_cache(at) if self._cache.wants(row, tokens) else []
-            self._decoder.remove(number)
+            self.decoder.remove(number)
             self._cache.store(row, tokens, lambda: cache, handed_over=alone)
         elif self._group and number in self._group.batch.uids:
             self._keep_computed(self._group, number)
@@ -339,7 +325,7 @@ class Batch:
                 self._group = None
         else:
             self._cancel_waiting(number)
-            self._kept_decode = [one for one in self._kept_decode if one.uids[0] != number]
+            self.aside = [one for one in self.aside if one.uids[0] != number]
 
     def _cancel_waiting(self, number: int) -> None:
         for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
@@ -356,37 +342,37 @@ class Batch:
         done = StepResult()
         self._change_rows(done)
         self._start_decoding()
-        following = self._following()
+        following = self.next_prompt()
         if following and (tokens := self._tokens_of_piece(following)):
             if following is not self._group:
                 self._begin(following, tokens, done)
-            if not self._decoder:
+            if not self.decoder:
                 self._began = self._clock()
             self._prefill_piece(tokens, done)
-        elif self._decoder:
+        elif self.decoder:
             self._decode_step(done)
         self._set_late_aside()
-        aside = [one.samplers[0] for one in self._kept_decode]
-        self._drop_failed([*self._decoder.rows, *aside], done)
+        aside = [one.samplers[0] for one in self.aside]
+        self._drop_failed([*self.decoder.rows, *aside], done)
         return done
 
     def _set_late_aside(self) -> None:
         """Takes the rows out of decoding that wait for their masks."""
-        if late := {row.number for row in self._decoder.rows if row.late}:
-            self._kept_decode += self._decoder.parts(late)
+        if late := {row.number for row in self.decoder.rows if row.late}:
+            self.aside += self.decoder.parts(late)
         self._count_late()
 
     def _count_late(self) -> None:
-        rows = (one.samplers[0] for one in self._kept_decode)
+        rows = (one.samplers[0] for one in self.aside)
         self._places.kept = Counter(row.client for row in rows if row.late)
 
     def set_aside(self, number: int) -> None:
         """Takes a row out of decoding; it keeps its cache and returns when there is room."""
-        self._kept_decode.append(self._decoder.part(number))
+        self.aside.append(self.decoder.part(number))
 
     def _change_rows(self, done: StepResult) -> None:
         """Takes paused rows out of decoding and returns others to it if there is room."""
-        for row in [row for row in self._decoder.rows if row.number in self._held]:
+        for row in [row for row in self.decoder.rows if row.number in self._held]:
             self.set_aside(row.number)
         for one in self._returning:
             (row,) = one.samplers
@@ -395,25 +381,25 @@ class Batch:
                 continue
             if row.late:
                 one.draw_late()
-            self._kept_decode.remove(one)
-            self._decoder.extend(one)
+            self.aside.remove(one)
+            self.decoder.extend(one)
             self._count_late()
 
     @property
     def _room(self) -> int:
         """The number of rows that may still begin."""
-        return self._places.free - len(self._prefilling)
+        return self._places.free - len(self.prefilling)
 
     @property
     def _served(self) -> Counter[str]:
         """The number of rows in prefill or decoding, by client."""
-        return Counter(row.client for row in [*self._decoder.rows, *self._prefilling])
+        return Counter(row.client for row in [*self.decoder.rows, *self.prefilling])
 
     @property
     def _newcomers(self) -> set[str]:
         return {waiting.client for waiting in self._turns} - self._served.keys()
 
-    def _following(self) -> WaitingPrompt | PrefillGroup | None:
+    def next_prompt(self) -> WaitingPrompt | PrefillGroup | None:
         """Returns the prompt that is computed next: the present one, or another."""
         if self._group is None:
             return self._turns.next(self._places.may_begin)
@@ -426,16 +412,16 @@ class Batch:
         waiting = min(self.waiting, self._places.free)
         left, shared = following.left - rows, self.shared
         return self._budget.piece(
-            len(self._decoder), waiting, rows, context, left=left, shared=shared
+            len(self.decoder), waiting, rows, context, left=left, shared=shared
         )
 
     def _decode_step(self, done: StepResult) -> None:
-        self._began, count = self._clock(), len(self._decoder)
+        self._began, count = self._clock(), len(self.decoder)
         self.waited_for_piece = False
-        rows = {row.number: row for row in self._decoder.rows}
+        rows = {row.number: row for row in self.decoder.rows}
         decided = done.tokens
         done.tokens = [
-            self._token(rows, response, alone=alone) for response, alone in self._decoder.next()
+            self._token(rows, response, alone=alone) for response, alone in self.decoder.next()
         ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
@@ -518,7 +504,7 @@ class Batch:
         sizes = group.compute(tokens)
         if max(sizes):
             piece = PrefillPiece(len(sizes), max(sizes), context)
-            self._budget.prefilled(piece, len(self._decoder), self._clock() - began)
+            self._budget.prefilled(piece, len(self.decoder), self._clock() - began)
         for at, (row, size) in enumerate(zip(group.rows, sizes, strict=True)):
             self._turns.computed(group, row.client, size)
             if size and group.resumed is None:
@@ -540,12 +526,12 @@ class Batch:
         group = self._group
         if not group or not group.is_computed:
             return
-        if self._decoder and self._budget.is_step_first(group.context):
+        if self.decoder and self._budget.is_step_first(group.context):
             return
         rows = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(rows, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
-        self._decoder.extend(group.decode())
+        self.decoder.extend(group.decode())
         self._set_late_aside()  # a preempted row may still wait for its mask
         self._budget.joined(len(group.rows))
         self._preempted.decode(group.rows)
@@ -560,8 +546,3 @@ class Batch:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])
                 waiting.known = max(waiting.known, known)
-
-
-@lru_cache(maxsize=256)
-def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
-    return StopSequences([[token] for token in tokens])

@@ -350,9 +350,9 @@ class DecodeGroups:
         return [row for group in self._groups for row in group.samplers]
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of rows of each group."""
-        return [len(group) for group in self._groups]
+    def lengths(self) -> list[list[int]]:
+        """The number of tokens of each row of each group."""
+        return [[len(tokens) for tokens in group.tokens] for group in self._groups]
 
     @property
     def caches(self) -> list[Any]:
@@ -414,7 +414,8 @@ class DecodeGroups:
         self._groups = [group for group in self._groups if group]
         token = max((self._reads.token(group.prompt_cache) for group in self._groups), default=0.0)
         numbers = [number for group in self._groups for number in group.uids]
-        lengths = [len(tokens) for group in self._groups for tokens in group.tokens]
+        now = self.lengths
+        lengths = [*chain.from_iterable(now)]
 
         def read(rows: int, longest: int) -> float:
             return self._reads.weights(rows) + rows * longest * token
@@ -422,15 +423,12 @@ class DecodeGroups:
         def read_by(groups: list[list[int]]) -> float:
             return sum(read(len(group), max(group)) for group in groups)
 
-        now = [[len(tokens) for tokens in group.tokens] for group in self._groups]
         groups = padded_less(cheapest_groups(lengths, read)[1], lengths, self._most_padding)
         saved = read_by(now) - read_by([[lengths[row] for row in rows] for rows in groups])
-        if saved > WORTH * self._reads.weights(1) or self._is_padded_too_much(now):
-            self._change([{numbers[row] for row in rows} for rows in groups])
-
-    def _is_padded_too_much(self, lengths: list[list[int]]) -> bool:
         most = self._most_padding
-        return most is not None and sum(map(padding, lengths)) > most
+        is_padded_too_much = most is not None and sum(map(padding, now)) > most
+        if saved > WORTH * self._reads.weights(1) or is_padded_too_much:
+            self._change([{numbers[row] for row in rows} for rows in groups])
 
     def _change(self, wanted: list[set[int]]) -> None:
         parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))

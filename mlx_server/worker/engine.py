@@ -20,7 +20,7 @@ from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import message_of
-from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files import PromptFolder
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
@@ -33,10 +33,8 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
-from mlx_server.worker.prefill.disk_tier import DiskTier, NoDiskTier, opened
-from mlx_server.worker.prefill.prompt_cache import PromptCache, cache_key
-from mlx_server.worker.row import row_adapter_of
-from mlx_server.worker.row_cache import prompt_key_of
+from mlx_server.worker.prefill.disk_tier import opened
+from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
@@ -67,11 +65,10 @@ class Engine:
         each model that this process has."""
         self._concurrency = concurrency
         self._clock, self._share = clock, share
-        self._cache = PromptCache(cache_bytes)
-        self._ahead = AheadComputation(self._cache, clock)
-        self._disk = DiskTier(disk, self._cache, wake) if disk and cache_bytes else NoDiskTier()
-        self._models = LoadedModels(self._batch, clock)
-        self._batches = self._models.batches
+        self.prompts = PromptStore(cache_bytes, disk, wake)
+        self._ahead = AheadComputation(self.prompts.memory, clock)
+        self.models = LoadedModels(self._batch, clock)
+        self._batches = self.models.batches
         self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
         self._most_padding: dict[str, int | None] = {}
         self._buffers = Buffers(mx.get_memory_limit())
@@ -80,9 +77,9 @@ class Engine:
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._constraints = LogitConstraints(wake, clock, is_done)
         self._admission = RowAdmission(
-            self._constraints, self._disk, self._batches, self._models.step_time
+            self._constraints, self.prompts, self._batches, self.models.step_time
         )
-        self._rows = Rows(self._admission, self._models, self._cache)
+        self._rows = Rows(self._admission, self.models, self.prompts)
 
     @property
     def pause(self) -> float | None:
@@ -94,14 +91,14 @@ class Engine:
         due += [self._constraints.pause] if self._admission.waiting else []
         masks = self._constraints.threads.pause
         due += [] if masks is None else [masks]
-        disk = self._disk.pause(busy=self._is_busy)
+        disk = self.prompts.disk.pause(busy=self._is_busy)
         due += [] if disk is None else [disk]
         return max(0.0, min(due)) if due else None
 
     @property
     def _is_busy(self) -> bool:
         """Whether rows or loads wait for the next step."""
-        return bool(self._loads or self._admission) or self._models.is_busy
+        return bool(self._loads or self._admission) or self.models.is_busy
 
     @property
     def warm(self) -> bool:
@@ -168,9 +165,7 @@ class Engine:
             case messages.ResumeRows(rows):
                 self._rows.resume(rows)
             case messages.LimitCache(max_bytes):
-                if max_bytes < self._cache.nbytes and not self._is_busy:
-                    self._disk.flush()
-                self._cache.limit(max_bytes)
+                self.prompts.limit(max_bytes, busy=self._is_busy)
             case messages.LimitMemory(max_bytes):
                 limit_memory(max_bytes)
                 self._buffers.limit = max_bytes
@@ -182,11 +177,11 @@ class Engine:
         computed ahead."""
         reports = self._step_disk()  # first: a row that has its prompt now is admitted in this step
         reports += self._compute_ahead() if self._is_computing_ahead else self._step_all()
-        return [*reports, *self._disk.report()]
+        return [*reports, *self.prompts.disk.report()]
 
     def _step_disk(self) -> list[Report]:
         try:
-            self._disk.step(busy=self._is_busy)
+            self.prompts.disk.step(busy=self._is_busy)
         except Exception as error:
             return self._device_failed(error)
         return []
@@ -198,15 +193,15 @@ class Engine:
         if scored := self._admission.next_scored:
             reports += self._compute_scored(scored)
         self._constraints.threads.collect()
-        if model := self._models.next():
+        if model := self.models.next():
             reports += self._step(model)
-        if not (self._admission.next_scored or self._models.is_busy):
+        if not (self._admission.next_scored or self.models.is_busy):
             self._constraints.read_ahead()
         return reports
 
     def stop(self) -> None:
         """Writes cached prompts to disk; the engine takes no step after it."""
-        self._disk.stop()
+        self.prompts.disk.stop()
 
     def _compute_scored(self, command: Generate | Embed) -> list[Report]:
         row = command.row
@@ -219,7 +214,7 @@ class Engine:
     @property
     def _is_idle(self) -> bool:
         """Whether there is no load and no row, not even one that is paused or preempted."""
-        return not self._is_busy and not self._models.rows
+        return not self._is_busy and not self.models.rows
 
     @property
     def _is_computing_ahead(self) -> bool:
@@ -227,12 +222,12 @@ class Engine:
 
     def _compute_later(self, command: messages.ComputeAhead) -> None:
         """Ignores prompts of models and adapters that were unloaded meanwhile."""
-        if self._models.can_compute(command):
-            self._ahead.add(command, prompt_key_of(command), row_adapter_of(command))
+        if self.models.can_compute(command):
+            self._ahead.add(command)
 
     def _compute_ahead(self) -> list[Report]:
         try:
-            computed = self._ahead.step(self._models.networks)
+            computed = self._ahead.step(self.models.networks)
         except Exception as error:
             log.exception("a prompt could not be computed ahead")
             self._ahead.clear()
@@ -245,7 +240,7 @@ class Engine:
         batch = self._batches[model]
         rows = batch.rows  # a step that fails may have lost some
         try:
-            done = self._models.step(model)
+            done = self.models.step(model)
         except Exception as error:
             log.exception("a step of %s failed", model)
             if not (failed := self._device_failed(error, rows)):
@@ -254,7 +249,7 @@ class Engine:
             return [*failed, self._step_output(model, [])]
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
-        if self._buffers.should_free(mx.get_cache_memory(), prefilling=batch.prefilling):
+        if self._buffers.should_free(mx.get_cache_memory(), prefilling=bool(batch.prefilling)):
             mx.clear_cache()
         return [
             *done.prefilled,
@@ -276,8 +271,7 @@ class Engine:
         self.broken = self.broken or again or kind in ENDS or self._share.is_one_of_several
         lost = {*rows, *self._rows.lose_all()}
         self._ahead.clear()
-        self._cache.clear()
-        self._disk.clear()
+        self.prompts.clear()
         with suppress(Exception):  # the GPU may fail again
             mx.clear_cache()
         message = f"{MESSAGES[kind]}; send the request again"
@@ -292,7 +286,7 @@ class Engine:
             tokens,
             waiting,
             mx.get_active_memory(),
-            self._cache.nbytes,
+            self.prompts.memory.nbytes,
             mx.get_cache_memory(),
             mx.get_peak_memory(),
         )
@@ -314,13 +308,12 @@ class Engine:
 
     def _generate(self, command: Generate) -> list[Report]:
         self._rows.check(command)
-        used = self._ahead.arrived(command.model, prompt_key_of(command), command.prompt)
-        return [*used, *self._rows.add(command)]
+        return [*self._ahead.arrived(command), *self._rows.add(command)]
 
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._rows.cancel(rows)
         # Without rows there is no further step that would report that none is waiting.
-        busy = self._admission or self._models.is_busy
+        busy = self._admission or self.models.is_busy
         return [] if busy else [self._step_output(model, []) for model in self._batches]
 
     def _load(self, model: str) -> list[Report]:
@@ -342,10 +335,10 @@ class Engine:
         self._loads.end(model)
         if not self._share.can_keep_prompts(network):
             log.warning("%s gets no prompt cache: its ranks have different layers", model)
-            self._cache.turn_off()
-        batch = self._models.add(model, network)
+            self.prompts.memory.turn_off()
+        batch = self.models.add(model, network)
         batch.warm = self._loads.is_warming
-        self._disk.loaded(model, path, network)
+        self.prompts.loaded(model, path, network)
         nbytes = self._share.nbytes(network)
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
@@ -353,22 +346,17 @@ class Engine:
         return Batch(
             network,
             concurrency=self._concurrency,
-            key=model,
-            cache=self._cache,
+            prompts=self.prompts,
             held=self._rows.paused,
             reads=self._share.step_bytes(network),
             most_padding=self._most_padding.get(model),
             clock=self._clock,
-            on_invalid=self._disk.forget,
         )
 
     def _unload(self, model: str) -> list[Report]:
         aborted = [messages.ModelLoadFailed(model, GONE)] if self._loads.end(model) else []
-        if not self._is_busy:
-            self._disk.flush(model)
         self._ahead.forget(model)
-        self._cache.unloaded(model)
-        self._disk.unloaded(model)
+        self.prompts.unloaded(model, busy=self._is_busy)
         self._constraints.forget(model)
         lost = self._rows.remove(model)
         release_memory()
@@ -378,7 +366,7 @@ class Engine:
     def _load_adapter(self, command: messages.LoadAdapter) -> Report:
         model, adapter = command.model, command.adapter
         try:
-            nbytes = self._models.load_adapter(model, adapter, Path(command.path))
+            nbytes = self.models.load_adapter(model, adapter, Path(command.path))
         except Exception as error:
             log.exception("adapter %s of %s could not be loaded", adapter, model)
             if device_error(error):  # the adapter's files are not at fault
@@ -394,8 +382,8 @@ class Engine:
             reports += self._cancel(lost) if lost else []
             reports += [messages.RowFailed(row, ADAPTER_GONE) for row in lost]
             self._ahead.forget(model, adapter)
-            self._cache.unloaded(cache_key(model, adapter))
-            self._models.unload_adapter(model, adapter)
+            self.prompts.memory.unloaded((model, adapter))
+            self.models.unload_adapter(model, adapter)
             mx.clear_cache()
         return [*reports, messages.AdapterUnloaded(model, adapter)]
 

@@ -3,6 +3,7 @@ prompt cache has of it.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mlx.nn as nn
@@ -12,9 +13,9 @@ from mlx_server.worker.decode_groups import DecodeBatch, PrefillBatch, padding
 from mlx_server.worker.kv_caches import make_caches, one_row
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
 from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PromptScheduler
+from mlx_server.worker.prompt_store import RowPrompts
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row import Row
-from mlx_server.worker.row_cache import RowCache
 
 SHARED = 32
 """Prompts that share this many tokens that are not computed yet are prefilled one after the other:
@@ -27,15 +28,11 @@ class WaitingPrompt:
 
     row: Row
     prompt: list[int]
-    max_tokens: int
-    stops: StopSequences
-    forced_tokens: list[int] | None
+    """The request's, and after a preemption all of the row's tokens."""
     cache: list[Any] | None
     """The cache of the whole prompt but its last token, if it was computed before."""
     known: int
     """The number of its tokens that were in the prompt cache when it arrived."""
-    forced_from: int = 0
-    """The length of the request's own prompt, after which the forced tokens are played."""
     begun: bool = False
     """Whether its prefill has begun before, so that `Prefilled` was reported."""
     decode: DecodeBatch | None = None
@@ -160,7 +157,7 @@ def take_piece(
 
 
 class PrefillGroups:
-    def __init__(self, model: nn.Module, cache: RowCache, *, one_at_a_time: bool) -> None:
+    def __init__(self, model: nn.Module, cache: RowPrompts, *, one_at_a_time: bool) -> None:
         self._model = model
         self._cache = cache
         self._one_at_a_time = one_at_a_time
@@ -189,8 +186,9 @@ class PrefillGroups:
             known, cached = self._cache.fetch(waiting.row, beginning)
             cache = known or make_caches(self._model)
             self._cache.add_parting(waiting.row, beginning, cached)
-        if waiting.forced_tokens is not None:
-            force_tokens(cache, waiting.forced_tokens, waiting.forced_from)
+        request = waiting.row.request
+        if request.forced_tokens is not None:
+            force_tokens(cache, request.forced_tokens, len(request.prompt))
         return one_row(cache) if self._one_at_a_time else cache, cached
 
     def _batch(
@@ -205,6 +203,11 @@ class PrefillGroups:
             [waiting.row for waiting in rows],
             greedy_sampler,
             [()] * len(rows),
-            [waiting.stops for waiting in rows],
-            [waiting.max_tokens for waiting in rows],
+            [_stop_sequences(tuple(waiting.row.request.stop_tokens)) for waiting in rows],
+            [waiting.row.request.max_tokens for waiting in rows],
         )
+
+
+@lru_cache(maxsize=256)
+def _stop_sequences(tokens: tuple[int, ...]) -> StopSequences:
+    return StopSequences([[token] for token in tokens])

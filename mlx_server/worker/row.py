@@ -1,7 +1,7 @@
 """The rows of a batch: what a request says of its row, and the state of its sampling."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -16,10 +16,10 @@ from mlx_server.engine.messages import (
     Token,
 )
 from mlx_server.loops import LoopDetector
-from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
+from mlx_server.worker.prefill.memory_tier import Key
 
 Fault = Callable[[], str | None]
 """Returns what was wrong with a draw, once that is computed; None if nothing was."""
@@ -39,25 +39,15 @@ class LateDraw:
 class Row:
     """One sequence being generated: its parameters and its sampling state."""
 
-    def __init__(
-        self, number: int, prompt: Sequence[int], sampling: SamplingParams, vocabulary: int
-    ) -> None:
-        self.number = number
-        self.sampling = sampling
-        self.delay = 0.0
-        self.client = ""
-        self.cache_scope = ""
+    def __init__(self, request: Generate, vocabulary: int) -> None:
+        self.request = request
+        self.number, self.sampling, self.client = request.row, request.sampling, request.client
+        self.row_adapter = row_adapter_of(request)
+        self.prompt_key = prompt_key_of(request)
         self.snapshot_places: tuple[int, ...] = ()
         """The lengths of the prompt at which the prompt cache keeps its state."""
-        self.continued_from = 0
-        """The length from which the conversation's next prompt is expected to differ."""
-        self.shared = 0
-        """The length of the prompt's beginning that other conversations have too."""
-        self.on_disk = True
-        """Whether its cache may be written to disk."""
-        self.row_adapter: RowAdapter = NO_ADAPTER
         self.constraint: LogitConstraint | None = None
-        self.loops: LoopDetector | None = None
+        self.loops = None if request.loops is None else LoopDetector(request.loops)
         self.late: LateDraw | None = None
         """A draw that waits for its mask; meanwhile the row sits steps out."""
         self.undecided: Token | None = None
@@ -67,10 +57,11 @@ class Row:
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
         """The fault of a draw; None while all were valid."""
-        self._seed = os.urandom(8) if sampling.seed is None else _eight_bytes(sampling.seed)
+        seed = request.sampling.seed
+        self._seed = os.urandom(8) if seed is None else _eight_bytes(seed)
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)
-            in_prompt[list(prompt)] = True
+            in_prompt[request.prompt] = True
             self.in_prompt = mx.array(in_prompt)
             self.counts = mx.zeros((1, vocabulary)), 0
             """How often each token is in the answer: the place of a row among those of a batch."""
@@ -103,19 +94,6 @@ class Row:
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def row_of(request: Generate, vocabulary: int) -> Row:
-    row = Row(request.row, request.prompt, request.sampling, vocabulary)
-    row.delay = request.delay
-    row.client = request.client
-    row.cache_scope = request.cache_scope
-    row.continued_from = request.continued_from
-    row.shared = request.shared
-    row.on_disk = request.on_disk
-    row.loops = None if request.loops is None else LoopDetector(request.loops)
-    row.row_adapter = row_adapter_of(request)
-    return row
-
-
 def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
     """Returns the request's adapter and scale. A scale of 0 is the base model, and shares its
     prompt cache."""
@@ -124,6 +102,11 @@ def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
         if request.adapter and request.adapter_scale
         else NO_ADAPTER
     )
+
+
+def prompt_key_of(request: Generate | ComputeAhead) -> Key:
+    """Returns the key under which the prompt store has the prompts of such requests."""
+    return (request.model, *row_adapter_of(request), request.cache_scope)
 
 
 def _none() -> None:

@@ -29,10 +29,8 @@ from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels, StepTime
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, using
-from mlx_server.worker.prefill.disk_tier import DiskTier
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.row import row_adapter_of
-from mlx_server.worker.row_cache import prompt_key_of
+from mlx_server.worker.prompt_store import PromptStore
+from mlx_server.worker.row import prompt_key_of, row_adapter_of
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
 
 LARGEST_SCALE = 4.0
@@ -165,13 +163,13 @@ class RowAdmission:
     def __init__(
         self,
         constraints: LogitConstraints,
-        disk: DiskTier,
+        prompts: PromptStore,
         batches: Mapping[str, Batch],
         step_time: StepTime,
     ) -> None:
         """batches: those of all models in memory, which the caller changes."""
         self._constraints = constraints
-        self._disk = disk
+        self._prompts = prompts
         self._batches = batches
         self._step_time = step_time
         self.waiting: dict[int, Generate] = {}
@@ -204,19 +202,19 @@ class RowAdmission:
     def doing(self) -> str:
         """The work that the first waiting row waits for."""
         first = next(iter(self.waiting.values()))
-        if self._disk.is_reading(first.row):
+        if self._prompts.disk.is_reading(first.row):
             return f"reading a prompt of {first.model} from disk"
         return self._constraints.doing(first.model)
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._disk.begin(command.row, prompt_key_of(command), command.prompt[:-1])
+            self._prompts.disk.begin(command.row, prompt_key_of(command), command.prompt[:-1])
         self.waiting[command.row] = command
         return self.admit(command)
 
     def admit(self, command: Generate) -> list[Report]:
         """Admits a row that waits, once it has what it waits for."""
-        if self._disk.is_reading(command.row):
+        if self._prompts.disk.is_reading(command.row):
             return []
         constraint = None
         if command.grammar is not None or command.thinking is not None:
@@ -314,10 +312,10 @@ def _next(work: Generator[None, None, T]) -> T | None:
 
 
 class Rows:
-    def __init__(self, admission: RowAdmission, models: LoadedModels, cache: PromptCache) -> None:
+    def __init__(self, admission: RowAdmission, models: LoadedModels, prompts: PromptStore) -> None:
         self._admission = admission
         self._models = models
-        self._cache = cache
+        self._prompts = prompts
         self.paused: set[int] = set()
         """Rows that get no tokens for now; the batches share this set."""
 
@@ -329,7 +327,7 @@ class Rows:
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._cache.hold(command.row, prompt_key_of(command), command.prompt[:-1])
+            self._prompts.memory.hold(command.row, prompt_key_of(command), command.prompt[:-1])
         return self._admission.add(command)
 
     def embed(self, command: Embed) -> list[Report]:
@@ -347,7 +345,7 @@ class Rows:
 
     def preempt(self, rows: list[int]) -> None:
         for row in rows:
-            self._cache.release(row)
+            self._prompts.memory.release(row)
             if row in self._admission:
                 self._admission.preempt(row)
             for batch in self._models.batches.values():
@@ -362,13 +360,13 @@ class Rows:
     def drop(self, row: int) -> None:
         """Drops a row that has not begun."""
         self._admission.drop(row)
-        self._cache.release(row)
+        self._prompts.memory.release(row)
 
     def lose(self, model: str, rows: list[int]) -> None:
         """Drops the rows of a model's step that has failed."""
         self._models.drop_rows(model)
         for row in rows:
-            self._cache.release(row)
+            self._prompts.memory.release(row)
 
     def lose_all(self) -> list[int]:
         """Drops the rows of all models, after the GPU has failed; returns them."""

@@ -7,9 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.prompt_files.contents import encoded
-from mlx_server.prompt_files.folder import PromptFolder
-from mlx_server.prompt_files.names import PromptFile, group_of
+from mlx_server.prompt_files import PromptFile, PromptFolder, encoded, group_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +25,7 @@ def fill(path: Path, *models: str) -> PromptFolder:
         for number in range(3):
             file = PromptFile(group_of(model), group_of(str(number)), 4)
             ids = np.arange(4, dtype=np.uint32)
-            folder.write(file, encoded(file, ids, {"model": model}, {}))
+            folder.write(file, encoded(file, ids, model, {}))
     return folder
 
 

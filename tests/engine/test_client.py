@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import socket
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,14 +21,11 @@ from mlx_server.engine.messages import (
     ModelLoadFailed,
     ModelLoading,
     ModelUnloaded,
-    Prefilled,
     PromptLogprobs,
     Report,
     RowTurnedAway,
     StepOutput,
-    Token,
 )
-from mlx_server.engine.row_stream import Item
 from mlx_server.errors import EngineDied, GenerationFailed, InvalidGrammar, Overloaded
 from mlx_server.requests import SamplingParams
 from tests.engine.clients import (
@@ -67,18 +63,6 @@ async def test_a_model_is_loaded_and_several_requests_share_it(
             assert [ids(tokens) for tokens in answer] == [ids(tokens) for tokens in expected]
         assert len({row.row for rows in requests for row in rows}) == 4
         assert not engine.row_streams
-
-
-@asynchronous
-async def test_a_row_is_admitted_then_scored_then_generated(tiny_path: Path) -> None:
-    async with (
-        running(tiny_path) as engine,
-        engine.generate([ask(2, prompt_logprobs=True)]) as feed,
-    ):
-        items: list[Item] = []
-        while not (items and isinstance(items[-1], Token) and items[-1].finish):
-            items += await feed.take()
-        assert [type(item) for item in items] == [Admitted, PromptLogprobs, Prefilled, Token, Token]
 
 
 @asynchronous
@@ -165,36 +149,6 @@ async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
             assert loaded - before > 0.9 * size
             assert loaded - process.memory_info().rss > 0.9 * size
         await first_token(feed)
-
-
-@asynchronous
-async def test_a_stream_goes_on_while_another_model_loads(tiny_path: Path, tmp_path: Path) -> None:
-    large = tiny_llama(tmp_path / "large", hidden=1024, layers=4)
-    reported: list[str] = []
-    async with running(tiny_path) as engine, engine.generate([ask(ENDLESS)]) as feed:
-        await first_token(feed)
-        engine.on_step = lambda step: reported.append("step")
-        await engine.load("large", str(large), lambda done, total: reported.append("piece"))
-    pieces = [at for at, what in enumerate(reported) if what == "piece"]
-    assert len(pieces) > 4
-    assert all("step" in reported[one:next] for one, next in pairwise(pieces))
-
-
-@asynchronous
-async def test_the_prompt_cache_is_kept_and_shrunk(tiny_path: Path) -> None:
-    async def cached(engine: EngineClient) -> int:
-        items: list[Item] = []
-        async with engine.generate([ask(1, prompt=60)]) as feed:
-            while not any(isinstance(item, Token) for item in items):
-                items += await feed.take()
-        (found,) = [item.cached_tokens for item in items if isinstance(item, Prefilled)]
-        return found
-
-    async with running(tiny_path, cache_bytes=1 << 20) as engine:
-        assert await cached(engine) == 0
-        assert await cached(engine) > 50
-        engine.limit_cache(0)
-        assert await cached(engine) == 0
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,6 @@ async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.Monk
 
 
 @asynchronous
-async def test_stop_of_what_was_never_started_is_harmless() -> None:
-    engine = EngineClient()
-    assert not engine.alive
-    await engine.stop()
-
-
-@asynchronous
 async def test_a_process_that_runs_already_becomes_the_engine(tiny_path: Path) -> None:
     before = {*psutil.Process().children()}
     early = engine_process.EarlyProcess()

@@ -24,14 +24,6 @@ from tests.worker.batch_runs import ids
 pytestmark = pytest.mark.slow
 
 
-@asynchronous
-async def test_a_load_that_fails_leaves_the_engine_serving(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine:
-        with pytest.raises(ModelUnusable, match=r"config\.json is missing"):
-            await engine.load("lost", "/nowhere", ignored)
-        assert len((await answered(engine, ask()))[0]) == 5
-
-
 @pytest.mark.alone
 @asynchronous
 async def test_what_rows_take_is_known_before_their_model_is_loaded(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.engine.wired_memory import Wired, next_limit, parse_wired, wiring
+from mlx_server.engine.wired_memory import Wired, next_limit, wiring
 
 GB = 10**9
 
@@ -70,7 +70,3 @@ def test_the_limit_never_falls_nor_moves_while_rows_are_under_way() -> None:
     assert next_limit(10, 5, rows=False) == 10
     assert next_limit(10, 20, rows=False) == 20
     assert next_limit(10, 20, rows=True) == 10
-
-
-def test_what_the_process_is_told() -> None:
-    assert [parse_wired(str(w)) for w in ("auto", "never", 5 * GB)] == ["auto", "never", 5 * GB]

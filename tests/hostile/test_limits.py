@@ -63,13 +63,13 @@ from mlx_server.tool_parsers import source, values
 from mlx_server.tool_parsers.values import JSON
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.constrained_decoding.vocabulary import UnusableVocabulary, Vocabulary
-from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.memory_tier import MemoryTier
 from mlx_server.worker.rows import check_row
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine, error, ok
 from tests.models import adapter_files as adapters
 from tests.parsers.harmony.played import ids, parser
-from tests.worker.prefill.test_prompt_cache import filled, known
+from tests.worker.prefill.test_memory_tier import filled, known
 
 ROOT = Path(__file__).parents[2]
 REFUSALS = (
@@ -288,7 +288,7 @@ def of_all_servers(*sizes: list[int]) -> bool:
 
 
 def cached_prompts(count: int) -> bool:
-    cache = PromptCache(1 << 30)
+    cache = MemoryTier(1 << 30)
     filled(cache, *["m"] * count)
     return all(known(cache, "m", seed) for seed in range(count))
 

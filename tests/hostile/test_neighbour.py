@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import Sampler
@@ -38,7 +39,12 @@ def step_seconds(**params: Any) -> float:
     if biases := params.get("logit_bias"):
         params = {**params, "logit_bias": {int(id): bias for id, bias in biases.items()}}
     rows = [
-        Row(number, [1], SamplingParams(temperature=1.0, seed=number, **params), WIDTH)
+        Row(
+            Generate(
+                number, "m", [1], 9, [], SamplingParams(temperature=1.0, seed=number, **params)
+            ),
+            WIDTH,
+        )
         for number in range(ROWS)
     ]
     sampler, dice = Sampler(rows), np.random.default_rng(3)

@@ -13,7 +13,7 @@ from mlx_server.cli import app
 from mlx_server.clients.client_files import ClientFile, ClientRecord, Connection, changes, write
 from mlx_server.errors import SettingsError
 from mlx_server.http.security import KEY_BYTES, KEY_FILE, secret_key
-from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files import PromptFolder
 from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.system import logs, service
 from mlx_server.system.files import not_linked, open_regular, own_path, read_regular

@@ -11,8 +11,8 @@ from mlx_server.engine.messages import Generate, Token
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.decode_groups import PrefillBatch
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.schedule import PrefillBudget, Schedule
+from mlx_server.worker.prefill.schedule import PrefillBudget, PrefillPiece, Schedule
+from mlx_server.worker.prompt_store import PromptStore
 from tests.tiny import TOKENS
 
 GREEDY = SamplingParams(temperature=0)
@@ -44,9 +44,16 @@ class Steady(PrefillBudget):
     def __init__(self, size: int) -> None:
         super().__init__(Schedule())
         self.size = size
+        self._has_stepped = False
 
     def piece(self, decoding: int, *_: int, left: float = 0, shared: bool = False) -> int:
-        return self.size if self._stepped or not decoding else 0
+        return self.size if self._has_stepped or not decoding else 0
+
+    def stepped(self, decoding: int, seconds: float) -> None:
+        self._has_stepped = True
+
+    def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
+        self._has_stepped = False
 
 
 class Run:
@@ -55,9 +62,13 @@ class Run:
     def __init__(
         self, model: Any, *, concurrency: int = 16, piece: int = PIECE, cache_bytes: int = 0
     ) -> None:
-        self.cache = PromptCache(cache_bytes)
-        self.batch = Batch(model, concurrency=concurrency, key="m", cache=self.cache)
-        self.batch._budget = Steady(piece)
+        self.budget = Steady(piece)
+        self.batch = Batch(
+            model,
+            concurrency=concurrency,
+            prompts=PromptStore(cache_bytes),
+            budget=self.budget,
+        )
         self.answers: dict[int, list[Token]] = {}
         self.cached: dict[int, int] = {}
         """Of each row whose turn has come, how much of its prompt was known."""
@@ -76,7 +87,7 @@ class Run:
     def step(self) -> StepResult:
         """A token for every row, and a piece of the next prompt."""
         done = self.batch.step()
-        if done.tokens and self.batch._following():
+        if done.tokens and self.batch.next_prompt():
             piece = self.batch.step()
             done.tokens += piece.tokens  # if a row that was set aside took the last place
             done.prefilled, done.progress = piece.prefilled, piece.progress
@@ -100,16 +111,15 @@ class Run:
     @property
     def stages(self) -> tuple[int, int, int]:
         """How many rows wait, are in prefill, decode."""
-        batch = self.batch
-        return batch.waiting - len(batch._prefilling), len(batch._prefilling), len(batch._decoder)
+        prefilling = len(self.batch.prefilling)
+        return self.batch.waiting - prefilling, prefilling, self.batch.decoding
 
     def assert_nothing_is_left(self) -> None:
         assert self.stages == (0, 0, 0)
         assert not self.batch
         assert self.batch.waiting == 0
         assert not self.batch.rows
-        assert self.batch._group is None
-        assert not self.batch._decoder.caches
+        assert not self.batch.decoder.caches
         assert self.batch.step() == StepResult()
 
 

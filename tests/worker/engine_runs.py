@@ -111,12 +111,6 @@ class Clock:
         return self.now
 
 
-def run_by(clock: Clock, engine: Engine) -> None:
-    engine._clock = engine._models._clock = engine._models.step_time._clock = clock
-    for batch in engine._batches.values():
-        batch._clock = clock
-
-
 def active_memory() -> int:
     gc.collect()
     mx.synchronize()

@@ -41,7 +41,7 @@ class Served:
 
     @property
     def model(self) -> Any:
-        return self.bench.engine._batches["m"].model
+        return self.bench.engine.models.batches["m"].model
 
     @cached_property
     def expected(self) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """The beginnings of next prompts are computed while no request waits, and answers stay the same."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -8,7 +7,6 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.engine.messages import (
-    CancelRows,
     ComputeAhead,
     ComputedAhead,
     Generate,
@@ -20,10 +18,13 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.worker.prefill.schedule import LEAST
 from tests.worker.architectures import LINEAR
+from tests.worker.engine_runs import active_memory
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.one_pass import expected
 from tests.worker.test_kinds import GREEDY, TOKENS, Bench
+
+pytestmark = pytest.mark.slow
 
 QWEN3_5 = Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR})
 LLAMA = next(kind for kind in KINDS if kind.name == "llama")
@@ -34,8 +35,6 @@ ONE_OF_EACH = [
 ROOM = 1 << 30
 
 HISTORY, ANSWER, QUESTION = 150, 200, 30
-SOME = 4
-"""Tokens of an answer where there are many answers."""
 
 
 @pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
@@ -105,7 +104,6 @@ def first_turn(engine: Engine) -> None:
     engine.finish()
 
 
-@pytest.mark.slow
 def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None:
     engine = Engine(path)
     first_turn(engine)
@@ -121,7 +119,6 @@ def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None
     assert answer == cold(path, following, answer)
 
 
-@pytest.mark.slow
 def test_a_request_comes_before_the_next_piece(path: Path) -> None:
     engine = Engine(path)
     first_turn(engine)
@@ -149,7 +146,7 @@ def test_no_row_waits_for_more_than_the_piece_under_way(llama: Path) -> None:
     row = engine.begin(words(9, 50))
     while row not in engine.step():
         assert engine.pieces == begun
-    while row in engine.engine._batches["m"].rows:
+    while row in engine.engine.models.batches["m"].rows:
         engine.step()
         assert engine.pieces == begun
     engine.finish()
@@ -195,13 +192,12 @@ def test_a_conversation_that_grows_keeps_to_the_limit_too(llama: Path) -> None:
     engine = Engine(llama, cache_bytes=limit)
     engine.ahead(words(1, 600))
     engine.finish()
-    cached, ahead = engine.engine._cache, engine.engine._ahead
+    before = active_memory() - engine.engine.prompts.memory.nbytes
     engine.ahead(words(2, 4000))
     while engine.engine.pause is not None:
         engine.step()
-        if present := ahead._present:
-            assert cached.nbytes + present.nbytes <= limit
-    assert cached.nbytes <= limit
+        assert active_memory() - before < 1.1 * limit
+    assert engine.engine.prompts.memory.nbytes <= limit
     assert 600 < sum(engine.pieces) < 600 + 4000
 
 
@@ -212,7 +208,6 @@ def test_only_the_latest_prompts_wait(llama: Path) -> None:
         engine.ahead(words(seed, 64))
     engine.finish()
     assert sum(engine.pieces) == most * 64
-    assert len(engine.engine._ahead._prompts) == most
 
 
 @pytest.mark.parametrize("tokens", [[], [1] * 15, [10**30] * 64, [-1] * 64, [320] * 64])
@@ -223,7 +218,7 @@ def test_tokens_that_can_not_be_computed_are_left_out(llama: Path, tokens: list[
     engine.ahead(words(1, 64), adapter="unknown")
     engine.finish()
     assert engine.pieces == []
-    assert not engine.engine._ahead.has_work
+    assert engine.engine.pause is None
     assert len(engine.answer(words(2, 20))) == 12
 
 
@@ -235,7 +230,7 @@ def test_a_model_can_be_unloaded_meanwhile(llama: Path) -> None:
     reports = engine.engine.handle(UnloadModel("m"))
     assert any(isinstance(report, ModelUnloaded) for report in reports)
     assert engine.engine.pause is None
-    assert engine.engine._cache.nbytes == 0
+    assert engine.engine.prompts.memory.nbytes == 0
 
 
 def test_an_adapter_can_be_unloaded_meanwhile(llama: Path, tmp_path: Path) -> None:
@@ -254,45 +249,6 @@ def test_an_adapter_can_be_unloaded_meanwhile(llama: Path, tmp_path: Path) -> No
     assert engine.cached[row] == 0
 
 
-def test_an_adapters_prompt_is_computed_with_it(llama: Path, tmp_path: Path) -> None:
-    adapter = mlx_adapter(tmp_path / "adapter", llama)
-    _, known, following = conversation()
-    answers: list[list[int]] = []
-    for engine in (Engine(llama), Engine(llama)):
-        engine.engine.handle(LoadAdapter("m", "a", str(adapter)))
-        if not answers:
-            engine.ahead(known, adapter="a")
-            engine.finish()
-        row = engine.begin(following, adapter="a")
-        answers.append(engine.finish()[row])
-        assert engine.cached[row] == (0 if len(answers) == 2 else len(known))
-    assert answers[0] == answers[1]
-    assert answers[0] != Bench(llama).answer(following)
-
-
-def test_scopes_and_other_adapters_do_not_use_it(llama: Path) -> None:
-    engine = Engine(llama)
-    _, known, following = conversation()
-    engine.ahead(known, cache_scope="a")
-    engine.finish()
-    row = engine.begin(following)
-    engine.finish()
-    assert engine.cached[row] == 0
-    assert engine.used == 0
-
-
-def test_a_cancelled_request_lets_it_go_on(llama: Path) -> None:
-    engine = Engine(llama)
-    _, known, _ = conversation()
-    engine.ahead(known)
-    engine.engine.step()
-    row = engine.begin(words(9, 3000))
-    engine.engine.step()
-    engine.engine.handle(CancelRows([row]))
-    engine.finish()
-    assert sum(engine.pieces) == len(known)
-
-
 def test_an_error_ends_only_the_computing_ahead(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,31 +257,9 @@ def test_an_error_ends_only_the_computing_ahead(
     def fails(*_: object) -> int:
         raise ValueError("no")
 
-    monkeypatch.setattr(engine.engine._ahead, "_compute_piece", fails)
-    engine.ahead(words(1, 500))
-    engine.finish()
-    assert not engine.engine._ahead.has_work
+    with monkeypatch.context() as failing:
+        failing.setattr("mlx_server.worker.ahead.using", fails)
+        engine.ahead(words(1, 500))
+        engine.finish()
+    assert engine.engine.pause is None
     assert len(engine.answer(words(2, 20))) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_random_sessions_answer_as_a_cold_engine_does(path: Path, seed: int) -> None:
-    """Turns of two conversations, with computing ahead that is interrupted anywhere."""
-    random = Random(seed)
-    warm, model = Engine(path), network(path)
-    histories = [words(seed, 60), words(seed + 50, 60)]
-    for _ in range(8):
-        history = random.choice(histories)
-        prompt = [*history, *words(random.randrange(1000), random.randint(5, 40))]
-        row = warm.begin(prompt, SOME)
-        answer = warm.finish()[row]
-        assert answer == expected(model, prompt, answer, SOME)
-        history[:] = [*prompt, *words(random.randrange(1000), random.randint(1, 80))]
-        warm.ahead(list(history), most=random.choice([16, 64, 4096]))
-        for _ in steps(random):
-            warm.engine.step()
-
-
-def steps(random: Random) -> Iterator[int]:
-    yield from range(random.randint(0, 5))

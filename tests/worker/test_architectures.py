@@ -46,7 +46,7 @@ SOME = pytest.mark.parametrize(
 
 @pytest.mark.slow
 def test_it_is_known_which_can_batch(served: Served) -> None:
-    why = served.bench.engine._batches["m"].why_alone
+    why = served.bench.engine.models.batches["m"].why_alone
     assert bool(why) == (served.name in ALONE), why
 
 

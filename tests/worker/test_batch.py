@@ -57,7 +57,9 @@ def a_random_ask(dice: random.Random) -> Ask:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "concurrency", "cache_bytes"), [(0, 16, 0), (1, 2, 1 << 30)])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
+@pytest.mark.parametrize("concurrency", [16, 2])
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int, cache_bytes: int) -> None:
     dice = random.Random(seed)
     asks = [a_random_ask(dice) for _ in range(14)]
@@ -71,7 +73,6 @@ def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int, cache_by
     run.assert_nothing_is_left()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["waiting", "prefill", "decode"])
 def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage: str) -> None:
     neighbours = [Ask(a_prompt(20), 30), Ask(a_prompt(7), 25, sampling=MIXED[2])]
@@ -95,7 +96,6 @@ def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage
     run.assert_nothing_is_left()
 
 
-@pytest.mark.slow
 def test_a_prompt_that_is_set_aside_goes_on_where_it_was(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,26 +130,6 @@ def test_a_prompt_that_is_set_aside_goes_on_where_it_was(
             )
 
 
-@pytest.mark.slow
-def test_progress_is_reported_after_each_piece(tiny_model: Any) -> None:
-    run = Run(tiny_model, cache_bytes=1 << 30)
-    prompt = a_prompt(2 * PIECE + 50)
-    run.join(0, Ask(prompt))
-    run.finish()
-    run.join(1, Ask([*prompt[:PIECE], *a_prompt(PIECE + 60, seed=1)]))
-    run.finish()
-    assert run.progress == {
-        0: [PIECE, 2 * PIECE, 2 * PIECE + 49],
-        1: [2 * PIECE, 2 * PIECE + 59],
-    }
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 17])
-def test_a_row_ends_with_length_after_exactly_max_tokens(tiny_model: Any, max_tokens: int) -> None:
-    answer = alone(tiny_model, Ask(a_prompt(6), max_tokens))
-    assert [token.finish for token in answer] == [None] * (max_tokens - 1) + ["length"]
-
-
 def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
     free = ids(alone(tiny_model, Ask(a_prompt(6), 10)))
     fifth = free[4]
@@ -165,7 +145,6 @@ def test_a_row_ends_with_its_stop_token_and_says_so(tiny_model: Any) -> None:
     assert (both[-1].id, both[-1].finish) == (fifth, "stop")
 
 
-@pytest.mark.slow
 def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: Any) -> None:
     """Each row has its first token before the next one's prompt is done; a shorter one is first."""
     long = [Ask(a_prompt(200, seed=n), 1000) for n in range(6)]
@@ -181,17 +160,6 @@ def test_prompts_of_one_length_are_prefilled_in_the_order_they_came(tiny_model: 
     assert order == [6, 0, 1, 2, 3, 4, 5]
 
 
-def test_short_prompts_are_packed_into_one_piece(tiny_model: Any) -> None:
-    run = Run(tiny_model, piece=64)
-    for number, length in enumerate([9, 16, 4, 12, 9]):
-        run.join(number, Ask(a_prompt(length, seed=5)))
-    run.step()
-    assert run.stages == (1, 0, 4)  # all as long as the longest, five would not fit
-    run.step()
-    assert run.stages == (0, 0, 5)
-
-
-@pytest.mark.slow
 def test_what_an_answer_leaves_is_known_to_the_next_turn(tiny_model: Any) -> None:
     """Of a finished answer and of one that was cancelled: every token that was computed."""
     run = Run(tiny_model, cache_bytes=1 << 30)
@@ -222,7 +190,6 @@ def test_tokens_are_told_before_the_next_piece_is_computed(
     assert pieces == [[PIECE]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("client", ["greedy", "127.0.0.1 {n}"])
 def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any, client: str) -> None:
     """Its client or address has several, and the newcomer none. Nobody's answer changes."""
@@ -241,7 +208,7 @@ def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any, cl
     while not run.answers[4]:
         run.step()
         assert sum(run.stages[1:]) <= 3
-    assert len(run.batch._kept_decode) == 1
+    assert len(run.batch.aside) == 1
     assert not run.answers[3]
     run.finish()
     expected = [ids(alone(tiny_model, ask)) for ask in [*asks, newcomer]]
@@ -249,7 +216,6 @@ def test_a_row_that_decodes_gives_its_place_and_gets_it_back(tiny_model: Any, cl
     run.assert_nothing_is_left()
 
 
-@pytest.mark.slow
 def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
     """Rows in prefill count too: each holds a cache."""
     dice = random.Random(5)

@@ -22,7 +22,7 @@ def test_what_is_said_to_be_wrong_together_is(
     """Once mlx-lm computes it rightly, the table can do without it."""
     monkeypatch.setattr(kv_caches, "UNBATCHABLE", {})
     served = Served(Kind(name, CONFIGS[name]), tmp_path, UNEVEN)
-    assert served.bench.engine._batches["m"].why_alone == ""
+    assert served.bench.engine.models.batches["m"].why_alone == ""
     answers = served.together(len(UNEVEN))
     assert answers != served.mlx_lm_answers(served.prompts, answers)
 

@@ -1,15 +1,13 @@
 """Rows decode in groups of similar lengths where a step reads less that way."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.worker.batch import Batch
 from mlx_server.worker.decode_groups import StepBytes, cheapest_groups, padded_less, padding
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
@@ -27,7 +25,7 @@ def step_of(named: str, lengths: list[int]) -> tuple[float, list[int]]:
     simulation.steps.clear()
     while len(simulation.steps) < 4:
         simulation.step()
-    return simulation.steps[-1], sorted(simulation.batch._decoder.sizes)
+    return simulation.steps[-1], sorted(map(len, simulation.batch.decoder.lengths))
 
 
 @pytest.mark.slow
@@ -45,49 +43,29 @@ def test_rows_of_similar_lengths_share_a_batch(named: str) -> None:
     assert step_of(named, [300, 500, 900, 2000])[1] == [4]
 
 
-class OneBatch(StepBytes):
-    """No padding is worth another group."""
-
-    def __init__(self) -> None: ...
-
-    def weights(self, rows: int) -> float:
-        return 1e9
-
-    def token(self, caches: Iterable[Any]) -> float:
-        return 0.0
+def steps_read(monkeypatch: pytest.MonkeyPatch, *, weights: float, token: float) -> None:
+    monkeypatch.setattr(StepBytes, "weights", lambda self, rows: weights)
+    monkeypatch.setattr(StepBytes, "token", lambda self, caches: token)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 85, 200])
 def test_groups_are_never_padded_by_more_than_there_is_memory_for(
-    most: int, tmp_path: Path
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where no padding is worth another group."""
+    steps_read(monkeypatch, weights=1e9, token=0.0)
     path = ONE_OF_EACH[0].save(tmp_path / "llama")
     bench = Bench(path, most_padding=most)
-    batch: Batch = bench.engine._batches["m"]
-    batch._decoder._reads = OneBatch()
+    decoder = bench.engine.models.batches["m"].decoder
     sizes = list[list[int]]()
     for length in (5, 90, 6, 90, 40, 7):
         bench.begin(list(range(length)), 40)
         for _ in range(8):
             bench.step()
-            groups = batch._decoder._groups
-            assert sum(padding([*map(len, group.tokens)]) for group in groups) <= most
-            sizes.append(batch._decoder.sizes)
+            assert sum(map(padding, decoder.lengths)) <= most
+            sizes.append([*map(len, decoder.lengths)])
     assert (max(map(max, sizes)) > 2) is (most > 0), "rows share a group where that is allowed"
-
-
-class NoWeights(StepBytes):
-    """Any padding is worth another group."""
-
-    def __init__(self) -> None:
-        self.most = 0
-
-    def weights(self, rows: int) -> float:
-        return 1.0
-
-    def token(self, caches: Iterable[Any]) -> float:
-        return 1.0
 
 
 ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
@@ -95,12 +73,14 @@ ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_OF_EACH, ids=lambda kind: kind.name)
-def test_rows_that_change_groups_answer_as_alone(kind: Kind, tmp_path: Path) -> None:
-    """Rows come and go, so that groups are made, split and joined."""
+def test_rows_that_change_groups_answer_as_alone(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come and go, so that groups are made, split and joined: any padding is worth one."""
+    steps_read(monkeypatch, weights=1.0, token=1.0)
     path = kind.save(tmp_path / kind.name)
     dice, cold, grouped = random.Random(1), Bench(path), Bench(path)
-    batch: Batch = grouped.engine._batches["m"]
-    batch._decoder._reads = NoWeights()
+    decoder = grouped.engine.models.batches["m"].decoder
     prompts = [[dice.randrange(250) for _ in range(length)] for length in (5, 90, 6, 90, 40, 7)]
     most, answers = 0, dict[int, list[int]]()
     asks = [(prompt, 12 + 5 * number) for number, prompt in enumerate(prompts)]
@@ -108,7 +88,7 @@ def test_rows_that_change_groups_answer_as_alone(kind: Kind, tmp_path: Path) -> 
         grouped.begin(*ask)
         for _ in range(4):
             gather(answers, grouped.step())
-            most = max(most, len(batch._decoder.sizes))
+            most = max(most, len(decoder.lengths))
     gather(answers, grouped.finish())
     assert most > 1
     assert list(dict(sorted(answers.items())).values()) == [cold.answer(*ask) for ask in asks]

@@ -88,7 +88,7 @@ def test_models_with_windows_and_others(tmp_path: Path, kind: Kind) -> None:
     load(engine, kind.save(tmp_path / kind.name))
     texts = TEXTS[:6]
     engine.handle(command(inputs=texts))
-    network = engine._batches["tiny"].model
+    network = engine.models.batches["tiny"].model
     same(drain(engine), [reference(network, text, "last", None) for text in texts])
 
 
@@ -220,7 +220,7 @@ def test_damaged_weights_fail_their_request_and_no_other(tiny_path: Path, exact:
     engine = Engine(concurrency=4)
     load(engine, tiny_path)
     load(engine, tiny_path, "damaged")
-    norm = engine._batches["damaged"].model.model.norm
+    norm = engine.models.batches["damaged"].model.model.norm
     norm.weight = mx.full(norm.weight.shape, float("nan"))
     damaged = command(1)
     damaged.model = "damaged"

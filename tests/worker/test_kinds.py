@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +45,9 @@ class Bench:
         reports = [*self.engine.handle(load), *self._until_idle()]
         assert any(isinstance(report, ModelLoaded) for report in reports), reports
 
-    def begin(self, prompt: Sequence[int], tokens: int = TOKENS, adapter: str | None = None) -> int:
+    def begin(self, prompt: Sequence[int], tokens: int = TOKENS, **fields: Any) -> int:
         self._next += 1
-        row = Generate(self._next, "m", list(prompt), tokens, [], GREEDY, adapter=adapter)
-        self.engine.handle(row)
+        self.engine.handle(Generate(self._next, "m", list(prompt), tokens, [], GREEDY, **fields))
         return self._next
 
     def step(self) -> Answers:

@@ -14,21 +14,32 @@ from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.loaded_models import StepTime
 from mlx_server.worker.weights import arrays
-from tests.worker.engine_runs import Clock, ask, load, of, run_by
+from tests.worker.engine_runs import Clock, ask, load, of
 
 Turns = Callable[[int], list[str]]
 
 
 @pytest.fixture
-def turns(engine: Engine, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turns:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def engine(tiny_path: Path, clock: Clock) -> Engine:
+    engine = Engine(concurrency=4, clock=clock)
+    load(engine, tiny_path)
+    return engine
+
+
+@pytest.fixture
+def turns(engine: Engine, clock: Clock, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turns:
     """Whose turn each of the next steps is: "tiny" takes ten times as long as "second"."""
     load(engine, tiny_path, "second")
-    clock, step = Clock(), Batch.step
-    run_by(clock, engine)
+    step = Batch.step
 
     def timed(self: Batch) -> StepResult:
         done = step(self)
-        clock.now += 0.1 if self is engine._batches["tiny"] else 0.01
+        clock.now += 0.1 if self is engine.models.batches["tiny"] else 0.01
         return done
 
     monkeypatch.setattr(Batch, "step", timed)
@@ -98,13 +109,13 @@ class Metal:
         self.active: list[int] = []
         """The bytes in memory when each limit was set."""
         self.refuses = False
-        self._working_set = working_set
+        self.working_set = working_set
 
     def is_available(self) -> bool:
-        return self._working_set > 0
+        return self.working_set > 0
 
     def device_info(self) -> dict[str, int]:
-        return {"max_recommended_working_set_size": self._working_set}
+        return {"max_recommended_working_set_size": self.working_set}
 
     def clear_cache(self) -> None: ...
 
@@ -120,7 +131,7 @@ def nbytes(tiny_path: Path) -> int:
     """Of the weights of the tiny model."""
     engine = Engine()
     load(engine, tiny_path)
-    return sum(array.nbytes for array in arrays(engine._batches["tiny"].model))
+    return sum(array.nbytes for array in arrays(engine.models.batches["tiny"].model))
 
 
 def loaded(
@@ -152,7 +163,7 @@ def test_those_of_all_models_count(
     assert metal.limits == [2 * nbytes], "the first alone is too small to be worth it"
     engine.handle(ask(0, tokens=60, model="first"))
     engine.step()
-    engine._loads._wired._wired = 3 * nbytes
+    metal.working_set = int(3 * nbytes / 0.8)
     load(engine, tiny_path, "third")
     assert metal.limits == [2 * nbytes], "it never changes while a row is under way"
 

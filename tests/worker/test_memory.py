@@ -175,25 +175,21 @@ LIMIT = 100 * FLOOR_BYTES
 MUCH = LIMIT // 5
 
 
-def steps_until_given_back(held: int, *, prefilling: bool = False) -> int | None:
+@pytest.mark.parametrize(
+    ("held", "prefilling", "steps"),
+    [
+        (FLOOR_BYTES, False, None),
+        (2 * FLOOR_BYTES, False, EVERY_STEPS),
+        (MUCH, False, LEAST_STEPS),
+        (MUCH, True, None),
+    ],
+)
+def test_after_how_many_steps_buffers_are_given_back(
+    held: int, prefilling: bool, steps: int | None
+) -> None:
     due = Buffers(LIMIT)
-    return next((at for at in range(1, 2000) if due.should_free(held, prefilling=prefilling)), None)
-
-
-def test_little_is_kept() -> None:
-    assert steps_until_given_back(FLOOR_BYTES) is None
-
-
-def test_more_is_given_back_as_often_as_caches_grow() -> None:
-    assert steps_until_given_back(2 * FLOOR_BYTES) == EVERY_STEPS
-
-
-def test_much_is_given_back_soon_but_not_with_each_step() -> None:
-    assert steps_until_given_back(MUCH) == LEAST_STEPS
-
-
-def test_nothing_between_the_pieces_of_a_prompt() -> None:
-    assert steps_until_given_back(MUCH, prefilling=True) is None
+    freed = (at for at in range(1, 2000) if due.should_free(held, prefilling=prefilling))
+    assert next(freed, None) == steps
 
 
 @pytest.fixture

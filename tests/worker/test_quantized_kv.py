@@ -13,8 +13,6 @@ import pytest
 from mlx_server.engine.messages import (
     CacheMeasured,
     CacheNotMeasured,
-    CancelRows,
-    ComputeAhead,
     LoadModel,
     MeasureCache,
     ModelLoaded,
@@ -31,6 +29,8 @@ from tests.worker.architectures import LINEAR
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import network
 from tests.worker.test_kinds import Bench, prompts
+
+pytestmark = pytest.mark.slow
 
 BITS = (8, 4)
 QUANTIZED = [
@@ -138,7 +138,6 @@ def differences(a: mx.array, b: mx.array) -> list[float]:
     return list(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
     net = network(path)
@@ -162,7 +161,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(QUANTIZED[0].save(tmp_path_factory.mktemp("bits") / "llama"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     asked = prompts(8)
@@ -172,36 +170,6 @@ def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     rows = [together.begin(prompt) for prompt in asked]
     answers = together.finish()
     assert [answers[row] for row in rows] == expected
-
-
-def test_rows_that_leave_change_no_other(llama: Path) -> None:
-    asked = prompts(6)
-    alone = BitsBench(llama, 8)
-    expected = alone.answer(asked[5])
-    engine = BitsBench(llama, 8)
-    rows = [engine.begin(prompt) for prompt in asked]
-    answer = [*engine.step().get(rows[5], [])]
-    for row in rows[:5]:
-        engine.engine.handle(CancelRows([row]))
-        answer += engine.step().get(rows[5], [])
-    answer += engine.finish().get(rows[5], [])
-    assert answer == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_cached_prompts_answer_as_a_cold_engine_does(llama: Path, seed: int) -> None:
-    random = Random(seed)
-    warm, cold = BitsBench(llama, 8, cache_bytes=1 << 30), BitsBench(llama, 8)
-    history = words(seed, 120)
-    for _ in range(5):
-        prompt = [*history, *words(random.randrange(999), random.randint(5, 60))]
-        row = warm.begin(prompt)
-        assert warm.finish()[row] == cold.answer(prompt)
-        history = [*prompt, *words(random.randrange(999), random.randint(1, 90))]
-        if random.random() < 0.5:
-            warm.engine.handle(ComputeAhead("m", history, 4096))
-            warm.finish()
 
 
 def test_eight_bits_say_nearly_the_same(path: Path) -> None:

@@ -11,7 +11,7 @@ from mlx_server.requests import SamplingParams
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids, together
-from tests.worker.engine_runs import Clock, ask, drain, of, run, run_by, scored_of, tokens_of, until
+from tests.worker.engine_runs import Clock, ask, drain, of, run, scored_of, tokens_of, until
 
 WIDTH = 320
 END = 2
@@ -43,27 +43,6 @@ def test_it_says_its_script_and_ends_with_it(model: ReplayModel) -> None:
     answer = alone(model, Ask(a_prompt(9), 20, (END,), script=HELLO))
     assert ids(answer) == list(HELLO)
     assert [token.finish for token in answer] == [None] * 5 + ["stop"]
-
-
-def test_a_script_that_is_longer_than_the_answer_may_be_is_cut(model: ReplayModel) -> None:
-    answer = alone(model, Ask(a_prompt(9), 3, (END,), script=HELLO))
-    assert [(token.id, token.finish) for token in answer] == [
-        (72, None),
-        (101, None),
-        (108, "length"),
-    ]
-
-
-@pytest.mark.parametrize("length", [1, 2, 128, 129, 130, 300])
-def test_its_script_begins_after_the_prompt(model: ReplayModel, length: int) -> None:
-    assert ids(alone(model, Ask(a_prompt(length), 20, (END,), script=HELLO))) == list(HELLO)
-
-
-def test_rows_of_a_batch_follow_their_own_scripts(model: ReplayModel) -> None:
-    dice = random.Random(1)
-    plays = [a_play(dice) for _ in range(8)]
-    answers = together(model, plays)
-    assert [ids(answer) for answer in answers] == [said(play) for play in plays]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20], ids=["", "cached"])
@@ -115,8 +94,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(path: Path) -> Engine:
-    engine = Engine(concurrency=4, cache_bytes=1 << 20)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def engine(path: Path, clock: Clock) -> Engine:
+    engine = Engine(concurrency=4, cache_bytes=1 << 20, clock=clock)
     for model in ("slow", "quick"):
         engine.handle(LoadModel(model, str(path)))
     assert of(ModelLoaded, drain(engine)) == [
@@ -124,13 +108,6 @@ def engine(path: Path) -> Engine:
         ModelLoaded("quick", WIDTH, 0),
     ]
     return engine
-
-
-@pytest.fixture
-def clock(engine: Engine) -> Clock:
-    clock = Clock()
-    run_by(clock, engine)
-    return clock
 
 
 def until_it_rests(engine: Engine) -> list[Token]:
@@ -173,13 +150,3 @@ def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
     reports = run(engine, *rows)
     assert [len(scored_of(row, reports)) for row in (0, 1)] == [299, 299]
     assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2
-
-
-def test_a_script_that_is_empty_fails_its_row_alone(engine: Engine) -> None:
-    reports = run(
-        engine,
-        ask(0, model="quick", forced_tokens=[]),
-        ask(1, model="quick", forced_tokens=[5, 6], tokens=2),
-    )
-    assert tokens_of(0, reports) == []
-    assert ids(tokens_of(1, reports)) == [5, 6]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mlx_server.engine.messages import Logprobs
+from mlx_server.engine.messages import Generate, Logprobs
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import Sampled, Sampler, largest, narrow, places_of_largest
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def a_row(sampling: SamplingParams, prompt: Sequence[int] = (), *, width: int = WIDTH) -> Row:
-    return Row(0, prompt, sampling, width)
+    return Row(Generate(0, "m", list(prompt), 9, [], sampling), width)
 
 
 def random_logits(rows: int, *, seed: int = 0, width: int = WIDTH) -> Numbers:

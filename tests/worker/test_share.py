@@ -57,7 +57,6 @@ print(json.dumps([
     share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8)])),
     share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8 + rank)])),
     share.can_keep_prompts(Model([KVCache()] * (1 + rank))),
-    [each.decode() for each in map(msgspec.msgpack.decode, share._messages_of_all(b"x" * rank))],
 ]))
 """
 

@@ -60,11 +60,6 @@ def test_a_model_for_one_row_at_a_time_is_warmed_up_with_one(tiny_model: Any) ->
     assert {rows for rows, _ in batch.shapes} == {1}
 
 
-def test_it_ends_in_time(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
-    assert sum(1 for _ in warm_up(Watched(tiny_model), 8)) == 1
-
-
 def test_a_model_that_can_not_be_warmed_up_is_loaded_all_the_same(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,9 +79,9 @@ def test_nothing_of_it_is_reported_kept_or_changes_an_answer(
     engine = Engine(concurrency=4, cache_bytes=1 << 30)
     reports = load(engine, tiny_path)
     assert {type(report) for report in reports} == {ModelLoading, ModelLoaded}
-    assert engine._cache.nbytes == 0
+    assert engine.prompts.memory.nbytes == 0
     assert engine.warm
-    assert not any(engine._batches.values())
+    assert not any(engine.models.batches.values())
     answered = run(engine, ask(0, prompt=40))
     assert of(Prefilled, answered) == [Prefilled(0, 0)]
     with monkeypatch.context() as cold:
@@ -120,13 +115,3 @@ def test_a_replay_model_has_nothing_to_compile(tmp_path: Path) -> None:
 
     engine.handle(LoadModel("played", str(tmp_path)))
     assert of(ModelLoaded, engine.step())
-
-
-def test_a_cpu_which_compiles_nothing_is_not_warmed_up(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "IS_WARM_UP_USEFUL", False)
-    batch = Watched(tiny_model)
-    batch.shapes.clear()
-    assert not list(warm_up(batch, 8))
-    assert not batch.shapes

@@ -24,7 +24,7 @@ from mlx_server.worker import engine
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.lora_adapters import AdapterWeights
-from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.memory_tier import MemoryTier
 from mlx_server.worker.prefill_groups import PrefillGroups
 from mlx_server.worker.rows import PIECE, RowAdmission
 from mlx_server.worker.sampling import Sampler
@@ -59,7 +59,7 @@ def two(tiny_path: Path) -> Engine:
     load(engine, tiny_path)
     load(engine, tiny_path, "second")
     run(engine, ask(9, prompt=60))
-    assert engine._cache.nbytes
+    assert engine.prompts.memory.nbytes
     engine.handle(ask(0, tokens=1000))
     engine.handle(ask(1, tokens=1000, model="second"))
     until(engine, lambda reports: {0, 1} <= {t.row for t in tokens(reports)})
@@ -75,7 +75,7 @@ def test_a_gpu_error_fails_all_that_it_may_have_spoiled(
     assert (failed.kind, failed.ends, two.broken) == ("out_of_memory", False, False)
     assert set(failures(reports)) == {0, 1}
     assert all("memory ran out" in message for message in failures(reports).values())
-    assert two._cache.nbytes == of(StepOutput, reports)[-1].cache_bytes == 0
+    assert two.prompts.memory.nbytes == of(StepOutput, reports)[-1].cache_bytes == 0
     again = run(two, ask(2, prompt=60), ask(3, model="second"), ask(4))
     assert Prefilled(2, 0) in of(Prefilled, again)  # whichever model comes first
     assert ids(tokens_of(3, again)) == ids(tokens_of(4, again)) == answer
@@ -136,7 +136,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
 FAILS_IN: dict[str, tuple[Any, str, Command]] = {
     "cancel": (Batch, "cancel", CancelRows([0])),
     "preempt": (Batch, "preempt", PreemptRows([0])),
-    "unload": (PromptCache, "forget", UnloadModel("second")),
+    "unload": (MemoryTier, "forget", UnloadModel("second")),
     "adapter": (AdapterWeights, "load", LoadAdapter("tiny", "a", "nowhere")),
 }
 

@@ -205,6 +205,7 @@ class PrefillBudget:
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self._share, self._gap = schedule.prefill_share, schedule.longest_gap
         self.cost = PrefillCost()
         self._steps: dict[int, float] = {}

@@ -15,8 +15,8 @@ from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.decode_groups import StepBytes
-from mlx_server.worker.prefill.prompt_cache import PromptCache
-from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, Schedule
+from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, PrefillBudget, Schedule
+from mlx_server.worker.prompt_store import PromptStore
 
 VOCABULARY = 320
 GREEDY = SamplingParams(temperature=0)
@@ -81,9 +81,8 @@ class Simulation:
         self.batch = Batch(
             Network(named, self._take),
             concurrency=concurrency,
-            key="m",
-            cache=PromptCache(cache_bytes),
-            schedule=schedule,
+            prompts=PromptStore(cache_bytes),
+            budget=PrefillBudget(schedule),
             reads=Bytes(pair(named)[1]),
             clock=lambda: self.now,
         )

@@ -56,7 +56,7 @@ class Desk:
 
     @property
     def model(self) -> Any:
-        return self.engine._batches["m"].model
+        return self.engine.models.batches["m"].model
 
     def load(self, adapter: str, folder: Path) -> Report:
         (report,) = self.engine.handle(LoadAdapter("m", adapter, str(folder)))

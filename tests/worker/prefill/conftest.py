@@ -34,6 +34,9 @@ def start() -> Iterator[Start]:
         process.stop()
 
 
-@pytest.fixture
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
+@pytest.fixture(scope="module")
+def _at_once() -> Iterator[None]:
+    """Prompts are written as soon as no row runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk_tier, "IDLE_SECONDS", 0.0)
+        yield

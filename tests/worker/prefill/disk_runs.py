@@ -1,6 +1,5 @@
 """Engines whose prompts outlive them on a disk."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,6 +8,7 @@ from typing import Any
 from mlx_server.engine.messages import (
     DiskCacheUse,
     Generate,
+    LimitCache,
     LoadAdapter,
     LoadModel,
     ModelLoaded,
@@ -16,7 +16,7 @@ from mlx_server.engine.messages import (
     Report,
     StepOutput,
 )
-from mlx_server.prompt_files.folder import PromptFolder
+from mlx_server.prompt_files import PromptFolder
 from mlx_server.worker.engine import Engine
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.test_kinds import GREEDY
@@ -80,15 +80,23 @@ class Process:
 
     def write(self) -> None:
         """Waits until all is in files, and is reported."""
-        self.engine._disk._saver.flush(time.monotonic() + 30)
+        self.engine.prompts.disk.flush(seconds=30)
         self.reports += self.engine.step()
 
-    def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
+    def forget_memory(self) -> None:
+        """Only the files are left."""
+        self.engine.handle(LimitCache(0))
+        self.engine.handle(LimitCache(1 << 30))
+
+    def begin(self, prompt: list[int], tokens: int = 8, **fields: Any) -> int:
         self.rows += 1
-        request = Generate(self.rows, "m", prompt, tokens, [], GREEDY)
-        for name, value in fields.items():
-            setattr(request, name, value)
+        fields = {"continued_from": len(prompt) - 1, **fields}  # the last token opens the answer
+        request = Generate(self.rows, "m", prompt, tokens, [], GREEDY, **fields)
         self.reports += self.engine.handle(request)
+        return self.rows
+
+    def answer(self, prompt: list[int], tokens: int = 8, **fields: Any) -> list[int]:
+        self.begin(prompt, tokens, **fields)
         self.settle()
         outputs = [report for report in self.reports if isinstance(report, StepOutput)]
         return [t.id for each in outputs for t in each.tokens if t.row == self.rows]
@@ -103,6 +111,20 @@ class Process:
     def total(self, name: str) -> int:
         uses = [report for report in self.reports if isinstance(report, DiskCacheUse)]
         return sum(getattr(use, name) for use in uses)
+
+    def answer_without_writing(self, prompt: list[int], **fields: Any) -> None:
+        """Answers with one token, and leaves the writing to later steps."""
+        row = self.begin(prompt, 1, **fields)
+        while not any(
+            token.row == row and token.finish
+            for report in self.reports
+            if isinstance(report, StepOutput)
+            for token in report.tokens
+        ):
+            self.reports += self.engine.step()
+
+    def is_reading(self, row: int) -> bool:
+        return self.engine.prompts.disk.is_reading(row)
 
     def stop(self) -> None:
         self.engine.stop()

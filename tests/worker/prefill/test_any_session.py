@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_server.engine.messages import ComputeAhead, LimitCache
-from mlx_server.worker.prefill import disk_tier
 from tests.worker.kinds import KINDS
 from tests.worker.lora_files import mlx_adapter, weakened, with_adapter
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_at_once")]
 
 ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
 TOKENS = 2
@@ -75,11 +74,6 @@ turns = st.builds(
 )
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
-
-
 @dataclass
 class Files:
     model: Path
@@ -111,6 +105,7 @@ def running(files: Files, folder: Path) -> Iterator[Process]:
         process.stop()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mlx_server.worker.prefill.prompt_cache import PromptCache
+from mlx_server.worker.prefill.memory_tier import MemoryTier
 from tests.worker.batch_runs import a_prompt
-from tests.worker.prefill.test_prompt_cache import TOKEN, full
-from tests.worker.prefill.test_prompt_cache import recurrent_state as recurrent
+from tests.worker.prefill.test_memory_tier import TOKEN, full, recurrent
 
 SYSTEMS = (a_prompt(120, seed=1), a_prompt(90, seed=2))
 LONGEST, THOUGHT, MESSAGE = 400, 4, 10
@@ -29,27 +28,27 @@ class Conversation:
         self.computed: list[int] = []
         """The prompt and the answer of the last turn."""
 
-    def turn(self, cache: PromptCache) -> None:
+    def turn(self, cache: MemoryTier) -> None:
         if self.is_full:
             return
         self.history += self._words(MESSAGE)
         end, shared = len(self.history), len(self.system)
         self.computed = [*self.history, *self._words(THOUGHT)]
-        _, known = cache.fetch("m", self.computed)
+        _, known = cache.fetch(("m",), self.computed)
         for place in (shared - MESSAGE, shared, end):  # the tools come before the system prompt
             if place > known:
                 layers = [full(place), recurrent(place)]
-                cache.store_snapshot("m", self.computed[:place], layers, shared)
+                cache.store_snapshot(("m",), self.computed[:place], layers, shared)
         length = len(self.computed)
         layers = [full(length), recurrent(length)]
-        cache.store("m", self.computed, layers, continued_from=end, shared=shared)
+        cache.store(("m",), self.computed, layers, continued_from=end, shared=shared)
 
     @property
     def is_full(self) -> bool:
         return len(self.history) + 2 * MESSAGE + THOUGHT > LONGEST
 
-    def is_kept(self, cache: PromptCache) -> bool:
-        return bool(self.computed) and cache.known("m", self.computed) == len(self.computed)
+    def is_kept(self, cache: MemoryTier) -> bool:
+        return bool(self.computed) and cache.known(("m",), self.computed) == len(self.computed)
 
     def _words(self, count: int) -> list[int]:
         return [self.random.randrange(256) for _ in range(count)]
@@ -60,7 +59,7 @@ class Eviction(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = PromptCache(8 * LONGEST * TOKEN)
+        self.cache = MemoryTier(8 * LONGEST * TOKEN)
         self.by_use: list[Conversation] = []
         """The least recently used one first."""
         self.begun = 0
@@ -82,7 +81,7 @@ class Eviction(RuleBasedStateMachine):
     @rule(each=conversations)
     def ask_again(self, each: Conversation) -> None:
         if each.is_kept(self.cache):
-            self.cache.fetch("m", each.computed)
+            self.cache.fetch(("m",), each.computed)
             self._used(each)
 
     @rule(share=st.floats(0, 1))
@@ -114,7 +113,7 @@ class Eviction(RuleBasedStateMachine):
     def a_system_prompt_stays_while_a_conversation_has_it(self) -> None:
         for each in filter(lambda each: each.is_kept(self.cache), self.by_use):
             asked = [*each.system, *UNKNOWN]
-            assert self.cache.known("m", asked) == len(each.system)
+            assert self.cache.known(("m",), asked) == len(each.system)
 
     @invariant()
     def it_keeps_to_its_limit(self) -> None:
@@ -126,7 +125,7 @@ TestEviction.settings = settings(max_examples=30, stateful_step_count=12, deadli
 
 
 def test_a_long_conversation_keeps_the_system_prompt_of_the_next_one() -> None:
-    cache, conversation = PromptCache(1 << 20), Conversation(1, 0)
+    cache, conversation = MemoryTier(1 << 20), Conversation(1, 0)
     for _ in range(25):
         conversation.turn(cache)
-    assert cache.known("m", [*conversation.system, *UNKNOWN]) == len(conversation.system)
+    assert cache.known(("m",), [*conversation.system, *UNKNOWN]) == len(conversation.system)

@@ -64,12 +64,15 @@ class Counted:
         """Each prompt and its answer."""
 
     def answer(self, request: Generate) -> list[int]:
-        self.bench._next += 1
-        request.row = self.bench._next
-        self.bench.engine.handle(request)
-        tokens = self.bench.finish()[request.row]
+        row = self.bench.begin(
+            request.prompt,
+            TOKENS,
+            branches=request.branches,
+            continued_from=request.continued_from,
+        )
+        tokens = self.bench.finish()[row]
         ideal = max((_common(request.prompt, [*p, *said]) for p, said in self.answered), default=0)
-        computed = len(request.prompt) - self.bench.cached[request.row]
+        computed = len(request.prompt) - self.bench.cached[row]
         self.prompt_tokens += len(request.prompt)
         self.again += computed - (len(request.prompt) - ideal)
         self.answered.append((request.prompt, tokens))

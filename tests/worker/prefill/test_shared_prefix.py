@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import Generate
+from mlx_server.worker.prefill.schedule import PrefillBudget
 from tests.worker.architectures import CONFIGS
-from tests.worker.batch_runs import Steady
 from tests.worker.kinds import Kind
 from tests.worker.prefill.disk_runs import words
-from tests.worker.test_kinds import GREEDY, Bench
+from tests.worker.test_kinds import Bench
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +27,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @contextmanager
 def passes(bench: Bench) -> Iterator[list[tuple[int, int]]]:
     """The rows and tokens of each forward pass with several tokens."""
-    network = type(bench.engine._batches["m"].model)
+    network = type(bench.engine.models.batches["m"].model)
     compute, found = network.__call__, list[tuple[int, int]]()
 
     def counting(self: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
@@ -42,16 +41,13 @@ def passes(bench: Bench) -> Iterator[list[tuple[int, int]]]:
 
 
 def begun(bench: Bench, seed: int) -> int:
-    bench._next += 1
-    request = Generate(bench._next, "m", [*PREFIX, *words(seed, OWN)], 8, [], GREEDY)
-    request.branches, request.client = [len(PREFIX)], f"client {seed}"
-    bench.engine.handle(request)
-    return bench._next
+    prompt = [*PREFIX, *words(seed, OWN)]
+    return bench.begin(prompt, 8, branches=[len(PREFIX)], client=f"client {seed}")
 
 
-def test_they_take_the_passes_of_one(path: Path) -> None:
+def test_they_take_the_passes_of_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold, warm = Bench(path), Bench(path, cache_bytes=1 << 30)
-    warm.engine._batches["m"]._budget = Steady(512)  # has room for all, and measures no time
+    monkeypatch.setattr(PrefillBudget, "piece", lambda *_, **__: 512)  # has room for all
     begun(warm, seed=99)
     warm.finish()
     with passes(warm) as alone:

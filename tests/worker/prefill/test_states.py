@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from mlx_server.engine.messages import ComputeAhead
-from mlx_server.worker.prefill import disk_tier
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import Process, words
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_at_once")]
 
 NAMES = (
     *("llama", "gpt_oss", "gemma3_text", "gemma4_text"),
@@ -25,11 +24,6 @@ NAMES = (
 IN_EIGHT_BITS = ("llama", "gemma3_text", "qwen3_5-text", "nemotron_h", "falcon_h1")
 """One of each kind of them whose keys and values can be kept in 8 bits."""
 SYSTEM, TURN, TOKENS = words(0, 100), 40, 4
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "IDLE_SECONDS", 0.0)
 
 
 @dataclass
@@ -66,7 +60,7 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
 
     def check(process: Process, prompt: list[int], known: int) -> list[int]:
         """known: how many of the prompt's tokens have to be cached."""
-        answer = process.answer(prompt, TOKENS, branches=[len(SYSTEM)])
+        answer = process.answer(prompt, TOKENS, branches=[len(SYSTEM)], shared=len(SYSTEM))
         assert answer == cold(prompt, answer)
         assert process.cached == known
         return [*prompt, *answer]
@@ -81,6 +75,7 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
     warm.write()
     warm.stop()
     restarted = engines.warm()
+    check(restarted, [*SYSTEM, *words(7, TURN)], len(SYSTEM))
     check(restarted, [*last, *words(6, TURN)], len(last))
-    assert restarted.total("hits") == 1
+    assert restarted.total("hits") == 2
     restarted.stop()

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import CancelRows, Command, Generate, encode_commands
-from mlx_server.requests import SamplingParams
 from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     Comparison,
@@ -18,7 +16,7 @@ from mlx_server.worker.ranks.link import (
     TokenDigest,
     decode_input,
 )
-from mlx_server.worker.server_connection import WAKE, Inbox, OwnInputs
+from mlx_server.worker.server_connection import Inbox, OwnInputs
 from tests.worker.ranks.steps import a_step
 
 
@@ -27,32 +25,6 @@ def a_pair() -> tuple[Inbox, RecordedInputs, RepeatedInputs]:
     recorded: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = RecordedInputs(OwnInputs(inbox), lambda each: recorded.put(decode_input(each)))
     return inbox, first, RepeatedInputs(recorded)
-
-
-def a_row(seed: int | None) -> Generate:
-    return Generate(1, "m", [1, 2], 5, [], SamplingParams(seed=seed, logit_bias={3: 1.5}))
-
-
-def test_inputs_are_repeated_in_their_order() -> None:
-    inbox, first, second = a_pair()
-    commands: list[Command] = [a_row(7), CancelRows([1])]
-    for command in commands:
-        inbox.put(encode_commands([command]))
-    inbox.put(WAKE)
-    read = [first.clock(), first.take(None), first.clock(), first.take(0.0)]
-    assert read[1::2] == [commands, []]
-    assert [second.clock(), second.take(None), second.clock(), second.take(None)] == read
-
-
-def test_a_row_without_a_seed_gets_the_same_on_each_rank_and_another_than_the_next() -> None:
-    inbox, first, second = a_pair()
-    for _ in range(2):
-        inbox.put(encode_commands([a_row(None)]))
-    rows = first.take(None)
-    assert second.take(None) == rows
-    seeds = [row.sampling.seed for row in rows if isinstance(row, Generate)]
-    assert None not in seeds
-    assert len(set(seeds)) == 2
 
 
 def test_a_task_has_ended_on_a_rank_when_it_has_on_rank_0() -> None:
@@ -101,4 +73,3 @@ def test_the_rank_that_differs_is_named_whichever_report_comes_first() -> None:
     assert late.own(digest) is None
     assert late.reported(2, 16, 5) is None
     assert late.reported(1, 16, 9) == 1
-    assert not late._own, "nothing is kept of what has been compared"

@@ -1,4 +1,4 @@
-"""The KV caches of earlier prompts, by the key of what computed them.
+"""The KV caches of earlier prompts in memory, by the key of what computed them.
 
 A conversation takes the memory of one cache: a prompt that continues a cached one to its end takes
 its place, and prompts with the same beginning share the snapshots of it.
@@ -23,9 +23,12 @@ from mlx.utils import tree_map
 
 from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.prompt_files.names import Ids, common_length, may_share_more
+from mlx_server.prompt_files import Ids, common_length, may_share_more
 from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
 from mlx_server.worker.replay_model import ReplayCache
+
+Key = tuple[str | float | None, ...]
+"""What computes a prompt, and for whom: the model, the adapter, its scale and the cache scope."""
 
 Cache = list[Any]
 """One entry of mlx-lm's cache for each layer."""
@@ -38,15 +41,21 @@ def ids_of(tokens: Iterable[int]) -> Ids:
     return np.fromiter(tokens, np.uint32)
 
 
-def beginning_of(tokens: Ids) -> bytes:
-    return tokens[:SHORTEST_STORED].tobytes()
-
-
 def can_always_be_cut(entry: Any) -> bool:
     """Whether this entry of a cache can be trimmed to any length, however long it becomes."""
     if isinstance(entry, CacheList):
         return all(map(can_always_be_cut, entry.caches))
     return isinstance(entry, KVCache | QuantizedKVCache | ReplayCache)
+
+
+def split(cache: Cache) -> tuple[Layers, Layers]:
+    """Returns the layers that can always be cut back, and the others."""
+    cut = {layer: entry for layer, entry in enumerate(cache) if can_always_be_cut(entry)}
+    return cut, {layer: entry for layer, entry in enumerate(cache) if layer not in cut}
+
+
+def bytes_of(layers: Layers) -> int:
+    return sum(int(entry.nbytes) for entry in layers.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +69,7 @@ class Snapshot:
 
     @cached_property
     def nbytes(self) -> int:
-        return sum(int(entry.nbytes) for entry in self.layers.values())
+        return bytes_of(self.layers)
 
     def reaches(self, length: int) -> int:
         """Returns how many of the first `length` tokens it can restore."""
@@ -68,13 +77,10 @@ class Snapshot:
             return self.length
         return length if all(entry.is_trimmable() for entry in self.layers.values()) else 0
 
-    def restored(self, length: int) -> Layers:
-        return _trimmed(self.layers, self.length - length)
-
 
 @dataclass(eq=False)
 class CachedPrompt:
-    key: str
+    key: Key
     tokens: Ids
     layers: Layers | None
     """The layers that can always be cut back; None while the prompt is still being computed."""
@@ -99,12 +105,17 @@ class CachedPrompt:
     @cached_property
     def beginning(self) -> bytes:
         """The beginning that prompts have in common if either can be of use to the other."""
-        return beginning_of(self.tokens)
+        return _beginning_of(self.tokens)
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes without the snapshots."""
-        return sum(int(entry.nbytes) for entry in (self.layers or {}).values())
+        return bytes_of(self.layers or {})
+
+    def bytes_until(self, length: int) -> int:
+        """Returns the bytes of the first `length` tokens, with the snapshots among them."""
+        snapshots = sum(each.nbytes for n, each in self.snapshots.items() if n <= length)
+        return self.nbytes * length // len(self.tokens) + snapshots
 
     def reaches(self, tokens: Ids) -> tuple[int, Snapshot | None]:
         """Returns the length of the longest prefix of `tokens` that it can restore, and how."""
@@ -120,7 +131,7 @@ class CachedPrompt:
         side writes."""
         assert self.layers is not None
         cut = _trimmed(self.layers, len(self.tokens) - length)
-        both = cut | snapshot.restored(length)
+        both = cut | _trimmed(snapshot.layers, snapshot.length - length)
         return [both[layer] for layer in sorted(both)]
 
     def inherit(self, other: "CachedPrompt") -> bool:
@@ -187,13 +198,11 @@ def superfluous(
     return dropped
 
 
-def split(cache: Cache) -> tuple[Layers, Layers]:
-    """Returns the layers that can always be cut back, and the others."""
-    cut = {layer: entry for layer, entry in enumerate(cache) if can_always_be_cut(entry)}
-    return cut, {layer: entry for layer, entry in enumerate(cache) if layer not in cut}
+def _beginning_of(tokens: Ids) -> bytes:
+    return tokens[:SHORTEST_STORED].tobytes()
 
 
-def detach(entry: Any) -> None:
+def _detach(entry: Any) -> None:
     """Detaches a recurrent state from its batch: it is a slice, which would keep the states of all
     rows in memory. Other caches are copied when they are extracted."""
     match entry:
@@ -201,7 +210,7 @@ def detach(entry: Any) -> None:
             entry.cache = [None if a is None else mx.contiguous(a) for a in entry.cache]
         case CacheList():
             for inner in entry.caches:
-                detach(inner)
+                _detach(inner)
 
 
 def _trimmed(layers: Layers, tokens: int) -> Layers:
@@ -227,65 +236,12 @@ def _shrink_to_use(entry: Any) -> None:
 
 @dataclass(frozen=True)
 class Hold:
+    """What a row that waits is about to continue."""
+
     prompt: CachedPrompt
     length: int
     """How many of the prompt's tokens the row continues."""
     snapshot: Snapshot
-
-
-class HeldPrompts:
-    """The cached prompts that rows are about to continue.
-
-    Memory is reserved for a row before it begins, and the prompt cache gives way to it. A row that
-    holds a prompt finds it all the same: what the cache has dropped takes the row's own memory
-    until the row begins, and of such a prompt only the part is kept that rows continue.
-    """
-
-    def __init__(self) -> None:
-        self._holds: dict[int, Hold | None] = {}
-        """The hold of each row that waits, by its number."""
-
-    def begin(self, row: int, hold: Hold | None) -> None:
-        """hold: None if nothing of the row's prompt is known yet."""
-        self._holds[row] = hold
-
-    def replace(self, row: int, hold: Hold) -> None:
-        """Gives a row a better prompt, unless the row no longer waits."""
-        if row in self._holds:
-            self._holds[row] = hold
-
-    def release(self, row: int) -> None:
-        self._holds.pop(row, None)
-
-    def forget(self, key: str, within: str) -> None:
-        """Drops the prompts of this key, and of keys that begin with `within`."""
-        for row, hold in self._holds.items():
-            if hold and (hold.prompt.key == key or hold.prompt.key.startswith(within)):
-                self._holds[row] = None
-
-    def clear(self) -> None:
-        self._holds.clear()
-
-    def with_key(self, key: str) -> Iterator[CachedPrompt]:
-        return (each.prompt for each in self._holds.values() if each and each.prompt.key == key)
-
-    def length(self, prompt: CachedPrompt) -> int:
-        """Returns how many of the prompt's tokens rows continue."""
-        return max((hold.length for hold in self._holds_of(prompt)), default=0)
-
-    def dropped(self, prompt: CachedPrompt) -> None:
-        """Frees what no row continues of a prompt that the cache has dropped."""
-        if holds := self._holds_of(prompt):
-            prompt.cut_back(self.length(prompt), [hold.snapshot for hold in holds])
-
-    def superseded(self, prompt: CachedPrompt, by: CachedPrompt) -> None:
-        """Has rows continue `by`, which begins with all of the prompt, in its place."""
-        for row, hold in self._holds.items():
-            if hold and hold.prompt is prompt:
-                self._holds[row] = replace(hold, prompt=by)
-
-    def _holds_of(self, prompt: CachedPrompt) -> list[Hold]:
-        return [hold for hold in self._holds.values() if hold and hold.prompt is prompt]
 
 
 log = logging.getLogger("mlx_server.engine")
@@ -293,51 +249,52 @@ log = logging.getLogger("mlx_server.engine")
 SNAPSHOT_SHARE = 4
 """The snapshots of one prompt may take one part in so many of the prompt cache."""
 
-BETWEEN = "\0"
 
+class MemoryTier:
+    """The cached prompts, and those that rows hold.
 
-def cache_key(*parts: str | float | None) -> str:
-    """Returns the key of what computes a prompt: a model, or a model, an adapter and its scale."""
-    return BETWEEN.join(map(str, parts))
+    Memory is reserved for a row before it begins, and the cached prompts give way to it. A row that
+    holds a prompt finds it all the same: what was dropped takes the row's own memory until the row
+    begins, and of such a prompt only the part is kept that rows continue.
+    """
 
-
-class PromptCache:
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the configured limit; `limit` may set a lower one."""
         self._most_bytes = self.max_bytes = most_bytes
         self._prompts: list[CachedPrompt] = []
         """The prompt to drop first comes first: the least recently used one, or an earlier turn of
         a conversation that has gone on."""
-        self._held = HeldPrompts()
+        self._holds: dict[int, Hold | None] = {}
+        """The hold of each row that waits, by its number; None if nothing of its prompt is
+        known."""
         self.on_drop: Callable[[CachedPrompt], None] = lambda prompt: None
         """Called before a prompt is dropped that is not on disk and may be written there."""
         self.nbytes = 0
         """The bytes without prompts that were dropped while rows held them."""
         self._warned_too_large = False
 
-    def fetch(self, key: str, tokens: list[int]) -> tuple[Cache | None, int]:
+    def fetch(self, key: Key, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length."""
-        length, snapshot, prompt = self._nearest(key, tokens)
-        if prompt is None or snapshot is None:
+        if not (nearest := self._nearest(key, tokens)):
             return None, 0
-        if prompt in self:
-            self._prompts.remove(prompt)
-            self._prompts.append(prompt)
-        return prompt.restored(length, snapshot), length
+        if nearest.prompt in self:
+            self._prompts.remove(nearest.prompt)
+            self._prompts.append(nearest.prompt)
+        return nearest.prompt.restored(nearest.length, nearest.snapshot), nearest.length
 
-    def hold(self, row: int, key: str, tokens: list[int]) -> None:
+    def hold(self, row: int, key: Key, tokens: list[int]) -> None:
         """Keeps what `fetch` would find for a row that waits, until `release`."""
-        length, snapshot, prompt = self._nearest(key, tokens)
-        self._held.begin(row, Hold(prompt, length, snapshot) if prompt and snapshot else None)
+        self._holds[row] = self._nearest(key, tokens)
 
     def release(self, row: int) -> None:
-        self._held.release(row)
+        self._holds.pop(row, None)
 
-    def known(self, key: str, tokens: list[int]) -> int:
+    def known(self, key: Key, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
-        return self._nearest(key, tokens)[0]
+        nearest = self._nearest(key, tokens)
+        return nearest.length if nearest else 0
 
-    def parting(self, key: str, tokens: list[int]) -> int:
+    def parting(self, key: Key, tokens: list[int]) -> int:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
@@ -347,26 +304,25 @@ class PromptCache:
                 longest = max(longest, common_length(prompt.tokens, ids))
         return longest if longest >= SHORTEST_STORED else 0
 
-    def _nearest(
-        self, key: str, tokens: list[int]
-    ) -> tuple[int, Snapshot | None, CachedPrompt | None]:
+    def _nearest(self, key: Key, tokens: list[int]) -> Hold | None:
         if len(tokens) < SHORTEST_STORED:
-            return 0, None, None
-        ids = ids_of(tokens)
-        nearest: tuple[int, Snapshot | None, CachedPrompt | None] = 0, None, None
+            return None
+        ids, longest, nearest = ids_of(tokens), SHORTEST_STORED - 1, None
         # of prompts that serve equally well, the one used most recently: it replaces earlier turns
         for prompt in _alike(reversed(list(self._known(key))), ids):
-            if may_share_more(prompt.tokens, ids, nearest[0]):
+            if may_share_more(prompt.tokens, ids, longest):
                 length, snapshot = prompt.reaches(ids)
-                nearest = max(nearest, (length, snapshot, prompt), key=lambda each: each[0])
-        return nearest if nearest[0] >= SHORTEST_STORED else (0, None, None)
+                if snapshot and length > longest:
+                    longest, nearest = length, Hold(prompt, length, snapshot)
+        return nearest
 
-    def _known(self, key: str) -> Iterator[CachedPrompt]:
+    def _known(self, key: Key) -> Iterator[CachedPrompt]:
         """Returns the prompts of this key, including those that were dropped while rows held
         them."""
-        return chain(self._with_key(key), self._held.with_key(key))
+        held = (hold.prompt for hold in self._holds.values() if hold and hold.prompt.key == key)
+        return chain(self._with_key(key), held)
 
-    def _with_key(self, key: str) -> Iterator[CachedPrompt]:
+    def _with_key(self, key: Key) -> Iterator[CachedPrompt]:
         return (prompt for prompt in self._prompts if prompt.key == key)
 
     def wants(self, tokens: list[int]) -> bool:
@@ -380,24 +336,24 @@ class PromptCache:
     def __contains__(self, prompt: CachedPrompt) -> bool:
         return any(prompt is kept for kept in self._prompts)
 
-    def put_back(self, row: int, key: str, tokens: Ids, cut: Layers, rest: Layers) -> None:
+    def put_back(self, row: int, key: Key, tokens: Ids, cut: Layers, rest: Layers) -> None:
         """Keeps a prompt that was read from disk for a row; if there is no room for it, then until
         the row begins."""
         length = len(tokens)
         restored = CachedPrompt(key, tokens, cut, disk_length=length, is_saved=True)
         snapshot = restored.snapshots[length] = Snapshot(length, rest)
-        self._held.replace(row, Hold(restored, length, snapshot))
+        if row in self._holds:  # else it has left
+            self._holds[row] = Hold(restored, length, snapshot)
         self._keep(restored, rest)
 
-    def store_snapshot(self, key: str, tokens: list[int], cache: Cache, shared: int = 0) -> None:
+    def store_snapshot(self, key: Key, tokens: list[int], cache: Cache, shared: int = 0) -> None:
         """Keeps the state of a prompt that is still being computed, for the cached prompt that
         `store` makes of it later. cache: its entries may be changed. shared: see CachedPrompt."""
-        _, layers = split(cache)
-        self._keep(CachedPrompt(key, ids_of(tokens), None, shared=shared), layers)
+        self._keep(CachedPrompt(key, ids_of(tokens), None, shared=shared), split(cache)[1])
 
     def store(
         self,
-        key: str,
+        key: Key,
         tokens: list[int],
         cache: Cache,
         *,
@@ -412,13 +368,14 @@ class PromptCache:
         over later."""
         nbytes = sum(int(entry.nbytes) for entry in cache)
         if handed_over and self.nbytes + nbytes > self.max_bytes:
-            _take_over(cache)
+            for entry in cache:  # one by one: mlx-lm allocates in steps, so each is copied
+                mx.eval(entry.state)
             self.max_bytes = min(self.max_bytes + nbytes, self._most_bytes)
         if nbytes > self.max_bytes:
             if not goes_on:
                 self._warn_too_large(len(tokens), nbytes)
             return
-        cut, layers = split(cache)
+        cut, rest = split(cache)
         prompt = CachedPrompt(
             key,
             ids_of(tokens),
@@ -427,17 +384,17 @@ class PromptCache:
             shared=shared,
             disk_length=disk_length,
         )
-        self._keep(prompt, layers)
+        self._keep(prompt, rest)
 
-    def _keep(self, prompt: CachedPrompt, layers: Layers) -> None:
-        snapshot = Snapshot(len(prompt.tokens), layers)
+    def _keep(self, prompt: CachedPrompt, rest: Layers) -> None:
+        snapshot = Snapshot(len(prompt.tokens), rest)
         if (nbytes := prompt.nbytes + snapshot.nbytes) > self.max_bytes:
             return
         self._inherit(prompt)
         self.shrink(self.max_bytes - nbytes)  # before the entry takes memory
-        kept = [*layers.values(), *(prompt.layers or {}).values()]
+        kept = [*rest.values(), *(prompt.layers or {}).values()]
         for entry in kept:
-            detach(entry)
+            _detach(entry)
         mx.async_eval([entry.state for entry in kept])
         prompt.snapshots[snapshot.length] = snapshot
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
@@ -446,7 +403,6 @@ class PromptCache:
         for dropped in of_key[: -limits.CACHED_PROMPTS]:
             self._prompts.remove(dropped)
             self._leaves(dropped)
-            self._held.dropped(dropped)
         self._count()
         self.shrink(self.max_bytes)
 
@@ -454,13 +410,13 @@ class PromptCache:
         """Takes the place of the prompts that the new one continues to their end. Those that it
         continues from an earlier place are the next to be dropped."""
         others = list(_alike(self._with_key(prompt.key), prompt.tokens))
-        superfluous = {other for other in others if prompt.inherit(other)}
-        for other in superfluous:
-            self._held.superseded(other, prompt)
-        earlier = [o for o in others if o not in superfluous and prompt.continues(o)]
-        moved = superfluous.union(earlier)
-        rest = [p for p in self._prompts if p not in moved]
-        self._prompts = [*earlier, *rest]
+        superseded = {other for other in others if prompt.inherit(other)}
+        for row, hold in self._holds.items():
+            if hold and hold.prompt in superseded:
+                self._holds[row] = replace(hold, prompt=prompt)
+        earlier = [o for o in others if o not in superseded and prompt.continues(o)]
+        moved = superseded.union(earlier)
+        self._prompts = [*earlier, *(each for each in self._prompts if each not in moved)]
         self._count()
 
     def _count(self) -> None:
@@ -492,60 +448,58 @@ class PromptCache:
     def shrink(self, max_bytes: int) -> None:
         """Drops prompts until at most `max_bytes` are kept."""
         while self._prompts and self.nbytes > max_bytes:
-            self._drop(self._prompts.pop(0), max_bytes // SNAPSHOT_SHARE)
+            prompt = self._prompts.pop(0)
+            length = max((hold.length for hold in self._holds_of(prompt)), default=0)
+            snapshots = prompt.snapshots_until(length) if length else None
+            self._leaves(prompt)
+            if snapshots:  # of a prompt that a row continues they stay, if they take little
+                most_bytes = max_bytes // SNAPSHOT_SHARE
+                snapshots.thin(most_bytes)
+                if 0 < sum(each.nbytes for each in snapshots.snapshots.values()) <= most_bytes:
+                    self._prompts.append(snapshots)
             self._count()
-
-    def _drop(self, prompt: CachedPrompt, most_bytes: int) -> None:
-        """most_bytes: what the snapshots of a prompt that a row continues may go on to take."""
-        self._leaves(prompt)
-        if length := self._held.length(prompt):
-            snapshots = prompt.snapshots_until(length)
-            self._held.dropped(prompt)
-            snapshots.thin(most_bytes)
-            if 0 < sum(each.nbytes for each in snapshots.snapshots.values()) <= most_bytes:
-                self._prompts.append(snapshots)
 
     def _leaves(self, prompt: CachedPrompt) -> None:
         """Calls `on_drop` for a dropped prompt, unless a row or a cached later turn continues it:
-        then it is written with that one."""
+        then it is written with that one. Frees what no row continues."""
+        holds = self._holds_of(prompt)
+        length = max((hold.length for hold in holds), default=0)
         others = _alike(self._with_key(prompt.key), prompt.tokens)
-        is_held = self._held.length(prompt) >= prompt.disk_length
-        if prompt.is_unsaved and not is_held and not any(o.continues(prompt) for o in others):
+        is_continued = length >= prompt.disk_length or any(o.continues(prompt) for o in others)
+        if prompt.is_unsaved and not is_continued:
             self.on_drop(prompt)
+        if holds:
+            prompt.cut_back(length, [hold.snapshot for hold in holds])
+
+    def _holds_of(self, prompt: CachedPrompt) -> list[Hold]:
+        return [hold for hold in self._holds.values() if hold and hold.prompt is prompt]
 
     def clear(self) -> None:
         self._prompts = []
-        self._held.clear()
+        self._holds.clear()
         self._count()
 
-    def unloaded(self, key: str) -> None:
+    def unloaded(self, key: Key) -> None:
         """Drops the prompts of a model or an adapter that is unloaded."""
         for prompt in self.unsaved():
             if _is_within(prompt.key, key):
                 self.on_drop(prompt)
         self.forget(key)
 
-    def forget(self, key: str) -> None:
-        """Drops this key and the keys that begin with its parts, such as a model's adapters."""
-        within = key + BETWEEN
+    def forget(self, key: Key) -> None:
+        """Drops the prompts of this key, and of the keys that begin with its parts."""
         self._prompts = [p for p in self._prompts if not _is_within(p.key, key)]
-        self._held.forget(key, within)
+        for row, hold in self._holds.items():
+            if hold and _is_within(hold.prompt.key, key):
+                self._holds[row] = None
         self._count()
 
 
-def _is_within(key: str, outer: str) -> bool:
-    """Whether a key is the outer one, or begins with its parts."""
-    return key == outer or key.startswith(outer + BETWEEN)
+def _is_within(key: Key, outer: Key) -> bool:
+    return key[: len(outer)] == outer
 
 
 def _alike(prompts: Iterable[CachedPrompt], ids: Ids) -> Iterator[CachedPrompt]:
     """Yields the prompts that begin like this one, so that there is something to share."""
-    beginning = beginning_of(ids)
+    beginning = _beginning_of(ids)
     return (prompt for prompt in prompts if prompt.beginning == beginning)
-
-
-def _take_over(cache: Cache) -> None:
-    """Evaluates the cache layer by layer, so that at most one layer is in memory twice: mlx-lm
-    allocates a row's cache in steps, and the used part has to be copied."""
-    for entry in cache:
-        mx.eval(entry.state)

@@ -1,11 +1,56 @@
-"""The prompt cache as the rows of one model use it, and where the states of a prompt are kept."""
+"""The prompt store: cached prompts in memory and in files, and what rows keep there."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from mlx_server.engine.messages import ComputeAhead, Generate
-from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
-from mlx_server.worker.prefill.prompt_cache import Cache, PromptCache, cache_key, can_always_be_cut
-from mlx_server.worker.row import Row, row_adapter_of
+import mlx.nn as nn
+
+from mlx_server.engine.messages import Generate
+from mlx_server.prompt_files import PromptFolder
+from mlx_server.worker.prefill.disk_tier import DiskTier
+from mlx_server.worker.prefill.memory_tier import Cache, Key, MemoryTier, can_always_be_cut
+from mlx_server.worker.row import Row
+
+
+class PromptStore:
+    """The prompts of all models, in two tiers."""
+
+    def __init__(
+        self,
+        most_bytes: int,
+        folder: PromptFolder | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """most_bytes: those in memory. folder: of the files; None: there are none. wake: called in
+        other threads when `disk.step` has something to do."""
+        self.memory = MemoryTier(most_bytes)
+        self.disk = DiskTier(folder if most_bytes else None, self.memory, wake)
+
+    def limit(self, max_bytes: int, *, busy: bool) -> None:
+        """Limits the bytes in memory. busy: whether rows are running."""
+        if max_bytes < self.memory.nbytes and not busy:
+            self.disk.flush()
+        self.memory.limit(max_bytes)
+
+    def loaded(self, model: str, path: Path, network: nn.Module) -> None:
+        self.disk.loaded(model, path, network)
+
+    def unloaded(self, model: str, *, busy: bool) -> None:
+        if not busy:
+            self.disk.flush(model)
+        self.memory.unloaded((model,))
+        self.disk.unloaded(model)
+
+    def forget(self, key: Key) -> None:
+        """Drops all prompts of this key, also from disk: their values may be invalid."""
+        self.memory.forget(key)
+        self.disk.forget(key)
+
+    def clear(self) -> None:
+        """Drops the prompts that are in the memory of a GPU that has failed."""
+        self.memory.clear()
+        self.disk.clear()
+
 
 FIRST = 1024
 """The first place in a long prompt. The next ones double until they are SPACING apart, so that a
@@ -21,7 +66,7 @@ NEAREST = 32
 
 
 def snapshot_places(branches: Sequence[int], length: int) -> tuple[int, ...]:
-    """Returns the places in a prompt of `length` tokens, in order.
+    """Returns the places in a prompt of `length` tokens at which its state is kept, in order.
 
     branches: the lengths at which other prompts are expected to differ from it.
     """
@@ -41,7 +86,7 @@ def with_parting(places: tuple[int, ...], parting: int, known: int) -> tuple[int
 
     A third prompt is likely to part there too: from there on, the texts of clients vary. Ids and
     times have some tokens in common by chance, so it may part a few tokens earlier. known: how much
-    the prompt cache can restore."""
+    the store can restore."""
     is_served = any(0 <= parting - place < NEAREST for place in places)
     if is_served or parting - known < NEAREST:
         return places
@@ -63,20 +108,13 @@ def _with_place(places: tuple[int, ...], place: int) -> tuple[int, ...]:
     return tuple(sorted((*places, place))) if place >= NEAREST and is_apart else places
 
 
-class RowCache:
-    def __init__(
-        self,
-        prompts: PromptCache,
-        model: str,
-        layers: Cache,
-        on_invalid: Callable[[str], None],
-    ) -> None:
-        """layers: an empty cache of the model. on_invalid: called with the key of cached prompts
-        whose values may be invalid."""
-        self._prompts = prompts
-        self._model = model
+class RowPrompts:
+    """The prompt store as the rows of one model use it."""
+
+    def __init__(self, store: PromptStore, layers: Cache) -> None:
+        """layers: an empty cache of the model."""
+        self._store, self._memory = store, store.memory
         self._needs_snapshots = not all(map(can_always_be_cut, layers))
-        self._on_invalid = on_invalid
 
     def places(self, request: Generate) -> tuple[int, ...]:
         """Returns the lengths of the prompt at which its state is to be kept."""
@@ -86,72 +124,53 @@ class RowCache:
 
     def known(self, row: Row, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
-        return self._prompts.known(self._key(row), tokens)
+        return self._memory.known(row.prompt_key, tokens)
 
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length. The
         row begins with it, and holds no prompt any more."""
-        fetched = self._prompts.fetch(self._key(row), tokens)
-        self._prompts.release(row.number)
+        fetched = self._memory.fetch(row.prompt_key, tokens)
+        self._memory.release(row.number)
         return fetched
 
     def hold(self, row: Row, tokens: list[int]) -> None:
         """Keeps what `fetch` would find until the row begins."""
-        self._prompts.hold(row.number, self._key(row), tokens)
+        self._memory.hold(row.number, row.prompt_key, tokens)
 
     def add_parting(self, row: Row, tokens: list[int], known: int) -> None:
         """Adds the length at which the row's prompt parts from a cached one to its snapshot places.
 
         known: the length that `fetch` returned. A cache that can always be cut has all of it."""
         if self._needs_snapshots:
-            parting = self._prompts.parting(self._key(row), tokens)
+            parting = self._memory.parting(row.prompt_key, tokens)
             row.snapshot_places = with_parting(row.snapshot_places, parting, known)
 
     def wants(self, row: Row, tokens: list[int]) -> bool:
-        return not row.failure and self._prompts.wants(tokens)
+        return not row.failure and self._memory.wants(tokens)
 
     def store(
         self, row: Row, tokens: list[int], extracted: Callable[[], Cache], **how: bool
     ) -> None:
-        """Stores a row's cache if it is wanted. how: see `PromptCache.store`.
+        """Stores a row's cache if it is wanted. how: see `MemoryTier.store`.
 
         extracted: called only then, since it is costly and fails for an empty cache.
         """
         if self.wants(row, tokens):
-            start, on_disk = row.continued_from, len(tokens) if row.on_disk else 0
-            self._prompts.store(
-                self._key(row),
+            self._memory.store(
+                row.prompt_key,
                 tokens,
                 extracted(),
-                continued_from=start,
-                shared=row.shared,
-                disk_length=on_disk,
+                continued_from=row.request.continued_from,
+                shared=row.request.shared,
+                disk_length=len(tokens) if row.request.on_disk else 0,
                 **how,
             )
 
     def store_snapshot(self, row: Row, tokens: list[int], extracted: Callable[[], Cache]) -> None:
         """Stores the state of a prompt that is still being computed, if it is wanted here."""
         if len(tokens) in row.snapshot_places and self.wants(row, tokens):
-            self._prompts.store_snapshot(self._key(row), tokens, extracted(), row.shared)
+            self._memory.store_snapshot(row.prompt_key, tokens, extracted(), row.request.shared)
 
     def forget(self, row: Row) -> None:
         """Drops all prompts that such rows use, since their values may be invalid."""
-        key = self._key(row)
-        self._prompts.forget(key)
-        self._on_invalid(key)
-
-    def _key(self, row: Row) -> str:
-        return prompt_key(self._model, row.row_adapter, row.cache_scope)
-
-
-def prompt_key(model: str, row_adapter: RowAdapter, scope: str) -> str:
-    """Returns the key under which the prompt cache has the prompts of such rows."""
-    if not scope:
-        own = () if row_adapter == NO_ADAPTER else row_adapter
-        return cache_key(model, *own)
-    return cache_key(model, *row_adapter, scope)
-
-
-def prompt_key_of(command: Generate | ComputeAhead) -> str:
-    """Returns the key under which the prompt cache has the prompts of such commands."""
-    return prompt_key(command.model, row_adapter_of(command), command.cache_scope)
+        self._store.forget(row.prompt_key)

@@ -1,0 +1,358 @@
+"""The prompt cache's files: their names, their contents and their folder."""
+
+import json
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from mlx_server import limits, prompt_files
+from mlx_server.prompt_files import (
+    DRAFT,
+    LOCK,
+    DamagedFile,
+    FolderInUse,
+    Ids,
+    PromptFile,
+    PromptFolder,
+    PromptNames,
+    RawTensor,
+    common_length,
+    encoded,
+    group_of,
+    model_in,
+    parsed,
+    read,
+    written,
+)
+
+BLOCK = 4
+GROUP = group_of("m")
+FILE = PromptFile(GROUP, GROUP, 8)
+MOST = 1 << 20
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, np.uint32)
+
+
+def numbered(number: int) -> PromptFile:
+    return PromptFile(GROUP, group_of(str(number)), 4)
+
+
+def test_names_are_those_of_their_files_only() -> None:
+    names = PromptNames(GROUP, ids(*range(9)), BLOCK)
+    for file in (*names.blocks, names.state(9)):
+        assert parsed(file.name) == file
+    for name in ("", "../x.safetensors", f"{GROUP}.{GROUP}.01.safetensors", f"{GROUP}.safetensors"):
+        assert parsed(name) is None
+
+
+def test_a_block_stands_for_all_tokens_before_its_end() -> None:
+    one, other = (PromptNames(GROUP, ids(first, *range(1, 12)), BLOCK) for first in (0, 9))
+    assert len(one.blocks) == 3
+    assert not {*one.blocks} & {*other.blocks}
+    assert one.state(2).link == other.state(2).link
+    assert one.state(2) != other.state(2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([], [1], 0),
+        ([1, 2, 3], [1, 2], 2),
+        ([1, 2, 3, 4], [1, 2, 5, 4], 2),
+        ([1] * 64, [1] * 63 + [2], 63),
+        ([1] * 65, [1] * 64 + [2], 64),
+        ([1] * 600, [1] * 512 + [2] * 100, 512),
+        ([1] * 5000, [1] * 4999, 4999),
+    ],
+)
+def test_common_length(a: list[int], b: list[int], expected: int) -> None:
+    assert common_length(ids(*a), ids(*b)) == expected
+
+
+TENSORS = {
+    "0.keys": RawTensor("BF16", (2, 3), memoryview(bytes(range(12)))),
+    "1.state": RawTensor("F32", (0,), memoryview(b"")),
+}
+
+
+def saved(folder: Path) -> Path:
+    pieces = encoded(FILE, ids(*range(8)), "qwen3", TENSORS)
+    path = folder / FILE.name
+    path.write_bytes(b"".join(written(pieces)))
+    return path
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    tensors, tokens = read(path, FILE, MOST)
+    assert tokens.tolist() == list(range(8))
+    assert {name: (dtype, items.shape) for name, (dtype, items) in tensors.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in TENSORS.items()
+    }
+    assert tensors["0.keys"][1].tobytes() == bytes(range(12))
+    assert model_in(path) == "qwen3"
+    with safe_open(path, "numpy") as opened:
+        assert {*opened.keys()} == {*TENSORS, "tokens", "checksum"}
+    with pytest.raises(DamagedFile, match="not the file that its name says"):
+        read(path, PromptFile(GROUP, GROUP, 12), MOST)
+    with pytest.raises(DamagedFile, match="bytes"):
+        read(path, FILE, path.stat().st_size - 1)
+
+
+def test_no_byte_can_be_changed_or_be_missing(tmp_path: Path) -> None:
+    whole = saved(tmp_path).read_bytes()
+    damaged = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(len(whole))]
+    for body in (*damaged, *(whole[:size] for size in range(0, len(whole), 7))):
+        (tmp_path / FILE.name).write_bytes(body)
+        with pytest.raises(DamagedFile):
+            read(tmp_path / FILE.name, FILE, MOST)
+
+
+META = {"file": FILE.name}
+SUM = {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}
+
+
+def header_of(dtype: str, shape: list[int], end: int) -> Any:
+    tokens = {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
+    return {"__metadata__": META, "tokens": tokens}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"[" * 100_000,
+        b"[]",
+        {},
+        {"__metadata__": META},
+        {"__metadata__": META, "checksum": SUM},
+        header_of("U32", [8], 1),
+        header_of("U32", [1 << 60], 4),
+        header_of("U32", [2, 4], 32),
+        header_of("C64", [4], 32),
+        header_of("pickle", [8], 32),
+        {"__metadata__": META, "../../etc/passwd": SUM},
+    ],
+    ids=lambda header: str(header)[-60:],
+)
+def test_forged_headers_with_a_right_checksum(tmp_path: Path, header: Any) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = struct.pack("<Q", len(text)) + text
+    (tmp_path / FILE.name).write_bytes(body + sha256(body).digest())
+    with pytest.raises(DamagedFile):
+        read(tmp_path / FILE.name, FILE, MOST)
+
+
+def test_a_header_of_many_bytes_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_files, "HEADER_BYTES", 64)
+    with pytest.raises(DamagedFile, match="the limit is 64"):
+        read(saved(tmp_path), FILE, MOST)
+
+
+def test_links_pipes_and_files_of_other_users_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user who knows a prompt could have made them."""
+    elsewhere = saved(tmp_path).rename(tmp_path / "elsewhere")
+    path = tmp_path / FILE.name
+    path.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic"):
+        read(path, FILE, MOST)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DamagedFile, match="not a regular file"):
+        read(path, FILE, MOST)
+    path.unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(DamagedFile, match="of this user"):
+        read(saved(tmp_path), FILE, MOST)
+    assert opened(tmp_path).count == 0
+    assert path.exists()
+
+
+def opened(path: Path, most: int = MOST) -> PromptFolder:
+    folder = PromptFolder(path, most, BLOCK)
+    folder.open()
+    return folder
+
+
+def put(folder: PromptFolder, file: PromptFile, size: int = 10) -> None:
+    folder.write(file, [*encoded(file, ids(1), "", {}), memoryview(bytes(size))])
+
+
+def on_disk(path: Path) -> int:
+    return sum(e.stat().st_blocks * 512 for e in path.iterdir() if e.name != LOCK)
+
+
+def test_the_longest_prefix(tmp_path: Path) -> None:
+    folder, tokens = opened(tmp_path), ids(*range(11))
+    names = folder.names(GROUP, tokens)
+
+    def longest(asked: Ids, *, blocks: bool = True, states: bool = False) -> int:
+        files = folder.longest(folder.names(GROUP, asked), blocks=blocks, states=states)
+        return files[-1].length if files else 0
+
+    assert longest(tokens) == 0
+    put(folder, names.blocks[1])
+    assert longest(tokens) == 0, "its beginning is missing"
+    put(folder, names.blocks[0])
+    assert longest(tokens) == 8
+    assert longest(tokens, states=True) == 0
+    put(folder, names.state(6))
+    assert longest(tokens, states=True) == 6
+    put(folder, names.state(10))
+    assert longest(tokens, states=True) == longest(tokens) == 10
+    assert longest(ids(*range(10), 99)) == 10
+    assert longest(ids(*range(9), 99)) == 8
+    assert longest(ids(*range(9), 99), states=True) == 6
+    assert longest(ids(99, *range(1, 11))) == 0
+    assert [state.length for state in folder.states_of(names)] == [6, 10]
+    folder.remove(names.blocks[0])
+    assert longest(tokens, states=True) == 0
+    assert longest(tokens, blocks=False, states=True) == 10, "a model without such layers"
+    folder.remove(names.state(10))
+    assert longest(tokens, blocks=False, states=True) == 6
+
+
+def test_it_is_the_owners_only(tmp_path: Path) -> None:
+    folder = opened(tmp_path / "prompts")
+    put(folder, FILE)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.place(FILE).stat().st_mode) == 0o600
+
+
+def test_the_least_recently_used_are_removed_and_last_blocks_first(tmp_path: Path) -> None:
+    folder = opened(tmp_path, 10 * 4096)
+    files = [numbered(number) for number in range(12)]
+    for file in files[:9]:
+        put(folder, file)
+    folder.touch(files[3:6])
+    for file in files[9:12]:
+        put(folder, file)
+    assert files[0] not in folder
+    assert files[3] in folder
+    folder.touch(files[6:12])
+    assert folder.by_use()[-6:] == files[11:5:-1]
+    folder.close()
+    assert opened(tmp_path, 10 * 4096).by_use()[-6:] == files[11:5:-1]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30_000)), max_size=60))
+def test_the_limit_holds_as_the_disk_counts(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, int]]
+) -> None:
+    path, most = tmp_path_factory.mktemp("folder"), 20 * 4096
+    folder = opened(path, most)
+    for number, size in writes:
+        put(folder, numbered(number), size)
+        assert on_disk(path) <= most
+        assert folder.nbytes == on_disk(path)
+    folder.close()
+    opened(path, 5 * 4096).close()
+    assert on_disk(path) <= 5 * 4096, "a lowered limit holds from the start"
+
+
+def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROMPT_FILES", 20)
+    folder = opened(tmp_path)
+    for number in range(50):
+        put(folder, numbered(number))
+        assert folder.count <= 20
+    assert folder.count >= 18
+
+
+def test_a_folder_has_one_engine(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    with pytest.raises(FolderInUse):
+        opened(tmp_path)
+    folder.close()
+    opened(tmp_path).close()
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / "novel.draft").write_text("mine")
+    (tmp_path / f"{'0a' * 8}{DRAFT}").write_text("half of a file")
+    (tmp_path / FILE.name).symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / PromptFile(GROUP, GROUP, 12).name)
+    folder = opened(tmp_path, 4096 * 3)
+    assert folder.count == 0
+    assert "4 entries of other programs" in caplog.text
+    put(folder, FILE)
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert (tmp_path / FILE.name).is_file()
+    assert [path.name for path in tmp_path.glob(f"*{DRAFT}")] == ["novel.draft"]
+
+
+def test_a_disk_that_is_nearly_full_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    monkeypatch.setattr(prompt_files, "RESERVE_BYTES", 1 << 62)
+    with pytest.raises(OSError, match="left free"):
+        put(folder, FILE)
+    assert on_disk(tmp_path) == 0
+
+
+def test_files_that_the_owner_removed_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    put(folder, FILE)
+    folder.place(FILE).unlink()
+    monkeypatch.setattr(prompt_files, "SCAN_SECONDS", 0.0)
+    put(folder, FILE)
+    assert folder.place(FILE).exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mlx_server import prompt_files
+from mlx_server.prompt_files import PromptFile, PromptFolder, group_of
+
+def killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half_written(opened, part):
+    opened.write(part[: len(part) // 2])
+    killed()
+
+folder = PromptFolder(Path(sys.argv[1]), 1 << 30)
+folder.open()
+for number in range(6):
+    if number == 5 and sys.argv[2] == "half written":
+        prompt_files.write_all = half_written
+    elif number == 5:
+        os.replace = killed
+    folder.write(PromptFile(group_of("m"), group_of(str(number)), 4), [memoryview(bytes(300_000))])
+"""
+
+
+@pytest.mark.parametrize("when", ["half written", "not yet renamed"])
+def test_a_kill_while_writing_loses_that_file_alone(tmp_path: Path, when: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), when], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(f"*{DRAFT}"))) == 1
+    folder = opened(tmp_path, 1 << 30)
+    assert all(numbered(number) in folder for number in range(5))
+    names = {entry.name for entry in tmp_path.iterdir()} - {LOCK}
+    assert len(names) == folder.count == 5, "each file is whole, and no draft is left"
+    assert {(tmp_path / name).stat().st_size for name in names} == {300_032}

@@ -1,0 +1,560 @@
+"""What is kept of prompts in memory: how much, for how long, and that it stays what it is."""
+
+import gc
+from operator import attrgetter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from mlx_server import limits
+from mlx_server.engine.messages import (
+    SHORTEST_STORED,
+    CancelRows,
+    LimitCache,
+    PreemptRows,
+    ResumeRows,
+    UnloadModel,
+)
+from mlx_server.prompt_files import Ids, common_length
+from mlx_server.worker.prefill import memory_tier
+from mlx_server.worker.prefill.memory_tier import (
+    CachedPrompt,
+    MemoryTier,
+    Snapshot,
+    can_always_be_cut,
+    ids_of,
+)
+from mlx_server.worker.prompt_store import MOST_SPACED, NEAREST, snapshot_places, with_parting
+from mlx_server.worker.replay_model import ReplayCache
+from tests.worker.batch_runs import a_prompt
+from tests.worker.engine_runs import active_memory
+from tests.worker.kinds import KINDS, Kind
+from tests.worker.test_kinds import Bench
+
+TOKEN = 2 * 2 * 16 * 4
+"""Bytes that `full` keeps for a token: keys and values of 2 heads, 16 wide, in float32."""
+STATE = 64 * 4
+"""Bytes of `recurrent`."""
+ROOM = 1 << 30
+KEY = ("m",)
+
+Cache = list[Any]
+
+
+def full(tokens: int) -> KVCache:
+    cache = KVCache()
+    cache.update_and_fetch(mx.ones((1, 2, tokens, 16)), mx.ones((1, 2, tokens, 16)))
+    cache.keys, cache.values = map(mx.contiguous, cache.keys_and_values())  # no room to grow
+    mx.eval(cache.state)
+    return cache
+
+
+def recurrent(tokens: int) -> ArraysCache:
+    cache = ArraysCache(1)
+    cache[0] = mx.full((1, 64), tokens)
+    return cache
+
+
+def filled(memory: MemoryTier, *keys: str, tokens: int = 100) -> None:
+    for number, key in enumerate(keys):
+        memory.store((key,), a_prompt(tokens, seed=number), [full(tokens)])
+
+
+def known(memory: MemoryTier, key: str, seed: int = 0, tokens: int = 100) -> int:
+    return memory.fetch((key,), a_prompt(tokens, seed))[1]
+
+
+def test_it_keeps_to_its_bytes_and_drops_the_least_recently_used() -> None:
+    memory = MemoryTier(350 * TOKEN)
+    for number in range(20):
+        memory.store(("m" if number % 3 else "n",), a_prompt(100, seed=number), [full(100)])
+        assert memory.nbytes == min(number + 1, 3) * 100 * TOKEN
+    assert known(memory, "m", seed=17) == 100
+    memory.shrink(250 * TOKEN)
+    assert [known(memory, "mn"[seed % 3 == 0], seed) for seed in (17, 18, 19)] == [100, 0, 100]
+    memory.shrink(0)
+    assert memory.nbytes == 0
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    memory, prompt = MemoryTier(ROOM), a_prompt(100)
+    memory.store(KEY, prompt, [full(100)])
+    assert memory.known(KEY, [*prompt, 1, 2, 3]) == 100
+    assert memory.known(KEY, [*prompt[:60], 999, 999]) == 60
+    cache, length = memory.fetch(KEY, prompt[:40])
+    assert cache
+    assert cache[0].offset == length == 40
+    assert memory.fetch(KEY, prompt[1:]) == memory.fetch(("n",), prompt) == (None, 0)
+
+
+def test_what_is_too_short_is_neither_kept_nor_found() -> None:
+    memory, prompt = MemoryTier(ROOM), a_prompt(100)
+    assert not memory.wants(prompt[: SHORTEST_STORED - 1])
+    assert memory.wants(prompt[:SHORTEST_STORED])
+    assert not MemoryTier(0).wants(prompt)
+    memory.store(KEY, prompt, [full(100)])
+    assert memory.known(KEY, prompt[: SHORTEST_STORED - 1]) == 0
+    assert memory.known(KEY, [*prompt[: SHORTEST_STORED - 1], *([999] * 30)]) == 0
+    assert memory.known(KEY, [*prompt[:SHORTEST_STORED], *([999] * 30)]) == SHORTEST_STORED
+
+
+class CountedEntry(KVCache):  # type: ignore[misc]
+    """Counts how often its size is asked."""
+
+    asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        type(self).asked += 1
+        return int(super().nbytes)
+
+
+def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds are kept, of models with dozens of layers: what is done for each of them is missing
+    in the steps of all rows."""
+    memory, compared = MemoryTier(ROOM), list[int]()
+
+    def common(a: Ids, b: Ids) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    for seed in range(50):
+        layer = CountedEntry()
+        layer.update_and_fetch(mx.ones((1, 2, 20, 16)), mx.ones((1, 2, 20, 16)))
+        CountedEntry.asked = 0
+        memory.store(KEY, a_prompt(20, seed), [layer])
+    assert CountedEntry.asked <= 3
+    monkeypatch.setattr(memory_tier, "common_length", common)
+    assert memory.known(KEY, a_prompt(20, seed=7)) == 20
+    assert len(compared) <= 2, "only with those that begin alike"
+
+    chats, system = MemoryTier(ROOM), a_prompt(40)
+    for number in range(50):
+        chats.store(KEY, [*system, number, *a_prompt(20, number)], [full(61)])
+    compared.clear()
+    assert chats.known(KEY, [*system, 99, *a_prompt(20)]) == 40
+    assert len(compared) == 1, "the next token tells whether another has more"
+    assert chats.known(KEY, [*system, 30, *a_prompt(20, 30), 5]) == 61
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_prompt_that_has_more_is_left_out(seed: int) -> None:
+    random = Random(seed)
+    memory, beginning = MemoryTier(ROOM), a_prompt(SHORTEST_STORED)
+    prompts = [[random.randrange(2) for _ in range(random.randrange(12))] for _ in range(30)]
+    for prompt in prompts:
+        memory.store(KEY, tokens := [*beginning, *prompt], [full(len(tokens))])
+    asked = ids_of(random.randrange(2) for _ in range(10))
+    longest = max(common_length(asked, ids_of(prompt)) for prompt in prompts)
+    asked_for = [*beginning, *asked.tolist()]
+    assert memory.known(KEY, asked_for) == SHORTEST_STORED + longest
+    assert memory.parting(KEY, asked_for) == SHORTEST_STORED + longest
+
+
+def test_what_is_larger_than_the_whole_drops_nothing_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = MemoryTier(150 * TOKEN)
+    filled(memory, "m")
+    assert not caplog.records
+    for _ in range(2):
+        memory.store(KEY, a_prompt(15_000, seed=7), [full(15_000)])
+    assert (known(memory, "m"), memory.nbytes) == (100, 100 * TOKEN)
+    (record,) = caplog.records
+    assert "15000 tokens takes 3.8 MB" in record.getMessage()
+    assert "room for 0.0 MB" in record.getMessage()
+    assert "`prompt_cache`" in record.getMessage()
+
+
+def test_of_what_is_forgotten_nothing_is_left() -> None:
+    memory = MemoryTier(ROOM)
+    filled(memory, "other")
+    before = active_memory()
+    filled(memory, *["m"] * 5, tokens=1000)
+    memory.store(("m", "adapter", 1.0, ""), a_prompt(100, seed=9), [full(100)])
+    assert active_memory() - before >= 5000 * TOKEN
+    memory.forget(KEY)
+    memory.forget(("never kept",))
+    assert active_memory() - before < 1000
+    assert memory.nbytes == 100 * TOKEN
+    assert (known(memory, "m", tokens=1000), known(memory, "other")) == (0, 100)
+
+
+def answered(model: Any, cache: Cache, token: int) -> list[int]:
+    tokens = []
+    for _ in range(20):
+        token = int(mx.argmax(model(mx.array([[token]]), cache=cache)[0, -1]))
+        tokens.append(token)
+    return tokens
+
+
+def computed(model: Any, tokens: list[int]) -> Cache:
+    cache: Cache = make_prompt_cache(model)
+    model(mx.array([tokens]), cache)
+    return cache
+
+
+@pytest.mark.parametrize("length", [60, 40])
+def test_using_what_was_fetched_does_not_change_what_is_kept(tiny_model: Any, length: int) -> None:
+    prompt, memory = a_prompt(60), MemoryTier(ROOM)
+    memory.store(KEY, prompt, computed(tiny_model, prompt))
+    expected = answered(tiny_model, computed(tiny_model, prompt[:length]), 7)
+    for _ in range(3):
+        cache, reached = memory.fetch(KEY, prompt[:length])
+        assert cache
+        assert reached == length
+        assert answered(tiny_model, cache, 7) == expected
+
+
+def rotating(row: int) -> RotatingKVCache:
+    cache = RotatingKVCache(max_size=600)
+    cache.update_and_fetch(mx.ones((1, 2, 500 + row, 64)), mx.ones((1, 2, 500 + row, 64)))
+    return cache
+
+
+def large_state(row: int) -> ArraysCache:
+    cache = ArraysCache(2)
+    cache[0], cache[1] = mx.ones((1, 300, 300)), mx.ones((1, 4, 64))
+    return cache
+
+
+def hybrid(row: int) -> CacheList:
+    return CacheList(large_state(row), full(900 + row))
+
+
+@pytest.mark.parametrize("kind", [lambda row: full(900 + row), rotating, large_state, hybrid])
+def test_what_is_kept_of_a_row_does_not_keep_its_batch(kind: Any) -> None:
+    memory = MemoryTier(ROOM)
+    before = active_memory()
+    rows = [kind(row) for row in range(8)]
+    batch = type(rows[0]).merge(rows)
+    del rows
+    mx.eval(batch.state)
+    memory.store(KEY, a_prompt(100), [batch.extract(3)])
+    assert active_memory() - before > 6 * memory.nbytes
+    del batch
+    assert 0 < active_memory() - before < 1.1 * memory.nbytes
+
+
+def test_a_row_that_has_ended_hands_its_memory_over_within_the_owners_limit() -> None:
+    memory = MemoryTier(ROOM)
+    memory.limit(120 * TOKEN)
+    filled(memory, "m")
+    memory.store(("n",), a_prompt(500), [full(500)], handed_over=True)
+    assert memory.nbytes == 600 * TOKEN, "the other one is kept, too"
+    memory.limit(550 * TOKEN)  # as the server says next
+    assert (known(memory, "m"), known(memory, "n", tokens=500)) == (0, 500)
+    small = MemoryTier(350 * TOKEN)
+    small.store(("n",), a_prompt(500), [full(500)], handed_over=True)
+    assert small.nbytes == 0
+
+
+LAYERS = 16
+
+
+def test_of_a_cache_that_is_handed_over_one_layer_exists_twice() -> None:
+    """On top of what the row had; mlx-lm allocates it in steps, so it is cut to its length."""
+    rows = [BatchKVCache([0]) for _ in range(LAYERS)]
+    for row in rows:
+        row.update_and_fetch(mx.ones((1, 4, 1000, 64)), mx.ones((1, 4, 1000, 64)))
+    mx.eval([row.state for row in rows])
+    whole = sum(int(row.nbytes) for row in rows)
+    taken = [row.extract(0) for row in rows]
+    rows.clear()
+    memory = MemoryTier(ROOM)
+    memory.limit(0)
+    before = active_memory()
+    mx.reset_peak_memory()
+    memory.store(KEY, a_prompt(1000), taken, handed_over=True)
+    mx.eval([entry.state for entry in taken])
+    assert memory.nbytes > 0.9 * whole
+    assert mx.get_peak_memory() - before < 2.5 * whole / LAYERS
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (KVCache(), True),
+        (ReplayCache(), True),
+        (CacheList(KVCache(), KVCache()), True),
+        (RotatingKVCache(8), False),
+        (ArraysCache(1), False),
+        (CacheList(ArraysCache(1), KVCache()), False),
+        (object(), False),
+    ],
+)
+def test_which_entries_can_always_be_cut(entry: Any, expected: bool) -> None:
+    assert can_always_be_cut(entry) == expected
+
+
+def cached(length: int, *snapshots: int, state: Any = recurrent) -> CachedPrompt:
+    kept = {n: Snapshot(n, {1: state(n)}) for n in (*snapshots, length)}
+    return CachedPrompt(KEY, ids_of(a_prompt(length)), {0: full(length)}, kept)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reached"),
+    [(300, 300), (400, 300), (299, 200), (200, 200), (199, 100), (100, 100), (99, 0)],
+)
+def test_it_is_continued_only_at_a_snapshot(asked: int, reached: int) -> None:
+    prompt = cached(300, 100, 200)
+    length, snapshot = prompt.reaches(ids_of([*a_prompt(300)[:asked], 999_999]))
+    assert length == reached
+    if snapshot:
+        whole, state = prompt.restored(length, snapshot)
+        assert whole.offset == reached
+        assert state[0][0, 0].item() == reached
+    prompt.layers = None
+    assert prompt.reaches(ids_of(a_prompt(300))) == (0, None), "not all of it is computed"
+
+
+def sliding(tokens: int) -> RotatingKVCache:
+    cache = RotatingKVCache(max_size=50)
+    cache.update_and_fetch(mx.ones((1, 2, tokens, 16)), mx.ones((1, 2, tokens, 16)))
+    return cache
+
+
+def test_a_window_that_is_not_full_can_be_cut() -> None:
+    prompt = cached(300, 40, 200, state=sliding)
+    length, snapshot = prompt.reaches(ids_of(a_prompt(300)[:30]))
+    assert length == 30
+    assert snapshot
+    assert [entry.offset for entry in prompt.restored(30, snapshot)] == [30, 30]
+    assert prompt.reaches(ids_of(a_prompt(300)[:60]))[0] == 40
+
+
+def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
+    """Those with which other prompts begin are kept longer. As after a round of tools: the next
+    turn parts shortly before this turn's first prompt."""
+    most = limits.PROMPT_SNAPSHOTS
+    places = [*range(1000, 1000 * most, 1000), 1000 * most - 40]
+    prompt = cached(20_000, *places, 1000 * most, 19_000)
+    prompt.shared, prompt.continued_from = 2010, 1000 * most - 30
+    prompt.thin(ROOM)
+    assert len(prompt.snapshots) == most
+    assert {2000, 1000 * most - 40, 19_000, 20_000} < prompt.snapshots.keys()
+    prompt.thin(3 * STATE)
+    assert len(prompt.snapshots) == 3
+    prompt.thin(0)
+    assert list(prompt.snapshots) == [20_000]
+
+
+def test_places_of_snapshots() -> None:
+    assert snapshot_places([], 1000) == ()
+    assert snapshot_places([500, 600, 600, 620, 999], 1000) == (500, 600, 999)
+    assert snapshot_places([NEAREST - 1, 1000, 2000], 1000) == ()
+    assert snapshot_places([100, 4100], 9000) == (100, 1024, 2048, 4100, 8192)
+    long = snapshot_places([50], 1_000_000)
+    assert len(long) <= MOST_SPACED + 3
+    assert long[0] == 50
+
+
+def test_a_snapshot_is_taken_where_a_prompt_parts_from_a_cached_one() -> None:
+    before = 500 - NEAREST
+    assert with_parting((100, 900), 500, 100) == (100, before, 500, 900)
+    assert with_parting((100, 900), 100 + NEAREST - 1, 0) == (100, 900), "the shorter serves both"
+    near = 900 - NEAREST + 1
+    assert with_parting((100, 900), near, 0) == (100, near - NEAREST, near)
+    assert with_parting((500, 500 + NEAREST), 510, 0) == (500, 500 + NEAREST)
+    assert with_parting((100, 900), 500, 500 - NEAREST + 1) == (100, 900), "hardly more than known"
+    assert with_parting((100,), 100 + NEAREST, 0) == (100, 100 + NEAREST)
+    assert with_parting((), NEAREST - 1, 0) == ()
+
+
+class Conversations:
+    """Stores prompts of a hybrid model, with the snapshots that prefill would take."""
+
+    def __init__(self, most_bytes: int = ROOM) -> None:
+        self.memory = MemoryTier(most_bytes)
+
+    def computed(self, tokens: list[int], *places: int, continued_from: int = 0) -> None:
+        for place in places:
+            self.memory.store_snapshot(KEY, tokens[:place], [full(place), recurrent(place)])
+        cache = [full(len(tokens)), recurrent(len(tokens))]
+        self.memory.store(KEY, tokens, cache, continued_from=continued_from)
+
+    def known(self, tokens: list[int]) -> int:
+        return self.memory.known(KEY, tokens)
+
+
+def test_another_chat_with_the_same_system_prompt() -> None:
+    kept = Conversations()
+    system, end = a_prompt(200), [9] * 50
+    kept.computed([*system, *a_prompt(100, seed=1)], 200, 290)
+    assert kept.known([*system, *a_prompt(80, seed=2)]) == 200
+    kept.computed([*system, *a_prompt(80, seed=2)], 270)
+    assert kept.known([*system, *a_prompt(80, seed=2)[:70], *end]) == 270
+    kept.memory.shrink(kept.memory.nbytes - 1)  # drops the first conversation
+    assert kept.known([*system, *a_prompt(100, seed=1)]) == 200, "its snapshot is shared"
+
+
+def test_a_longer_prompt_takes_the_place_of_its_beginning_once_it_is_computed() -> None:
+    kept, turn = Conversations(), a_prompt(400)
+    kept.computed(turn[:300], 100)
+    before = kept.memory.nbytes
+    kept.memory.store_snapshot(KEY, turn[:350], [full(350), recurrent(350)])
+    assert kept.known(turn) == 300
+    kept.computed(turn)
+    assert kept.memory.nbytes == before + 100 * TOKEN + 2 * STATE
+    assert [kept.known(turn[:n]) for n in (99, 100, 300, 399, 400)] == [0, 100, 300, 350, 400]
+
+
+def test_an_earlier_turn_is_dropped_before_another_conversation() -> None:
+    kept = Conversations()
+    system = a_prompt(200)
+    other, first = ([*system, *a_prompt(100, seed=seed)] for seed in (1, 2))
+    kept.computed(other, 200, 290, continued_from=290)
+    kept.computed(first, 290, continued_from=290)
+    kept.computed([*first[:290], *a_prompt(200, seed=3)], continued_from=480)
+    kept.memory.shrink(kept.memory.nbytes - 1)
+    assert kept.known(first) == 290, "the earlier turn is gone but for what the later one shares"
+    assert kept.known(other) == 300
+
+
+def test_bytes_count_shared_snapshots_once_and_keep_to_the_limit() -> None:
+    system = a_prompt(200)
+    kept = Conversations(2500 * TOKEN)
+    for seed in range(40):
+        kept.computed([*system, *a_prompt(100, seed=seed)], 200, 280)
+        assert kept.memory.nbytes <= 2500 * TOKEN
+    assert kept.known([*system, *a_prompt(100, seed=39)]) == 300
+    kept.memory.clear()
+    assert kept.memory.nbytes == 0
+
+
+@pytest.fixture
+def memory() -> MemoryTier:
+    """It has two prompts of 100 tokens."""
+    memory = MemoryTier(ROOM)
+    filled(memory, "m", "m")
+    return memory
+
+
+def held(memory: MemoryTier, row: int, prompt: list[int]) -> int:
+    memory.hold(row, KEY, prompt)
+    return memory.known(KEY, prompt)
+
+
+def test_a_prompt_that_a_row_holds_is_found_after_it_was_dropped(memory: MemoryTier) -> None:
+    prompt = [*a_prompt(100, 0), *a_prompt(20, 7)]
+    assert held(memory, 1, prompt) == 100
+    memory.limit(0)
+    assert memory.nbytes == 0
+    assert memory.known(KEY, a_prompt(100, 1)) == 0, "nobody holds it"
+    cache, length = memory.fetch(KEY, prompt)
+    assert cache
+    assert cache[0].offset == length == 100
+    memory.release(1)
+    assert memory.fetch(KEY, prompt) == (None, 0)
+
+
+def test_rows_share_what_they_hold_and_only_what_they_continue_is_kept() -> None:
+    before = active_memory()
+    memory = MemoryTier(ROOM)
+    filled(memory, "m", tokens=1000)
+    long, short = a_prompt(1000)[:800], a_prompt(1000)[:400]
+    assert (held(memory, 1, long), held(memory, 2, short)) == (800, 400)
+    memory.limit(0)
+    assert 800 * TOKEN <= active_memory() - before < 900 * TOKEN
+    memory.release(1)
+    assert memory.fetch(KEY, short)[1] == 400
+
+
+def test_a_prompt_that_was_replaced_by_a_longer_one_is_not_kept_next_to_it() -> None:
+    before = active_memory()
+    memory, prompt = MemoryTier(ROOM), a_prompt(1000)
+    filled(memory, "m", tokens=1000)
+    held(memory, 1, prompt)
+    memory.store(KEY, [*prompt, 1, 2, 3], [full(1003)])
+    memory.limit(0)
+    assert active_memory() - before < 1100 * TOKEN
+    assert memory.fetch(KEY, prompt)[1] == 1000
+
+
+def test_what_was_forgotten_is_not_held(memory: MemoryTier) -> None:
+    prompt = a_prompt(100, 0)
+    held(memory, 1, prompt)
+    memory.forget(KEY)
+    assert memory.known(KEY, prompt) == 0
+    filled(memory, "m")
+    held(memory, 1, prompt)
+    memory.clear()
+    assert memory.known(KEY, prompt) == 0
+
+
+SOME = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
+NAME = attrgetter("name")
+FIRST = a_prompt(500, seed=1)
+SECOND = [*FIRST, *a_prompt(30, seed=2)]
+
+
+@pytest.fixture(scope="module", params=SOME, ids=NAME)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind: Kind = request.param
+    return kind.save(tmp_path_factory.mktemp("held") / kind.name)
+
+
+@pytest.fixture
+def bench(path: Path) -> Bench:
+    """An engine that has the first turn in its prompt cache."""
+    bench = Bench(path, cache_bytes=ROOM)
+    bench.answer(FIRST)
+    return bench
+
+
+def assert_nothing_is_held(bench: Bench) -> None:
+    bench.engine.handle(LimitCache(0))
+    gc.collect()
+    assert bench.engine.prompts.memory.known(("m", None, 1.0, ""), FIRST) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_row_continues_what_makes_room_for_it(bench: Bench, path: Path, preempted: bool) -> None:
+    row = bench.begin(SECOND)
+    if preempted:
+        bench.engine.handle(PreemptRows([row]))
+        bench.finish()
+        bench.engine.handle(ResumeRows([row]))
+    bench.engine.handle(LimitCache(0))
+    answers = bench.finish()
+    assert bench.cached[row] >= len(FIRST) - 1
+    assert answers[row] == Bench(path).answer(SECOND)
+    assert_nothing_is_held(bench)
+
+
+@pytest.mark.slow
+def test_a_row_that_leaves_holds_nothing(bench: Bench) -> None:
+    bench.engine.handle(CancelRows([bench.begin(SECOND)]))
+    bench.engine.handle(PreemptRows([bench.begin(SECOND)]))
+    assert_nothing_is_held(bench)
+    bench.begin(SECOND)
+    bench.engine.handle(UnloadModel("m"))
+    assert_nothing_is_held(bench)
+
+
+SMALL = [kind for kind in SOME if kind.name in ("llama", "lfm2")]
+"""Those whose snapshots take a small part of a prompt's memory."""
+
+
+@pytest.mark.parametrize("path", SMALL, indirect=True, ids=NAME)
+def test_the_next_turn_finds_the_snapshots_too(bench: Bench) -> None:
+    """Of the layers that can't be cut, though the prompt that had them was dropped."""
+    row = bench.begin(SECOND)
+    bench.engine.handle(LimitCache(bench.engine.prompts.memory.nbytes - 1))
+    bench.finish()
+    assert bench.cached[row] >= len(FIRST) - 1
+    again = bench.begin([*FIRST, *a_prompt(30, seed=3)])
+    bench.finish()
+    assert bench.cached[again] >= len(FIRST) - 1
