@@ -42,10 +42,9 @@ load reads from disk, the first step after a rest brings back what was compresse
 (60 GB at 3 GB/s take 20 s), and an unload frees as much. It also applies to a process that is
 starved of processor time."""
 
-STILL_SHARE, STARVED_SHARE = 0.08, 0.5
-"""Shares of a processor. A step that waits for a GPU or a lock uses less than STILL_SHARE, as do
-the threads that wait for the GIL in a deadlock (2 to 4 % each). A step that computes or loops for
-ever uses more than STARVED_SHARE. In between it works, but other processes get most of the time; so
+STILL_SHARE = 0.08
+"""A share of a processor. A step that waits for a GPU or a lock uses less, as do the threads that
+wait for the GIL in a deadlock (2 to 4 % each). A process that uses more works, or is starved; so
 does one that uses less and is runnable, as on two cores that forty processes want."""
 
 State = Literal["running", "stopped"]
@@ -67,16 +66,18 @@ class Vitals:
 def is_stuck_in_step(heartbeat: Heartbeat, is_runnable: Callable[[], bool]) -> bool:
     """Whether a step has taken so long that it is not expected to end.
 
-    is_runnable: looks up `Vitals.runnable`; called only if the step has used less processor time
-    than a step does that is merely starved.
+    One that computes is judged by the time that its busiest thread was given, since others may take
+    most of the processors; one that does nothing, by the clock. is_runnable: looks up
+    `Vitals.runnable`; called only if the step has hardly used a processor.
     """
-    longest = heartbeat.longest_seconds
+    longest, took = heartbeat.longest_seconds, heartbeat.step_seconds
     patience = max(STALLED_SECONDS, 5 * longest) if longest else FIRST_STEP_SECONDS
-    if heartbeat.step_seconds <= patience:
+    computed = heartbeat.processor_seconds
+    if took <= patience:
         return False
-    share = heartbeat.processor_seconds / heartbeat.step_seconds
-    starved = share < STARVED_SHARE and (share > STILL_SHARE or is_runnable())
-    return not starved or heartbeat.step_seconds > max(patience, FIRST_STEP_SECONDS)
+    if computed > patience or took > max(patience, FIRST_STEP_SECONDS):
+        return True
+    return computed <= STILL_SHARE * took and not is_runnable()
 
 
 class Liveness:

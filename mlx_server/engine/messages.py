@@ -339,7 +339,7 @@ class Heartbeat(msgspec.Struct, tag=True):
     """The longest recent step that ended; 0 in a step that does something for the first time, or
     for the first time in a while."""
     processor_seconds: float = 0.0
-    """Processor time that the process used in the present step."""
+    """Processor time that the busiest thread has used in the present step, once it is long."""
     doing: str = IDLE
 
 

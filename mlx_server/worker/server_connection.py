@@ -8,13 +8,14 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
 from mlx_server.engine import messages
 from mlx_server.engine.messages import GENERATING, Command, Heartbeat, Report
+from mlx_server.system.process import thread_seconds
 
 Inbox = queue.SimpleQueue[bytes]
 
@@ -94,12 +95,17 @@ class HeartbeatMonitor:
         self,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        processor: Callable[[], float] = time.process_time,
+        threads: Callable[[], Mapping[int, float]] = thread_seconds,
     ) -> None:
-        self._clock, self._wall, self._processor = clock, wall, processor
+        """threads: the processor time of each thread; looked up in long steps only."""
+        self._clock, self._wall, self._threads = clock, wall, threads
         self.doing = "starting"
-        self._began: tuple[float, float] | None = None
-        """The start of the step in progress, by the clock and in processor time."""
+        self._began: float | None = None
+        """The start of the step in progress."""
+        self._observed: float | None = None
+        """The start of the step that the last heartbeat saw."""
+        self._before: Mapping[int, float] = {}
+        """The processor time of each thread when a second heartbeat saw that step."""
         self._longest = 0.0
         self._warm = False
         self._ended = wall()
@@ -108,11 +114,11 @@ class HeartbeatMonitor:
     def step_begins(self, *, warm: bool, doing: str) -> None:
         self._warm = warm and self._wall() - self._ended < REST_SECONDS
         self.doing = doing
-        self._began = self._clock(), self._processor()
+        self._began = self._clock()
 
     def step_ends(self) -> None:
         if self._began is not None and self._warm and self.doing == GENERATING:
-            self._longest = max(FADE * self._longest, self._clock() - self._began[0])
+            self._longest = max(FADE * self._longest, self._clock() - self._began)
         self._began = None
         self._ended = self._wall()
 
@@ -122,15 +128,21 @@ class HeartbeatMonitor:
         began = self._began
         if woke and began is not None:
             self._warm = False
-            self._began = began = self._clock(), self._processor()
+            self._began = began = self._clock()
+        longest = self._longest if self._warm else 0.0
         if began is None:
-            return Heartbeat(0.0, self._longest if self._warm else 0.0, doing=self.doing)
-        return Heartbeat(
-            self._clock() - began[0],
-            self._longest if self._warm else 0.0,
-            self._processor() - began[1],
-            self.doing,
-        )
+            return Heartbeat(0.0, longest, doing=self.doing)
+        return Heartbeat(self._clock() - began, longest, self._processor_seconds(began), self.doing)
+
+    def _processor_seconds(self, began: float) -> float:
+        """Returns the processor time of the busiest thread in this step: MLX computes in threads of
+        its own."""
+        if began != self._observed:  # nearly all steps end before the next heartbeat
+            self._observed, self._before = began, {}
+            return 0.0
+        now = self._threads()
+        self._before = self._before or now
+        return max(seconds - self._before.get(thread, 0.0) for thread, seconds in now.items())
 
 
 class ReportSender:

@@ -127,13 +127,12 @@ def test_a_word_begins_it_anew() -> None:
     [
         (4.9, 0.1, 0.0, False, False),
         (5.1, 0.1, 0.0, False, True),  # waits for a GPU or a lock
-        (5.1, 0.1, 5.0, True, True),  # loops for ever
-        (5.1, 0.1, 1.0, False, False),  # gets a fifth of a core
+        (6.1, 0.1, 5.1, True, True),  # loops for ever
+        (12.0, 0.1, 3.0, True, False),  # two threads with a quarter of a core each
+        (21.0, 0.1, 5.1, True, True),  # they had the time of fifty steps
         (5.1, 0.1, 0.25, True, False),  # gets a twentieth, at load 40 on two cores
         (59.0, 0.1, 3.0, True, False),
         (61.0, 0.1, 3.0, True, True),
-        (59.0, 0.1, 12.0, False, False),
-        (61.0, 0.1, 12.0, False, True),
         (5.1, 2.0, 0.0, False, False),  # a machine that needs as long as that
         (10.1, 2.0, 0.0, False, True),
         (59.0, 0.0, 59.0, False, False),  # its first step

@@ -1,30 +1,28 @@
 """What the engine process says of its steps."""
 
-import queue
-from concurrent.futures import Future
+from hashlib import sha256
+from threading import Event, Thread
+from time import process_time
 
 import pytest
 
-from mlx_server.engine.messages import CancelRows, UnloadModel, encode_commands
-from mlx_server.worker.server_connection import (
-    END,
-    REST_SECONDS,
-    HeartbeatMonitor,
-    Inbox,
-    OwnInputs,
-)
+from mlx_server.engine.liveness import is_stuck_in_step
+from mlx_server.engine.messages import Heartbeat
+from mlx_server.system.process import thread_seconds
+from mlx_server.worker.server_connection import REST_SECONDS, HeartbeatMonitor
 
 
 class Clocks:
-    """What stands still while the machine sleeps, what does not, and the processor's."""
+    """What stands still while the machine sleeps, what does not, and those of two threads."""
 
     def __init__(self) -> None:
-        self.monotonic, self.wall, self.processor = 100.0, 1e9, 5.0
+        self.monotonic, self.wall, self.threads = 100.0, 1e9, {1: 5.0, 2: 7.0}
 
-    def pass_(self, seconds: float, *, processor: float = 0.0) -> None:
+    def pass_(self, seconds: float, *, share: float = 0.0) -> None:
+        """share: of a processor that each of the threads gets."""
         self.monotonic += seconds
         self.wall += seconds
-        self.processor += processor
+        self.threads = {thread: used + share * seconds for thread, used in self.threads.items()}
 
     def sleep(self, seconds: float) -> None:
         self.wall += seconds
@@ -37,7 +35,7 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def heart(clocks: Clocks) -> HeartbeatMonitor:
-    return HeartbeatMonitor(lambda: clocks.monotonic, lambda: clocks.wall, lambda: clocks.processor)
+    return HeartbeatMonitor(lambda: clocks.monotonic, lambda: clocks.wall, lambda: clocks.threads)
 
 
 def step(heart: HeartbeatMonitor, clocks: Clocks, seconds: float) -> None:
@@ -46,17 +44,46 @@ def step(heart: HeartbeatMonitor, clocks: Clocks, seconds: float) -> None:
     heart.step_ends()
 
 
-def test_a_step_is_told_with_its_time_and_the_processors(
+def beats_of(heart: HeartbeatMonitor, clocks: Clocks, seconds: int, share: float) -> Heartbeat:
+    heart.step_begins(warm=True, doing="generating")
+    for _ in range(2 * seconds):
+        clocks.pass_(0.5, share=share)
+        beat = heart.heartbeat()
+    return beat
+
+
+def test_a_long_step_is_reported_with_the_time_of_its_busiest_thread(
     heart: HeartbeatMonitor, clocks: Clocks
 ) -> None:
+    """So a starved engine, whose threads get a quarter of a processor each, is told from one that
+    loops for ever."""
     step(heart, clocks, 0.5)
-    heart.step_begins(warm=True, doing="generating")
-    clocks.pass_(2.0, processor=0.25)
-    beat = heart.heartbeat()
-    assert (beat.step_seconds, beat.longest_seconds, beat.processor_seconds) == (2.0, 0.5, 0.25)
-    assert beat.doing == "generating"
+    starved = beats_of(heart, clocks, 12, share=0.25)
+    assert (starved.step_seconds, starved.longest_seconds, starved.doing) == (12, 0.5, "generating")
+    assert starved.processor_seconds == pytest.approx(0.25 * 11)
+    assert not is_stuck_in_step(starved, lambda: True)
     heart.step_ends()
     assert heart.heartbeat().step_seconds == 0
+    assert is_stuck_in_step(beats_of(heart, clocks, 61, share=0.9), lambda: True)
+
+
+def test_the_time_of_each_thread_is_its_own() -> None:
+    """Two hash side by side, while this one waits."""
+    done, before, began = Event(), thread_seconds(), process_time()
+
+    def work() -> None:
+        while not done.is_set():
+            sha256(bytes(1 << 20))
+
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while process_time() - began < 0.4:
+        threads[0].join(0.01)
+    after, total = thread_seconds(), process_time() - began
+    done.set()
+    busiest = max(used - before.get(thread, 0.0) for thread, used in after.items())
+    assert 0.2 * total < busiest < 0.8 * total
 
 
 def test_a_step_that_is_the_first_of_its_kind_has_no_longest(
@@ -111,40 +138,3 @@ def test_the_rest_while_the_machine_slept_counts(heart: HeartbeatMonitor, clocks
     heart.heartbeat()
     heart.step_begins(warm=True, doing="generating")
     assert heart.heartbeat().longest_seconds == 0
-
-
-def test_all_commands_that_have_come_are_taken_in_their_order() -> None:
-    inbox: Inbox = queue.SimpleQueue()
-    inputs = OwnInputs(inbox)
-    inbox.put(encode_commands([CancelRows([1]), UnloadModel("m")]))
-    inputs.wake()
-    inbox.put(encode_commands([CancelRows([2])]))
-    assert inputs.take(0) == [CancelRows([1]), UnloadModel("m"), CancelRows([2])]
-    assert inputs.take(0) == []
-
-
-@pytest.mark.parametrize("pause", [None, 60.0])
-def test_a_task_that_has_finished_ends_the_waiting(pause: float | None) -> None:
-    inputs = OwnInputs(queue.SimpleQueue())
-    inputs.wake()
-    assert inputs.take(pause) == []
-
-
-def test_no_command_comes_within_the_pause() -> None:
-    assert OwnInputs(queue.SimpleQueue()).take(0.001) == []
-
-
-def test_when_the_server_is_gone_its_last_commands_are_not_carried_out() -> None:
-    inbox: Inbox = queue.SimpleQueue()
-    inbox.put(encode_commands([CancelRows([1])]))
-    inbox.put(END)
-    with pytest.raises(EOFError):
-        OwnInputs(inbox).take(None)
-
-
-def test_a_task_is_done_when_it_has_a_result() -> None:
-    task: Future[int] = Future()
-    inputs = OwnInputs(queue.SimpleQueue())
-    assert not inputs.is_done(task)
-    task.set_result(1)
-    assert inputs.is_done(task)
