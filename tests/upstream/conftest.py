@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from starlette.testclient import TestClient
 from mlx_server.upstream.connection import UpstreamBreaker
 from tests.upstream.failing import HASTY, NOWHERE, connections
 from tests.upstream.playing import KEY, KEY_VARIABLE, PlayingServer, gateway
-from tests.upstream.quirks import FAMILIES
 
 
 @pytest.fixture(scope="session")
@@ -16,16 +14,6 @@ def upstream() -> Iterator[PlayingServer]:
     """One server for all tests; each says first what it plays."""
     with PlayingServer() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def clients(upstream: PlayingServer) -> Iterator[dict[str, TestClient]]:
-    """Clients of a model in each family."""
-    with ExitStack() as on:
-        yield {
-            family: on.enter_context(gateway(upstream.url, {"up": {"family": family}}))
-            for family in FAMILIES
-        }
 
 
 @pytest.fixture

@@ -1,0 +1,217 @@
+"""Answers as servers send them, whole streams and single quirks, read alike by every endpoint."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+
+from mlx_server.events import Event, TextDelta
+from mlx_server.messages import Tool
+from mlx_server.parsers.parse_context import ParseContext, TextParser
+from mlx_server.upstream import connection
+from mlx_server.upstream.pieces import MAX_TOKENS, UpstreamUsage, usage_of
+from mlx_server.upstream.text_families import LeakedFormatParser
+from tests.upstream.playing import (
+    SSE,
+    USAGE,
+    AnswerReader,
+    Json,
+    PlayingServer,
+    Reply,
+    as_message,
+    as_response,
+    chat,
+    delta,
+    events,
+    gateway,
+    in_chunks,
+    in_one,
+    streamed,
+    whole,
+)
+from tests.upstream.quirks import PARIS, PARIS_JSON, TIME, WEATHER, call
+
+ANSWERS: list[Json] = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text("utf-8"))
+READERS = (in_one, in_chunks, as_response, as_message)
+DONE = "data: [DONE]\n\n"
+
+
+def reply(*lines: Any) -> Reply:
+    """A text is sent as it is; anything else as the data of an event."""
+    sent = [each if isinstance(each, str) else f"data: {json.dumps(each)}\n\n" for each in lines]
+    return Reply(("".join(sent).encode(),), headers=SSE)
+
+
+def lines_of(answer: Json) -> list[Any]:
+    said = answer.get("said") or [{"content": sign} for sign in answer.get("letters", "")]
+    deltas = [each if "choices" in each else delta(**each) for each in said]
+    return answer.get("lines") or [*deltas, answer.get("ends", delta("stop")), USAGE, DONE]
+
+
+@pytest.fixture(scope="module")
+def client(upstream: PlayingServer) -> Iterator[TestClient]:
+    families = sorted({each.get("family", "gpt_oss") for each in ANSWERS})
+    with gateway(upstream.url, {name: {"family": name} for name in families}) as client:
+        yield client
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["name"])
+@pytest.mark.parametrize("read_answer", READERS)
+def test_it_reads(
+    answer: Json, read_answer: AnswerReader, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(reply(*lines_of(answer)))
+    asked = {"model": answer.get("family", "gpt_oss"), "tools": [WEATHER, TIME]}
+    found = read_answer(client, asked)
+    expected = {
+        "reasoning": "",
+        "text": "",
+        "calls": [],
+        "repairs": [],
+        "unmet": [],
+        "finish": "tool_calls" if answer.get("calls") else "stop",
+        **answer,
+    }
+    assert found == {key: expected[key] for key in found}
+
+
+FAILURES: dict[str, tuple[Any, ...]] = {
+    "OpenRouter": (
+        {**delta("error", content=""), "error": {"code": 502, "message": "Provider disconnected"}},
+    ),
+    "vLLM": (delta("abort"), USAGE, DONE),
+    "watsonx, cancelled": (delta("cancelled"), USAGE, DONE),
+    "Anthropic": (
+        "event: error\n",
+        {"type": "error", "error": {"type": "api_error", "message": "Provider disconnected"}},
+    ),
+    "vLLM, older": ({"object": "error", "message": "Provider disconnected", "code": 400},),
+    "watsonx": (
+        "event: error\n",
+        {"errors": [{"code": "x", "message": "Provider disconnected"}], "status_code": 500},
+    ),
+    "llama.cpp": ('error: {"code": 500, "message": "Provider disconnected"}\n\n',),
+    "Gemini": ('data: [{"error": {"code": 500, "message": "Provider disconnected"}}]\n\n',),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_in_the_middle_of_a_stream_is_an_error(
+    name: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(reply(delta(content="Ye"), *FAILURES[name]))
+    assert chat(client, model="plain").status_code >= 400
+    streamed = chat(client, model="plain", stream=True)
+    *_, last = events(streamed.text)
+    assert last["error"]["message"]
+    asked = {"model": "plain", "input": "hi", "stream": True}
+    response = client.post("/v1/responses", json=asked)
+    *_, last = events(response.text)
+    assert last["type"] == "response.failed"
+    message = {"model": "plain", "max_tokens": 9, "messages": [], "stream": True}
+    message["messages"] = [{"role": "user", "content": "hi"}]
+    *_, last = events(client.post("/v1/messages", json=message).text)
+    assert last["type"] == "error"
+
+
+@pytest.mark.parametrize("ending", [{"breaks": True}, {"hangs": True}, {}])
+def test_an_answer_that_has_ended_is_whole_however_its_stream_ends(
+    ending: Json, client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "USAGE_SECONDS", 0.2)
+    upstream.plays(replace(reply(delta(content="Yes"), delta("stop")), **ending))
+    found = in_chunks(client, {"model": "plain"})
+    assert (found["text"], found["finish"], found["repairs"]) == ("Yes", "stop", ["usage usage"])
+
+
+def test_a_connection_serves_one_request_after_the_other(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(reply(delta(content="Yes"), delta("stop"), USAGE, DONE))
+    for read_answer in (in_one, in_chunks, as_response):
+        assert read_answer(client, {"model": "plain"})["text"] == "Yes"
+    assert len({asked.port for asked in upstream.asked}) == 1
+
+
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
+def test_an_upstream_that_does_not_stream(
+    read_answer: AnswerReader, client: TestClient, upstream: PlayingServer
+) -> None:
+    message = {"role": "assistant", "content": "Yes", "reasoning": "Hm."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
+    found = read_answer(client, {"model": "gpt_oss"})
+    assert (found["reasoning"], found["text"], found["repairs"]) == ("Hm.", "Yes", [])
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "tool_calls"])
+def test_an_answer_that_repeats_itself_is_ended(
+    name: str, client: TestClient, upstream: PlayingServer
+) -> None:
+    line = "I think that is all there is to say about it, my friend. "
+    said = call(line) if name == "tool_calls" else {name: line}
+    upstream.plays(streamed(*[delta(**said)] * 2_000, delta("length"), USAGE))
+    found = in_one(client, {"model": "plain", "tools": [WEATHER]})
+    assert max(len(found["text"]), len(found["reasoning"])) < 130 * len(line)
+    assert found["finish"] == "stop"
+    assert "it repeated the same 15 words, so it was ended" in str(found["unmet"])
+
+
+@pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response])
+def test_the_calls_of_a_whole_message_stand_alone_however_they_are_numbered(
+    read_answer: AnswerReader, client: TestClient, upstream: PlayingServer
+) -> None:
+    made = [call(PARIS_JSON), call('{"x": 1}', name="launch")]
+    message = {"content": None, "tool_calls": [each["tool_calls"][0] for each in made]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    upstream.plays(whole({"choices": [choice], "usage": USAGE["usage"]}))
+    found = read_answer(client, {"model": "gpt_oss", "tools": [WEATHER, TIME]})
+    assert found["calls"] == [PARIS]
+    assert found["text"].startswith('{"name": "launch"')
+    assert len(found["unmet"]) == 1
+
+
+class CountingParser(TextParser):
+    feeds = 0
+
+    def feed(self, token: int, text: str) -> list[Event]:
+        self.feeds += 1
+        return super().feed(token, text)
+
+
+def test_signs_that_begin_no_delimiter_are_parsed_together() -> None:
+    context = ParseContext(tools=(Tool("f", "", {}),))
+    inner = CountingParser(context)
+    parser = LeakedFormatParser(inner, context, only_harmony=False)
+    events = [*parser.feed(-1, "a" + "< <|" * 1000), *parser.finish(cut=False)]
+    texts = (event.text for event in events if isinstance(event, TextDelta))
+    assert "".join(texts) == "a" + "< <|" * 1000
+    assert inner.feeds < 10
+
+
+def test_usage_that_is_missing_is_estimated_and_reported(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(streamed(delta(content="Yes, it is."), delta("stop")))
+    assert in_one(client, {"model": "gpt_oss"})["repairs"] == ["usage usage"]
+
+
+def test_counts_with_their_details() -> None:
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 9},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    assert usage_of({"usage": usage}) == UpstreamUsage(7, 5, cached=7, reasoning=2)
+
+
+@pytest.mark.parametrize("wrong", [MAX_TOKENS, "7", 7.0, -1, True, None])
+def test_a_count_that_can_not_be_is_none(wrong: Any) -> None:
+    found = usage_of({"usage": {"prompt_tokens": wrong, "completion_tokens": 5}})
+    assert found == UpstreamUsage(None, 5)
